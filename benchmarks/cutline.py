@@ -73,7 +73,7 @@ class Cutline:
         from cutline.check.verify import CheckRequest, check_snapshots
 
         report = check_snapshots(self.fleet, CheckRequest(name, increment), self.spark, Silent())
-        if any(one.conflicts or not one.compared.rows for one in report.snapshots):
+        if any(snapshot.conflicts or not snapshot.compared.rows for snapshot in report.snapshots):
             raise RuntimeError(f"the check says {report.to_json()}")
         return report
 

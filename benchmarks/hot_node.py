@@ -127,7 +127,7 @@ def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
     def together(task: DrainTask) -> None:
         kept.clear()
         report = drain(task)
-        if report.problem or sum(one.segment.changes for one in report.segments) != changes:
+        if report.problem or sum(segment.segment.changes for segment in report.segments) != changes:
             raise RuntimeError(f"the drain says {report.problem}")
 
     steps: dict[str, Callable[[DrainTask], None]] = {

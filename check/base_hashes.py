@@ -55,7 +55,7 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
     try:
         for table in read_tables(task.store.open(), task.base.source, BASE_SCHEMA):
             _count_rows(table, rows)
-            parts += [one for batch in table.to_batches() for one in _hash_batch(task, batch, changed)]
+            parts += [sums for batch in table.to_batches() for sums in _hash_batch(task, batch, changed)]
         _check_rows(task, rows)
     except SnapshotError as error:
         return BaseHashReport(None, problem=report_of(error))
@@ -87,8 +87,8 @@ def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int,
         yield _hash(task, batch, changed, key_hashes)
         return
     for table in converted_to_cut(pa.Table.from_batches([batch]), task.base):
-        for one in table.to_batches():
-            yield _hash(task, one, changed, xxhash64(from_arrow(one.column("key"))))
+        for to_batch in table.to_batches():
+            yield _hash(task, to_batch, changed, xxhash64(from_arrow(to_batch.column("key"))))
 
 
 def _hash(

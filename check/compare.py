@@ -33,7 +33,7 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             report.conflicts.append(Conflict("partition", detail, node=primary, other_node=backup))
     for shard in sorted(set(copies.shard.values())):
         if not any(primary == shard for primary, _ in copies.pairs):
-            too_old = [f"; {one.name}: {one.why}" for one in copies.chain.too_old if one.node == shard]
+            too_old = [f"; {out.name}: {out.why}" for out in copies.chain.too_old if out.node == shard]
             why = f"it has no backup copy to compare with{''.join(too_old)}"
             report.skipped.append(Skipped(f"rows of shard {shard}", why))
 

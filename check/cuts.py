@@ -53,14 +53,14 @@ def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Pr
             return
         try:
             windows = _read_windows(archives, commit, read)
-            found = resolve(windows)
+            cut = resolve(windows)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
             return
         except GlobalIdReusedError as error:
             findings.conflict(Conflict("cut", f"cut {commit.cut.id} can't be resolved again: {error.message}"))
         else:
-            for node, detail in _differences(commit, found, _unlimited_times(windows, found)):
+            for node, detail in _differences(commit, cut, _unlimited_times(windows, cut)):
                 findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=node))
         for archive in archives:
             archive.end_window(commit.cut.of(archive.shard))
@@ -81,7 +81,7 @@ class _ShardArchive:
     def extend(self, commit: Commit) -> tuple[Segment, ...]:
         """Add the commit's segments; return those of the window that ends at its cut."""
         known = (*self.segments, *commit.segments.get(self.shard, ()))
-        self.segments = tuple(one for one in known if one.through > self.position)
+        self.segments = tuple(segment for segment in known if segment.through > self.position)
         return self.segments
 
     def end_window(self, cut: NodeCut) -> None:
@@ -116,8 +116,8 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventRead
 
 def _unlimited_times(windows: Mapping[str, NodeWindow], found: Cut) -> dict[str, Time | UnsetType]:
     """Each node's `last_commit_at` by the rule of early versions, which no marker limits."""
-    unlimited = {node: replace(one, marked_at=UNSET) for node, one in windows.items()}
-    return {one.node: one.last_commit_at for one in with_last_commits(unlimited, found).nodes}
+    unlimited = {node: replace(window, marked_at=UNSET) for node, window in windows.items()}
+    return {cut.node: cut.last_commit_at for cut in with_last_commits(unlimited, found).nodes}
 
 
 def _differences(
@@ -168,16 +168,16 @@ def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], find
 
 def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:
     """Read every object and resolve the cut again; note a conflict for whatever is damaged or differs."""
-    segments = [one for node in chain.nodes for one in chain.segments(node.node)]
+    segments = [segment for node in chain.nodes for segment in chain.segments(node.node)]
     progress.step("read WAL archive", total=len(segments), unit="objects")
     markers: dict[str, dict[bytes, Lsn]] = {node.node: {} for node in chain.nodes}
-    for one in segments:
+    for segment in segments:
         try:
-            markers[one.node] |= _read_markers(store, one)
+            markers[segment.node] |= _read_markers(store, segment)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
         else:
-            findings.count(objects=1, size_bytes=one.size)
+            findings.count(objects=1, size_bytes=segment.size)
         progress.advance(1)
     check_markers(chain, markers, findings)
     check_cuts(chain, partial(read_events, store), findings, progress)

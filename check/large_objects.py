@@ -47,9 +47,12 @@ def check_large_objects(
     if not tasks:
         return
     progress.step("read large objects", total=len(tasks), unit="tasks")
-    dealing = Dealing[LargeCheckTask](lambda task: sum(one.size for one in task.objects))
+    dealing = Dealing[LargeCheckTask](lambda task: sum(stored_object.size for stored_object in task.objects))
     shares = NodeShares[LargeCheckTask].of_tasks(
-        progress, tasks, lambda task: task.objects[0].node, lambda task: sum(one.size for one in task.objects)
+        progress,
+        tasks,
+        lambda task: task.objects[0].node,
+        lambda task: sum(stored_object.size for stored_object in task.objects),
     )
     shares.begin()
     for task, problems in zip(tasks, run_tasks(session, read_large, tasks, shares, dealing), strict=True):

@@ -142,7 +142,7 @@ def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sour
 
 def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
     """The bases of all copies, also of damaged ones: these are not folded, but read, to name all damage."""
-    folded = {one.number for one in sources.bases.nodes}
+    folded = {bases.number for bases in sources.bases.nodes}
     unfolded = [
         node_bases(copies.chain, number, node) for number, node in enumerate(copies.nodes) if number not in folded
     ]
@@ -162,7 +162,7 @@ def _base_tasks(
 
 
 def _base_shares(copies: Copies, bases: BaseSources, progress: Progress) -> NodeShares[BaseHashTask]:
-    totals = {copies.nodes[one.number]: sum(part.size for part in one.parts) for one in bases.nodes}
+    totals = {copies.nodes[node.number]: sum(part.size for part in node.parts) for node in bases.nodes}
     shares = NodeShares[BaseHashTask](
         progress, totals, lambda task: task.base.source.node, lambda task: task.base.source.size
     )

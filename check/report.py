@@ -99,7 +99,9 @@ class SnapshotReport:
     @property
     def figures(self) -> CheckFigures:
         """What the check's outcome records of the snapshot."""
-        examples = (SkippedPart(shortened(one.what), shortened(one.why)) for one in self.skipped[:EXAMPLES_MAX])
+        examples = (
+            SkippedPart(shortened(skipped.what), shortened(skipped.why)) for skipped in self.skipped[:EXAMPLES_MAX]
+        )
         return CheckFigures(asdict(self.compared), len(self.conflicts), len(self.skipped), tuple(examples))
 
     def to_json(self) -> dict[str, Any]:
@@ -113,8 +115,8 @@ class SnapshotReport:
             "append_only": self.append_only,
             "large_objects": self.large_objects,
             "warned": to_builtins(self.warned),
-            "skipped": [{"what": one.what, "why": one.why} for one in self.skipped],
-            "conflicts": [one.to_json() for one in self.conflicts],
+            "skipped": [{"what": skipped.what, "why": skipped.why} for skipped in self.skipped],
+            "conflicts": [conflict.to_json() for conflict in self.conflicts],
         }
 
 
@@ -129,7 +131,7 @@ class CheckReport:
     @property
     def result(self) -> CheckResult:
         """The worst of the snapshots' results; inconclusive if there are no snapshots."""
-        results = {one.result for one in self.snapshots}
+        results = {snapshot.result for snapshot in self.snapshots}
         if CONFLICTS in results:
             return CONFLICTS
         return VALID if results == {VALID} else INCONCLUSIVE
@@ -145,8 +147,8 @@ class CheckReport:
             "schema": SCHEMA,
             "result": self.result,
             "seconds": round(self.seconds, 3),
-            "snapshots": [one.to_json() for one in self.snapshots],
-            "open_operations": [one.to_json() for one in self.open_operations],
+            "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
+            "open_operations": [open_operation.to_json() for open_operation in self.open_operations],
         }
 
 

@@ -99,7 +99,9 @@ def last_tasks(sources: Sources) -> dict[str, LastTask]:
     if (shares := reported_shares(sources.segments)) is None:
         return {}
     form = ChangeForm.of(sources, hashed=True)
-    return {one.source.key: LastTask(one, form, share) for one, share in zip(sources.segments, shares, strict=True)}
+    return {
+        source.source.key: LastTask(source, form, share) for source, share in zip(sources.segments, shares, strict=True)
+    }
 
 
 def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[pa.Table | None]:
@@ -108,8 +110,8 @@ def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -
     One node's are in memory at a time: its reports are removed from `reports`.
     """
     keys: dict[int, list[str]] = {}
-    for one in sources.segments:
-        keys.setdefault(one.source.number, []).append(one.source.key)
+    for segment in sources.segments:
+        keys.setdefault(segment.source.number, []).append(segment.source.key)
     for number in sorted(keys):
         streams = [reports.pop(key, None) for key in keys[number]]
         whole = [stream for stream in streams if stream is not None]
@@ -301,23 +303,23 @@ def hash_streams(
     With `sources`, what else is wanted of them is found, so that they need not be read again; unless it is too much.
     """
     segments = [
-        one
+        segment_source
         for number, node in enumerate(copies.nodes)
-        for one in segment_sources(copies.chain, number, node, copies.same_shard(node))
+        for segment_source in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     since = {node: copies.since(node) for node in copies.nodes}
     wanted = last_tasks(sources) if sources else {}
-    of_primaries = sum(one.segment.events for one in segments if _is_primary(one, copies))
+    of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
     tasks = [
         StreamTask(
-            one,
-            since[one.source.node],
+            segment,
+            since[segment.source.node],
             store,
-            wanted.get(one.source.key),
-            with_events and _is_primary(one, copies),
+            wanted.get(segment.source.key),
+            with_events and _is_primary(segment, copies),
         )
-        for one in segments
+        for segment in segments
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
     shares = NodeShares[StreamTask].of_tasks(

@@ -71,7 +71,7 @@ def check_structure(
         name, chain.last.increment, append_only=chain.append_only, warned=select_warnings(chain.left_out)
     )
     marks = read_marks(store, name, chain.full.chain)
-    report.conflicts += [Conflict("mark", one.message, object=one.key) for one in marks.damaged]
+    report.conflicts += [Conflict("mark", mark.message, object=mark.key) for mark in marks.damaged]
     if increment is None and not marks.is_only_full:
         report.conflicts += _check_lost(chain, recorded)
     if chain.full.fleet_id != fleet_id:

@@ -71,8 +71,8 @@ def compare_pairs(
 def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], read: EventReader) -> PairReport:
     parts: list[pa.RecordBatch] = []
     try:
-        for one in segments:
-            parts += _part_batches(one, read(one.segment))
+        for segment in segments:
+            parts += _part_batches(segment, read(segment.segment))
     except SnapshotError as error:
         return PairReport(0, [], [report_of(error)])
     names = ["global_id", "node"]

@@ -81,7 +81,9 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             with _replace_if_deleted(store, chain, report):
                 _check_chain(chain, fleet.store, findings, request, spark, progress)
         # An unreadable operation may have worked on any snapshot, so every report has it.
-        report.conflicts += [Conflict("operation", one.message, object=str(one.details["object"])) for one in unread]
+        report.conflicts += [
+            Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
+        ]
         reports.append(report)
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
@@ -142,14 +144,16 @@ def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
 
 def _note_lost_lists(chain: Chain, findings: Findings) -> None:
     """Note the object lists that are missing or altered: without what they list, copies of their nodes lack rows."""
-    for one in [one for commit in chain.commits for one in commit.object_lists]:
-        if isinstance(one, LostList):
-            findings.damage(report_of(lost_list_error(one)))
+    for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
+        if isinstance(object_list, LostList):
+            findings.damage(report_of(lost_list_error(object_list)))
 
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     """Read all stored DDL and globals; a damaged object is a conflict. Counts object lists, too."""
-    for stored in [one for commit in chain.commits for one in commit.own_objects if one.kind in WITHOUT_ROWS]:
+    for stored in [
+        own_object for commit in chain.commits for own_object in commit.own_objects if own_object.kind in WITHOUT_ROWS
+    ]:
         try:
             if stored.kind == GLOBALS:
                 read_globals_object(store, stored)
@@ -163,9 +167,9 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
             continue
         findings.count(objects=1, size_bytes=stored.size)
     # Their bytes were compared when the chain was read.
-    for one in [one for commit in chain.commits for one in commit.object_lists]:
-        if not isinstance(one, LostList):
-            findings.count(objects=1, size_bytes=one.size)
+    for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
+        if not isinstance(object_list, LostList):
+            findings.count(objects=1, size_bytes=object_list.size)
 
 
 def check_contents(
@@ -189,7 +193,10 @@ def check_contents(
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
     """The objects of the chain's archives, to be read once by the driver, if that is less work than jobs are."""
     segments = [segment for node in chain.baseline for segment in chain.segments(node)]
-    if sum(one.size for one in segments) > STORED_BYTES_MAX or sum(one.changes for one in segments) > CHANGES_MAX:
+    if (
+        sum(segment.size for segment in segments) > STORED_BYTES_MAX
+        or sum(segment.changes for segment in segments) > CHANGES_MAX
+    ):
         return None
     return HeldObjects(store)
 
@@ -218,8 +225,8 @@ def _compare_transactions(
 def _undamaged_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
     """All segments of undamaged copies, including those that hold only events."""
     return tuple(
-        one
+        segment_source
         for number, node in enumerate(nodes)
         if node not in findings.damaged
-        for one in segment_sources(copies.chain, number, node)
+        for segment_source in segment_sources(copies.chain, number, node)
     )

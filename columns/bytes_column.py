@@ -115,7 +115,7 @@ def from_list(values: list[bytes]) -> BytesColumn:
 
 def texts_array(values: Iterable[str]) -> pa.Array[Any]:
     """An Arrow array of the given texts."""
-    return from_list([one.encode() for one in values]).to_arrow().cast(pa.string())
+    return from_list([value.encode() for value in values]).to_arrow().cast(pa.string())
 
 
 def runs(values: npt.NDArray[Any]) -> Iterator[slice]:

@@ -46,7 +46,7 @@ def needed_files(programs: Programs, private: Iterable[Path] = ()) -> list[Path]
         # Wheels keep libraries beside their packages.
         pending += [*(install / name for name in (*LIBRARIES, "share")), *install.parent.parent.glob("*.libs")]
         places = [install / name / below for name in LIBRARIES for below in MODULES]
-        modules += [module for one in places if (one / A_MODULE).exists() for module in one.glob("*.so")]
+        modules += [module for place in places if (place / A_MODULE).exists() for module in place.glob("*.so")]
     pending += [*_shared_files(programs), *_libraries(programs, [*real, *modules])]
     system, private, found = [Path(path) for path in SYSTEM], list(private), list[Path]()
     while pending:
@@ -122,7 +122,7 @@ def find_private(folders: Iterable[str] = SYSTEM) -> list[Path]:
     A home folder is one that belongs to the user. None of them is in another one.
     """
     homes = set(_home_folders())
-    places = [Path(one) for one in folders if one != FOR_EVERYBODY]
+    places = [Path(folder) for folder in folders if folder != FOR_EVERYBODY]
     return [
         path
         for folder in places

@@ -111,14 +111,14 @@ def start_sandboxed(
     places = place_for_nodes(place, ids)
     nodes = tuple(places.node(one, None, programs) for one in ids)
     write_state(place, State(places, nodes, complete=False))
-    servers = [SandboxedServer(one, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for one in nodes]
+    servers = [SandboxedServer(node, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for node in nodes]
     shown, hidden = list[Path](), list(hidden)
     if confinement.namespaces:
         # Those of another user can't read it.
         private = [] if confinement.account else find_private()
         needed = needed_files(found, private)
-        hidden += [one for one in private if one not in needed]
-        shown = [one for one in needed if one not in private]
+        hidden += [path for path in private if path not in needed]
+        shown = [path for path in needed if path not in private]
     in_parallel(lambda server: _make(server, found, confinement, settings, shown, hidden), servers)
     return servers
 
@@ -156,7 +156,7 @@ def _settings(
 ) -> dict[str, object]:
     """What confine.py is told, without a root."""
     user = {"uid": account.uid, "gid": account.gid} if account else {}
-    paths = {"shown": shown, "kept": kept, "hidden": [one.resolve() for one in hidden]}
+    paths = {"shown": shown, "kept": kept, "hidden": [path.resolve() for path in hidden]}
     return user | {name: list(map(str, some)) for name, some in paths.items()}
 
 

@@ -645,7 +645,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
     _check_nodes(nodes)
     check_global_id(file.cut.global_id)
-    if any(one.timeout <= 0 for one in file.drill.assertion):
+    if any(table.timeout <= 0 for table in file.drill.assertion):
         raise ValueError("`drill.assertion.timeout` is 0: an assertion would have no time")
     missing: list[str] = []
     retention, spark = file.retention, expand_all("spark", file.spark, missing)

@@ -157,9 +157,9 @@ class StepPace:
         """Of the nodes that have readings, those that have done the smallest parts: `count` of them at most."""
 
         def part(node: str) -> float:
-            one = self.readings[node]
+            reading = self.readings[node]
             # Where nothing is to do, all is done.
-            return one.done / one.total if one.total else float(one.total is not None)
+            return reading.done / reading.total if reading.total else float(reading.total is not None)
 
         return sorted((node for node in self.readings if node), key=lambda node: (part(node), node))[:count]
 

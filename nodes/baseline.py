@@ -117,8 +117,8 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
     """Raise FleetTopologyError unless every node has the role that fleet.toml gives it, on a server of its own."""
     seen: dict[str, str] = {}
     for node in nodes:
-        found = nodes_found[node.id]
-        server = f"{found.identity.system_identifier} {found.process}"
+        found_node = nodes_found[node.id]
+        server = f"{found_node.identity.system_identifier} {found_node.process}"
         if server in seen:
             raise FleetTopologyError(
                 f"nodes {seen[server]} and {node.id} are the same server",
@@ -126,7 +126,7 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
                 details={"nodes": [seen[server], node.id]},
             )
         seen[server] = node.id
-        _check_role(node, found.identity, {name: one.identity for name, one in nodes_found.items()})
+        _check_role(node, found_node.identity, {name: found_node.identity for name, found_node in nodes_found.items()})
 
 
 def _check_role(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:

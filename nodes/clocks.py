@@ -98,9 +98,9 @@ def find_agreement(readings: Collection[ClockReading], not_before: datetime | No
 
     More than half of the nodes' clocks must agree; else more than half of all, with this machine's.
     """
-    now = max((one.answered_at for one in readings), default=machine_now())
+    now = max((reading.answered_at for reading in readings), default=machine_now())
     least = (not_before - now).total_seconds() - AGREE_SECONDS_MAX if not_before else float("-inf")
-    nodes = [one for one in readings if one.ahead_seconds >= least]
+    nodes = [reading for reading in readings if reading.ahead_seconds >= least]
     machine = [0.0] if least <= 0 else []
     agreeing = _largest_group(nodes, [])
     if not nodes or len(agreeing) * 2 <= len(nodes):
@@ -113,47 +113,47 @@ def find_agreement(readings: Collection[ClockReading], not_before: datetime | No
     middle = sorted(agreeing, key=lambda one: one.ahead_seconds)[(len(agreeing) - 1) // 2]
     is_right = middle.least_seconds <= OFF_SECONDS_MAX and middle.most_seconds >= -OFF_SECONDS_MAX
     ahead_seconds, standing = (0.0, None) if is_right else (middle.ahead_seconds, middle)
-    return Agreement(ahead_seconds, frozenset(one.node for one in agreeing), standing)
+    return Agreement(ahead_seconds, frozenset(reading.node for reading in agreeing), standing)
 
 
 def _agree(ahead_seconds: float, group: Collection[ClockReading]) -> bool:
-    found = [ahead_seconds, *(one.ahead_seconds for one in group)]
+    found = [ahead_seconds, *(reading.ahead_seconds for reading in group)]
     return max(found) - min(found) <= AGREE_SECONDS_MAX
 
 
 def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) -> list[ClockReading]:
     """The nodes of the largest group of clocks that agree, this machine's counted if it is given."""
     groups: list[tuple[int, list[ClockReading]]] = []
-    for first in (*(one.ahead_seconds for one in nodes), *machine):
-        group = [one for one in nodes if first <= one.ahead_seconds <= first + AGREE_SECONDS_MAX]
+    for first in (*(node.ahead_seconds for node in nodes), *machine):
+        group = [node for node in nodes if first <= node.ahead_seconds <= first + AGREE_SECONDS_MAX]
         groups.append((len(group) + sum(first <= one <= first + AGREE_SECONDS_MAX for one in machine), group))
     return max(groups, key=lambda one: one[0], default=(0, []))[1]
 
 
 def use_clocks(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
     """Let this process have the time that the clocks agree on; return what that is, None if they don't agree."""
-    found = find_agreement(readings, not_before)
-    if found is not None and (middle := found.middle) is not None:
+    agreement = find_agreement(readings, not_before)
+    if agreement is not None and (middle := agreement.middle) is not None:
         set_time(middle.answered_at + timedelta(seconds=middle.ahead_seconds), middle.steady)
-    elif found is None and not_before is not None and not_before > machine_now():
+    elif agreement is None and not_before is not None and not_before > machine_now():
         # It is at least so late.
         set_time(not_before, steady_seconds())
     else:
         follow_machine()
-    return found
+    return agreement
 
 
 def note_clocks(
     readings: Collection[ClockReading], progress: Progress, not_before: datetime | None = None
 ) -> Agreement | None:
     """As `use_clocks`; note if the machine's clock is wrong, or if none can be believed."""
-    found = use_clocks(readings, not_before)
-    if found is None:
+    agreement = use_clocks(readings, not_before)
+    if agreement is None:
         agree = find_agreement(readings) is not None
         progress.note(_differ_text(readings, not_before, are_too_early=agree))
     else:
-        _note_machine(found, progress)
-    return found
+        _note_machine(agreement, progress)
+    return agreement
 
 
 def _note_machine(found: Agreement, progress: Progress) -> None:
@@ -183,10 +183,10 @@ def check_clocks(
 
     `not_before` is when the last cut was made, so that the time is later.
     """
-    found = use_clocks(readings, not_before)
-    if found is not None:
-        _note_machine(found, progress)
-        return found
+    agreement = use_clocks(readings, not_before)
+    if agreement is not None:
+        _note_machine(agreement, progress)
+        return agreement
     also = ""
     ends_chain = ChainEnd.NO
     if are_too_early := not_before is not None and find_agreement(readings) is not None:
@@ -196,14 +196,19 @@ def check_clocks(
         _differ_text(readings, not_before, are_too_early=are_too_early),
         hint=f"set the clocks of the nodes and of this machine by NTP, then repeat the command{also}",
         ends_chain=ends_chain,
-        details={"times": {one.node: one.time.isoformat() for one in readings}, "here": machine_now().isoformat()},
+        details={
+            "times": {reading.node: reading.time.isoformat() for reading in readings},
+            "here": machine_now().isoformat(),
+        },
     )
 
 
 def _differ_text(readings: Collection[ClockReading], not_before: datetime | None, *, are_too_early: bool) -> str:
     """Why none can be believed; `are_too_early`: they agree, but are before the last cut."""
     machine = f"{_shown(machine_now())} by the clock of this machine"
-    shown = ", ".join([*(f"{_shown(one.time)} by the clock of node {one.node}" for one in readings), machine])
+    shown = ", ".join(
+        [*(f"{_shown(reading.time)} by the clock of node {reading.node}" for reading in readings), machine]
+    )
     if not_before is not None and (are_too_early or not readings):
         return f"a cut was made at {_shown(not_before)}, but now it is {shown}"
     return f"the clocks differ, and none can be believed: it is {shown}"

@@ -82,11 +82,11 @@ def read_special_columns(connection: psycopg.Connection[Any], oids: Sequence[int
     refusing = {name for name in {row[3] for row in rows} - {XML} if not _has_input(connection, name)}
     by_table: dict[int, SpecialColumns] = {}
     for oid, number, column, type_ in rows:
-        one = by_table.get(oid, NO_SPECIAL_COLUMNS)
+        columns = by_table.get(oid, NO_SPECIAL_COLUMNS)
         if type_ == XML:
-            by_table[oid] = SpecialColumns(one.unloadable, (*one.xml, number))
+            by_table[oid] = SpecialColumns(columns.unloadable, (*columns.xml, number))
         elif type_ in refusing:
-            by_table[oid] = SpecialColumns((*one.unloadable, (column, type_)), one.xml)
+            by_table[oid] = SpecialColumns((*columns.unloadable, (column, type_)), columns.xml)
     return by_table
 
 

@@ -161,13 +161,13 @@ def mark_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int,
         LeftOut(node, kind, "pg_largeobject", WHY[kind].format(position), count)
         for node, (count, position) in stored.items()
     ]
-    others = [one for one in found if one.kind != kind and (one.kind, one.node) not in replaced]
+    others = [out for out in found if out.kind != kind and (out.kind, out.node) not in replaced]
     return (*others, *of_full)
 
 
 def select_warnings(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     """The entries that every output warns of, also that of list and check."""
-    return tuple(one for one in found if one.kind in WARNED)
+    return tuple(out for out in found if out.kind in WARNED)
 
 
 def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:

@@ -257,12 +257,12 @@ def take_lock(
     number = _register(connection, name, label)
     ends = time.monotonic() + ENDING_SECONDS_MAX
     while others := find_holders(connection, name):
-        if lost := next((one for one in others if one.number == former), None):
+        if lost := next((holder for holder in others if holder.number == former), None):
             connection.execute("SELECT pg_terminate_backend(%s, %s)", (lost.session, FORMER_MILLISECONDS_MAX))
             former, ends = None, time.monotonic() + ENDING_SECONDS_MAX
-        elif any(one.shown and one.number < number for one in others) or time.monotonic() >= ends:
+        elif any(holder.shown and holder.number < number for holder in others) or time.monotonic() >= ends:
             connection.execute(UNLOCK_QUERY, (lock_class(name), number))
-            raise _busy_error(node, next((one for one in others if one.shown), others[0]))
+            raise _busy_error(node, next((holder for holder in others if holder.shown), others[0]))
         else:
             time.sleep(RETRY_SECONDS)
     return number
@@ -300,7 +300,7 @@ def find_holders(connection: psycopg.Connection[Any], name: str) -> list[Holder]
 
 def find_holder(connection: psycopg.Connection[Any], name: str) -> Holder | None:
     """The session that holds the lock `name` on the connection's server; None if none does."""
-    return next((one for one in find_holders(connection, name) if one.shown), None)
+    return next((holder for holder in find_holders(connection, name) if holder.shown), None)
 
 
 def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:

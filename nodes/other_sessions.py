@@ -117,14 +117,14 @@ def end_sessions(
         # Read the locks first: a starting session is visible before it releases its lock.
         starting &= _starting_pids(connection)
         left = other_sessions(node.id, connection, chosen)
-        for one in left:
-            seen.add(one.pid)
-            if one.pid not in forbidden and not _terminate(connection, one.pid):
-                forbidden.add(one.pid)
+        for session in left:
+            seen.add(session.pid)
+            if session.pid not in forbidden and not _terminate(connection, session.pid):
+                forbidden.add(session.pid)
         waited = time.monotonic() - began
-        is_over = not starting and all(one.pid in forbidden for one in left)
+        is_over = not starting and all(session.pid in forbidden for session in left)
         if is_over or waited > seconds_max:
-            return len(seen - {one.pid for one in left}), left
+            return len(seen - {session.pid for session in left}), left
         if waited > NOTE_SECONDS and not is_noted and left:
             is_noted = True
             progress.note(News(f"sessions have not ended yet: {sessions_text(left)}"))
@@ -146,4 +146,4 @@ def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
 
 def sessions_text(sessions: list[OtherSession], *, names_node: bool = True) -> str:
     """The first NAMED_MAX sessions, for a message, which may name their node itself."""
-    return join_some((one.text() if names_node else one.process for one in sessions), NAMED_MAX)
+    return join_some((session.text() if names_node else session.process for session in sessions), NAMED_MAX)

@@ -58,16 +58,24 @@ class NodeProblem:
 def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
     """The problems without those whose statement another one has already, for more commands."""
     found: dict[tuple[object, ...], NodeProblem] = {}
-    for one in sorted(problems, key=lambda problem: list(Purpose).index(problem.purpose)):
-        found.setdefault((one.node, one.place, one.remedy, one.problem if one.place is None else ""), one)
+    for node_problem in sorted(problems, key=lambda problem: list(Purpose).index(problem.purpose)):
+        found.setdefault(
+            (
+                node_problem.node,
+                node_problem.place,
+                node_problem.remedy,
+                node_problem.problem if node_problem.place is None else "",
+            ),
+            node_problem,
+        )
     return list(found.values())
 
 
 def refuse_unfit(problems: Iterable[NodeProblem]) -> None:
     """Raise NodeUnfitError if a problem concerns every command; its message and hint name those that do."""
     problems = distinct_problems(problems)
-    if required := [one for one in problems if one.purpose == Purpose.EVERYTHING]:
-        raise unfit_error(required, [one for one in problems if one.purpose != Purpose.EVERYTHING])
+    if required := [problem for problem in problems if problem.purpose == Purpose.EVERYTHING]:
+        raise unfit_error(required, [problem for problem in problems if problem.purpose != Purpose.EVERYTHING])
 
 
 def unfit_error(required: Sequence[NodeProblem], others: Sequence[NodeProblem] = ()) -> NodeUnfitError:
@@ -76,12 +84,12 @@ def unfit_error(required: Sequence[NodeProblem], others: Sequence[NodeProblem] =
     A hint with statements can be run as it is.
     """
     problems, script = [*required, *others], script_of(required)
-    actions = list(dict.fromkeys(one.remedy for one in required if one.place is None))
+    actions = list(dict.fromkeys(problem.remedy for problem in required if problem.place is None))
     return NodeUnfitError(
         "; ".join(_texts_of(required)),
         hint=[*(map(comment, actions) if script else actions), *script],
         details={
-            "problems": [{"node": one.node, "problem": one.problem} for one in problems],
+            "problems": [{"node": problem.node, "problem": problem.problem} for problem in problems],
             "grants": grants_of(problems),
             "actions": actions_of(problems),
         },
@@ -104,15 +112,17 @@ def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> It
 def _texts_of(problems: Iterable[NodeProblem]) -> list[str]:
     """The problems as text, each once, with its nodes."""
     nodes: dict[str, dict[str, None]] = {}
-    for one in problems:
-        needed = "" if one.purpose == Purpose.EVERYTHING else f" (only {one.purpose} need this)"
-        nodes.setdefault(f"{one.problem}{needed}", {})[one.node] = None
+    for problem in problems:
+        needed = "" if problem.purpose == Purpose.EVERYTHING else f" (only {problem.purpose} need this)"
+        nodes.setdefault(f"{problem.problem}{needed}", {})[problem.node] = None
     return [f"node{'s' if len(where) > 1 else ''} {', '.join(where)}: {text}" for text, where in nodes.items()]
 
 
 def grants_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
     """The statements, each with its place and purpose, for `--json`."""
-    rows = dict.fromkeys((one.place, one.remedy, one.purpose) for one in distinct_problems(problems) if one.place)
+    rows = dict.fromkeys(
+        (problem.place, problem.remedy, problem.purpose) for problem in distinct_problems(problems) if problem.place
+    )
     return [
         {"node": place.node, "database": place.database, "statement": statement, "for": purpose}
         for place, statement, purpose in rows
@@ -123,9 +133,9 @@ def grants_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
 def actions_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
     """The remedies that are no statements, each with its node and purpose, for `--json`."""
     return [
-        {"node": one.node, "action": one.remedy, "for": one.purpose}
-        for one in distinct_problems(problems)
-        if one.place is None
+        {"node": problem.node, "action": problem.remedy, "for": problem.purpose}
+        for problem in distinct_problems(problems)
+        if problem.place is None
     ]
 
 
@@ -144,9 +154,9 @@ def optional_lines(problems: Sequence[NodeProblem]) -> list[str]:
 def script_of(problems: Iterable[NodeProblem]) -> list[str]:
     """The lines of a script for a superuser: the statements by purpose and place, with comments that name these."""
     places: dict[tuple[Purpose, str], dict[Place, None]] = {}
-    for one in distinct_problems(problems):
-        if one.place:
-            places.setdefault((one.purpose, one.remedy), {})[one.place] = None
+    for problem in distinct_problems(problems):
+        if problem.place:
+            places.setdefault((problem.purpose, problem.remedy), {})[problem.place] = None
     statements: dict[tuple[Purpose, tuple[Place, ...]], list[str]] = {}
     for (purpose, statement), found in places.items():
         statements.setdefault((purpose, tuple(found)), []).append(statement)

@@ -402,7 +402,9 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
     None is older than the server, and each can use TLS if the session does. Raises ProgramsUnfitError.
     """
     server, needs_tls = connection.info.server_version // 10000, bool(connection.pgconn.ssl_in_use)
-    fit = [one for one in _find_programs(node) if one.version >= server and (one.has_tls or not needs_tls)]
+    fit = [
+        program for program in _find_programs(node) if program.version >= server and (program.has_tls or not needs_tls)
+    ]
     if fit:
         return min(fit, key=lambda one: one.version)
     what = f"pg_dump {server} or newer" + (" that can use TLS" if needs_tls else "")
@@ -440,7 +442,7 @@ def _find_programs(node: Node) -> list[ClientPrograms]:
     else:
         others = [one for folder in installed_folders() if (one := _examine(folder))]
         found = [_examine(wheel_bin_directory()), *sorted(others, key=lambda one: -one.version)]
-    return [one for one in found if one]
+    return [programs for programs in found if programs]
 
 
 def check_programs(sessions: Sessions) -> dict[str, ClientPrograms]:
@@ -457,7 +459,9 @@ def installed_folders() -> list[Path]:
     folders = [path for pattern in PACKAGED for path in Path("/").glob(pattern)]
     if by_path := shutil.which("pg_dump"):
         folders.append(Path(by_path).resolve().parent)
-    return list(dict.fromkeys(one for one in folders if all(os.access(one / name, os.X_OK) for name in PROGRAMS)))
+    return list(
+        dict.fromkeys(folder for folder in folders if all(os.access(folder / name, os.X_OK) for name in PROGRAMS))
+    )
 
 
 @cache

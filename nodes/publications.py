@@ -99,7 +99,7 @@ def naming_event_triggers(
     except psycopg.Error as error:
         context = error.diag.context or ""
         # The function that was called first comes last.
-        called = sorted((at, one) for one in triggers if (at := one.last_called(context)) >= 0)
+        called = sorted((at, trigger) for trigger in triggers if (at := trigger.last_called(context)) >= 0)
         if not called:
             raise
         raise _event_trigger_error(connection, called[-1][1], what, instead, error) from error
@@ -258,8 +258,10 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
             added: list[str] = []
             for name, operations in operations_of(fleet_id).items():
                 _ensure_options(connection, name, operations, options)
-                present = {table: one for table, one in members.get(name, {}).items() if table in wanted[name]}
-                limited = sorted(table for table, one in present.items() if one.limits)
+                present = {
+                    table: membership for table, membership in members.get(name, {}).items() if table in wanted[name]
+                }
+                limited = sorted(table for table, membership in present.items() if membership.limits)
                 _alter(connection, name, "DROP TABLE", [wanted[name][table] for table in limited])
                 missing = sorted({*limited, *lacking[name]})
                 _alter(connection, name, "ADD TABLE", [wanted[name][table] for table in missing])

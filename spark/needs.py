@@ -128,10 +128,10 @@ def raising_executor_errors() -> Iterator[None]:
     except SnapshotError:
         raise
     except Exception as error:
-        found = find_executor_error(str(error))
-        if found is None:
+        executor_error = find_executor_error(str(error))
+        if executor_error is None:
             raise
-        raise found from error
+        raise executor_error from error
 
 
 def find_executor_error(text: str) -> SnapshotError | None:

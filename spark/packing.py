@@ -32,19 +32,19 @@ PACKAGES = ("check", "columns", "fleet", "nodes", "restore", "snapshots", "spark
 @cache
 def build_digest() -> str:
     """The SHA-256 of all modules of the PACKAGES, with their names, as hex digits; from a folder or an archive."""
-    found = hashlib.sha256()
+    s_h = hashlib.sha256()
     for package in PACKAGES:
         for name, body in sorted(_modules(package, files("cutline") / package)):
-            found.update(f"{name}\0{len(body)}\0".encode() + body)
-    return found.hexdigest()
+            s_h.update(f"{name}\0{len(body)}\0".encode() + body)
+    return s_h.hexdigest()
 
 
 def _modules(name: str, folder: Traversable) -> Iterator[tuple[str, bytes]]:
-    for one in folder.iterdir():
-        if one.name.endswith(".py"):
-            yield f"{name}/{one.name}", one.read_bytes()
-        elif one.name.isidentifier() and one.is_dir():
-            yield from _modules(f"{name}/{one.name}", one)
+    for traversable in folder.iterdir():
+        if traversable.name.endswith(".py"):
+            yield f"{name}/{traversable.name}", traversable.read_bytes()
+        elif traversable.name.isidentifier() and traversable.is_dir():
+            yield from _modules(f"{name}/{traversable.name}", traversable)
 
 
 # What executors get from Spark itself, or have no use for: the terminal, a JVM and PostgreSQL's servers.

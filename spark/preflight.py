@@ -75,10 +75,10 @@ def _read(session: SparkSession, master: str) -> str:
     endpoint = field.get(session._jsc.sc().env()).setupEndpointRef(address, "Master")
     question = reflected.forName(f"{DEPLOY}RequestMasterState$").getField("MODULE$").get(None)
     answer = jvm.scala.reflect.ClassTag.apply(reflected.forName(f"{DEPLOY}MasterStateResponse"))
-    workers = [one for one in endpoint.askSync(question, answer).workers() if str(one.state()) == "ALIVE"]
+    workers = [worker for worker in endpoint.askSync(question, answer).workers() if str(worker.state()) == "ALIVE"]
     if not workers:
         return "it has no worker"
-    return f"free on its workers: {list_some([_free(one) for one in workers], NAMED_MAX)}"
+    return f"free on its workers: {list_some([_free(worker) for worker in workers], NAMED_MAX)}"
 
 
 def _free(worker: Any) -> str:
@@ -125,7 +125,9 @@ def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progr
     with _probing(store, needs) as complete:
         answers = _ask(session, complete, progress)
         problems = [
-            of_executor(problem, *place) for place, one in answers.items() if (problem := _problem_of(one, store))
+            of_executor(problem, *place)
+            for place, examined in answers.items()
+            if (problem := _problem_of(examined, store))
         ]
     if problems:
         raise _combine(problems, len(answers))
@@ -280,14 +282,14 @@ def _combine(problems: Sequence[SnapshotError], asked: int) -> SnapshotError:
     """The first error, with the messages of the others, and how many executors are right."""
     first, others = problems[0], problems[1:]
     if others:
-        first.details["others"] = [one.message for one in others]
-        messages = "; ".join(one.message for one in problems)
+        first.details["others"] = [error.message for error in others]
+        messages = "; ".join(problem.message for problem in problems)
         kind = type(first)
         combined = kind.__new__(kind)
         SnapshotError.__init__(
             combined,
             f"{len(problems)} of {asked} executors can't take part: {messages}",
-            hint=list(dict.fromkeys(line for one in problems for line in one.hint.split("\n"))),
+            hint=list(dict.fromkeys(line for problem in problems for line in problem.hint.split("\n"))),
             details=first.details,
         )
         return combined

@@ -74,7 +74,7 @@ def probe_reading(store: ObjectStore, folder: str) -> None:
             "a range past its end is wrong": store.read_range(key, len(FIRST) - 2, 5) == FIRST[-2:],
             "it does not exist": store.exists(key),
             "it was not listed": store.list(folder) == [key] and store.list_children(folder) == ["read"],
-            "its size was listed wrong": [one.size for one in store.inventory(folder)] == [len(FIRST)],
+            "its size was listed wrong": [listed.size for listed in store.inventory(folder)] == [len(FIRST)],
         }
     except ObjectMissingError as error:
         raise StoreUnfitError(url=store.url, lack="an object just created is missing") from error

@@ -38,7 +38,7 @@ def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[st
         if isinstance(link, MemoryError):
             text = f"{type(link).__name__}: {text}"
         # A server's errors have an SQLSTATE, those of its client library none; the first cause says whose text it is.
-        is_server = any(getattr(one, "sqlstate", None) for one in (link, link.__cause__))
+        is_server = any(getattr(exception, "sqlstate", None) for exception in (link, link.__cause__))
         if not is_server and not OF_SERVER.search(text) and says(text):
             return True
     return False

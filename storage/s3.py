@@ -99,9 +99,11 @@ class S3Store:
         objects = [found for page in self._pages(check_prefix(prefix)) for found in page.get("Contents", [])]
         # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
         return sorted(
-            Listed(found["Key"][skip:], int(found["Size"]), found["LastModified"].astimezone(UTC))
-            for found in objects
-            if is_key(found["Key"][skip:])
+            Listed(
+                stored_object["Key"][skip:], int(stored_object["Size"]), stored_object["LastModified"].astimezone(UTC)
+            )
+            for stored_object in objects
+            if is_key(stored_object["Key"][skip:])
         )
 
     def list_children(self, prefix: str) -> Keys:

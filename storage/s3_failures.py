@@ -129,9 +129,9 @@ class UntrustedServerError(SSLError):  # type: ignore[misc]  # botocore has no t
     def __init__(self, error: SSLError, authorities: str) -> None:
         super().__init__(endpoint_url=error.kwargs["endpoint_url"], error=type(error).__name__)
         # aiohttp's own errors are of OpenSSL's classes, too, but say nothing.
-        found = [one for one in _causes(error) if isinstance(one, ssl.SSLError)]
-        said = (getattr(one, "verify_message", "") or getattr(one, "reason", "") for one in found)
-        self.is_certificate = any(isinstance(one, ssl.SSLCertVerificationError) for one in found)
+        causes = [cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)]
+        said = (getattr(cause, "verify_message", "") or getattr(cause, "reason", "") for cause in causes)
+        self.is_certificate = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
         self.why = next(filter(None, said), "unknown reason")
         self.authorities = authorities or "those that botocore brings"
 

@@ -35,7 +35,7 @@ def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("background", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Background)
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]  # read by typer
-    run.__annotations__ = {one.name: one.annotation for one in run.__signature__.parameters.values()}  # type: ignore[attr-defined]  # as above
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in run.__signature__.parameters.values()}  # type: ignore[attr-defined]  # as above
     return run
 
 

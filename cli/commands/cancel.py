@@ -58,12 +58,12 @@ def cancel(
     wanted = check_operation(operation) if operation is not None else None
     check_snapshot(name)
     store = open_own_store(fleet)
-    chosen = [one for one in read_under_way(store) if every or wanted == one.id or name == one.snapshot]
+    chosen = [way for way in read_under_way(store) if every or wanted == way.id or name == way.snapshot]
     if not chosen and operation is not None:
         raise _not_under_way(store, operation)
     with progress(context) as shown:
         results = cancel_operations(fleet, chosen, wait, shown)
-    code = max((CODES.get(one.result, DONE) for one in results), default=DONE)
+    code = max((CODES.get(result.result, DONE) for result in results), default=DONE)
     emit(context, document_of(results), lines_of(results, name), code=code)
     raise typer.Exit(code)
 
@@ -86,13 +86,13 @@ def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
         "schema": SCHEMA,
         "operations": [
             {
-                "operation": one.operation.id,
-                "kind": one.operation.kind or None,
-                "snapshot": one.operation.snapshot or None,
-                "result": one.result.value,
-                "detail": one.text,
+                "operation": result.operation.id,
+                "kind": result.operation.kind or None,
+                "snapshot": result.operation.snapshot or None,
+                "result": result.result.value,
+                "detail": result.text,
             }
-            for one in results
+            for result in results
         ],
     }
 
@@ -100,7 +100,7 @@ def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
 def lines_of(results: list[Cancelled], name: str | None = None) -> list[str]:
     """The output for people."""
     nothing = f"no operation of snapshot {name} is under way" if name else "no operation is under way"
-    return [_line(one.operation, one) for one in results] or [nothing]
+    return [_line(result.operation, result) for result in results] or [nothing]
 
 
 def _line(operation: UnderWay, one: Cancelled) -> str:

@@ -60,7 +60,7 @@ def check(
             name = newest_name(fleet, name) if name is not None else None
             report = run_check(context, fleet, CheckRequest(name, increment, metadata_only))
             problems = write_report(junit, junit_of(report))
-            lines = [*lines_of(report), *(f"warning: {one}" for one in problems)]
+            lines = [*lines_of(report), *(f"warning: {problem}" for problem in problems)]
             code = report.exit_code or (UNWRITTEN if problems else DONE)
             emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
             raise typer.Exit(code)
@@ -80,23 +80,26 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> Ch
 
 def volumes_of(report: CheckReport) -> dict[str, int]:
     """What was compared, in all snapshots together."""
-    return dict(sum((Counter(asdict(one.compared)) for one in report.snapshots), Counter()))
+    return dict(sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter()))
 
 
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
     """What the outcome says of each restore point."""
     is_full = request.increment is None and not request.metadata_only
-    return tuple(CheckedPoint(one.name, one.increment, one.result, is_full, one.figures) for one in report.snapshots)
+    return tuple(
+        CheckedPoint(snapshot.name, snapshot.increment, snapshot.result, is_full, snapshot.figures)
+        for snapshot in report.snapshots
+    )
 
 
 def lines_of(report: CheckReport) -> list[str]:
     """The output for people."""
-    lines = [line for one in report.snapshots for line in _snapshot_lines(one)]
+    lines = [line for snapshot in report.snapshots for line in _snapshot_lines(snapshot)]
     if not report.snapshots:
         lines.append("the store has no snapshot: nothing was compared")
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
-    lines += [one.text for one in report.open_operations]
+    lines += [open_operation.text for open_operation in report.open_operations]
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
 
 

@@ -171,10 +171,14 @@ def make_plan(
         nodes = list(preview_restore_point(fleet, request, noting).nodes)
         return {"schema": PLAN_SCHEMA, "snapshot": request.name, "nodes": nodes, "left_out": []}, []
     if incremental:
-        found = preview_increment(fleet, request, noting)
-        document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": request.name, "wal_bytes": found.wal_bytes}
-        lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in found.wal_bytes.items()]
-        left_out = found.left_out
+        increment_plan = preview_increment(fleet, request, noting)
+        document: dict[str, Any] = {
+            "schema": PLAN_SCHEMA,
+            "snapshot": request.name,
+            "wal_bytes": increment_plan.wal_bytes,
+        }
+        lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in increment_plan.wal_bytes.items()]
+        left_out = increment_plan.left_out
     else:
         plan = preview_full(fleet, request, noting)
         document, lines, left_out = plan_document(request.name, plan), plan_lines(plan), plan.left_out
@@ -202,12 +206,12 @@ def document_of(commit: Commit) -> dict[str, Any]:
             "seconds": round(cut.seconds, 6),
             "nodes": [
                 {
-                    "node": found.node,
-                    "start": str(found.start),
-                    "finish": str(found.finish),
-                    "position": str(found.position),
+                    "node": node.node,
+                    "start": str(node.start),
+                    "finish": str(node.finish),
+                    "position": str(node.position),
                 }
-                for found in cut.nodes
+                for node in cut.nodes
             ],
             "global_transactions": cut.global_transactions,
             "included_early": cut.included_early,

@@ -141,7 +141,7 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
     else:
         lines.append(f"keep {', '.join(plan.others)}")
     lines.append(f"keep the records of operations, and the name {mark.snapshot}, which can't be used again")
-    lines += [f"in use: operation {one.operation.id} is restoring it" for one in plan.leases]
+    lines += [f"in use: operation {lease.operation.id} is restoring it" for lease in plan.leases]
     return lines
 
 
@@ -159,16 +159,16 @@ def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str])
 def point_lines(mark: Mark) -> list[str]:
     """The restore points that are lost, one per line."""
     return [
-        f"lost: {f'increment {one.increment}' if one.increment else 'full snapshot'} of"
-        f" {(one.cut_at or one.created_at)[:19].replace('T', ' ')} UTC"
-        for one in mark.points
+        f"lost: {f'increment {point.increment}' if point.increment else 'full snapshot'} of"
+        f" {(point.cut_at or point.created_at)[:19].replace('T', ' ')} UTC"
+        for point in mark.points
     ]
 
 
 def requester_text(mark: Mark) -> str:
     """Who requested the deletion."""
-    found = read_label(mark.by)
-    return f"{found.user}@{found.host}" if found else "an unknown user"
+    label = read_label(mark.by)
+    return f"{label.user}@{label.host}" if label else "an unknown user"
 
 
 def lines_of(deletion: DeletionResult) -> list[str]:
@@ -184,7 +184,7 @@ def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
     """What was removed under one mark, and what could not be."""
     freed = f"{quantity_text(removed.objects, 'objects')}, {size_text(removed.bytes)} freed"
     lines = [f"{what}: {freed}"]
-    lines += [f"publication dropped: {one}" for one in removed.publications]
+    lines += [f"publication dropped: {publication}" for publication in removed.publications]
     if removed.publications:
         lines.append(NEXT_INIT)
     lines += [f"warning: the store refused to delete {key}: {why}" for key, why in removed.refused.items()]

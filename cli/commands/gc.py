@@ -85,18 +85,18 @@ def _seconds(text: str) -> float:
 
 def document_of(report: GcReport) -> dict[str, Any]:
     """The command's JSON. `objects` and `bytes` count what was removed, or would be in a dry run."""
-    found = total_of(report.garbage)
-    done = found if report.dry_run else report.removed
+    size_total = total_of(report.garbage)
+    done = size_total if report.dry_run else report.removed
     return {
         "schema": SCHEMA,
         "dry_run": report.dry_run,
         "grace_seconds": report.grace_seconds,
         "settled": not report.unsettled and not report.dry_run,
         "unsettled": report.unsettled or None,
-        "open_operations": [one.to_json() for one in report.open_operations],
+        "open_operations": [open_operation.to_json() for open_operation in report.open_operations],
         "objects": done.objects,
         "bytes": done.size_bytes,
-        "garbage": [entry for one in report.garbage for entry in _entries(one)],
+        "garbage": [entry for garbage in report.garbage for entry in _entries(garbage)],
         "by_kind": [
             {"snapshot": snapshot or None, "kind": kind, "objects": total.objects, "bytes": total.size_bytes}
             for (snapshot, kind), total in group_garbage(report.garbage).items()
@@ -111,7 +111,7 @@ def document_of(report: GcReport) -> dict[str, Any]:
             }
             for (snapshot, why, text), total in sorted(report.kept.items())
         ],
-        "refused": [{"object": one.key, "reason": one.reason} for one in report.refused],
+        "refused": [{"object": removal.key, "reason": removal.reason} for removal in report.refused],
         "unknown": report.unknown,
     }
 
@@ -145,11 +145,11 @@ def group_garbage(garbage: Iterable[Garbage]) -> dict[tuple[str, str], SizeTotal
 
 def lines_of(report: GcReport) -> list[str]:
     """The output for people."""
-    found = total_of(report.garbage)
-    lines = [f"would remove {_text(found)}" if report.dry_run else f"removed {_text(report.removed)}"]
+    size_total = total_of(report.garbage)
+    lines = [f"would remove {_text(size_total)}" if report.dry_run else f"removed {_text(report.removed)}"]
     reasons: dict[tuple[str, str], set[str]] = {}
-    for one in report.garbage:
-        reasons.setdefault((one.snapshot, one.kind), set()).add(REASONS[one.why])
+    for garbage in report.garbage:
+        reasons.setdefault((garbage.snapshot, garbage.kind), set()).add(REASONS[garbage.why])
     for (snapshot, kind), total in group_garbage(report.garbage).items():
         why = "; ".join(sorted(reasons[snapshot, kind]))
         lines.append(f"  {snapshot or 'the store'}: {kind}, {_text(total)}, {why}")
@@ -166,8 +166,8 @@ def _kept_lines(report: GcReport) -> Iterator[str]:
         yield f"the grace period is {seconds_text(report.grace_seconds)}; a shorter one: --grace TIME"
     for snapshot, _, text in sorted(one for one in report.kept if one[1] is GarbageReason.UNCLEAR):
         yield f"warning: {f'snapshot {snapshot}' if snapshot else 'the store'}: {text}"
-    for one in report.open_operations:
-        yield one.text
+    for open_operation in report.open_operations:
+        yield open_operation.text
     if report.unsettled:
         yield f"earlier operations were not settled: {report.unsettled}"
     if report.unknown:
@@ -175,8 +175,8 @@ def _kept_lines(report: GcReport) -> Iterator[str]:
 
 
 def _refused_lines(report: GcReport) -> Iterator[str]:
-    for one in report.refused[:NAMES_SHOWN_MAX]:
-        yield f"error: {one.reason}"
+    for removal in report.refused[:NAMES_SHOWN_MAX]:
+        yield f"error: {removal.reason}"
     if report.refused:
         yield f"the store refused to delete {quantity_text(len(report.refused), 'objects')}; repeat: snapshot gc"
 

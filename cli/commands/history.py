@@ -38,13 +38,13 @@ def history(
     Records of what has committed stay as long as the snapshot; gc removes others after 30 days.
     """
     options = command_context(context)
-    found = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))
-    answer(context, document_of(found), [] if options.json else lines_of(found))
+    endeds = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))
+    answer(context, document_of(endeds), [] if options.json else lines_of(endeds))
 
 
 def document_of(found: Iterable[Ended]) -> dict[str, Any]:
     """The command's JSON."""
-    return {"schema": SCHEMA, "operations": [one.to_json() for one in found]}
+    return {"schema": SCHEMA, "operations": [ended.to_json() for ended in found]}
 
 
 def lines_of(found: list[Ended]) -> list[str | RenderableType]:
@@ -53,17 +53,17 @@ def lines_of(found: list[Ended]) -> list[str | RenderableType]:
         return ["no operation has ended"]
     rows = [
         (
-            one.id,
-            what_text(one),
-            result_cell(one),
-            owner_text(one.label) if one.label else "",
-            _ended_cell(one),
-            "" if one.seconds is None else seconds_text(one.seconds),
-            volumes_text(one),
+            ended.id,
+            what_text(ended),
+            result_cell(ended),
+            owner_text(ended.label) if ended.label else "",
+            _ended_cell(ended),
+            "" if ended.seconds is None else seconds_text(ended.seconds),
+            volumes_text(ended),
         )
-        for one in found
+        for ended in found
     ]
-    causes = [f"operation {one.id}: tried again: {cause}" for one in found for cause in one.causes]
+    causes = [f"operation {ended.id}: tried again: {cause}" for ended in found for cause in ended.causes]
     return [FittingTable(TITLES, rows, important=IMPORTANT), *causes]
 
 

@@ -73,13 +73,13 @@ def list_keys(context: typer.Context) -> None:
     data_key = find_data_key(raw, key)
     keys = [
         {
-            "key": one.document.key if one.document else None,
-            "object": one.place,
-            "created_at": one.document.created_at if one.document else None,
-            "configured": bool(one.document and key.unwrap(one.document)),
-            "genuine": bool(one.document and one.document.is_genuine(data_key)),
+            "key": stored_key.document.key if stored_key.document else None,
+            "object": stored_key.place,
+            "created_at": stored_key.document.created_at if stored_key.document else None,
+            "configured": bool(stored_key.document and key.unwrap(stored_key.document)),
+            "genuine": bool(stored_key.document and stored_key.document.is_genuine(data_key)),
         }
-        for one in stored_keys(raw)
+        for stored_key in stored_keys(raw)
     ]
     lines = [
         f"{one['key']}  {one['created_at']}" + (f"  the key of {fleet.path}" if one["configured"] else "")

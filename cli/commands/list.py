@@ -118,14 +118,14 @@ def list_snapshots(
         "schema": SCHEMA,
         "snapshots": [
             entry_document(entry, _first_shown(entry, last))
-            | {"retained_wal": {one.node: one.size_bytes for one in entry.retained}}
+            | {"retained_wal": {retained.node: retained.size_bytes for retained in entry.retained}}
             | checks_document(listing.checks, entry)
             for entry in _chosen(listing, wanted)
         ],
         "warnings": listing.warnings,
         "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
-        "open_operations": [one.to_json() for one in listing.open_operations],
-        "put_aside": [asdict(one) for one in listing.answers.old],
+        "open_operations": [open_operation.to_json() for open_operation in listing.open_operations],
+        "put_aside": [asdict(database) for database in listing.answers.old],
     }
     shown = None if every else last or (LAST_OF_ONE if wanted else LAST)
     lines = [] if options.json else lines_of(listing, utc_now(), wanted, shown)
@@ -170,8 +170,8 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
         "bytes": chain_bytes(chain, entry.summaries),
         "comment": chain.full.comment,
         "terminal": chain.full.terminal,
-        "increments_left_out": sum(one.increment < first for one in entry.summaries),
-        "increments": [increment_document(one) for one in entry.summaries if one.increment >= first],
+        "increments_left_out": sum(summary.increment < first for summary in entry.summaries),
+        "increments": [increment_document(summary) for summary in entry.summaries if summary.increment >= first],
     }
 
 
@@ -197,18 +197,18 @@ def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
 
     And the newest one with conflicts that no newer one has shown to be gone.
     """
-    found = {
+    ended_checks = {
         "last_check": checks.last.get(entry.name),
         "last_full_check": checks.full.get(entry.name),
         "last_valid_check": checks.valid.get(entry.name),
         "standing_conflicts": checks.standing_conflicts(entry.name, 1 + len(entry.summaries)),
     }
-    return {field: check.to_json() if check else None for field, check in found.items()}
+    return {field: check.to_json() if check else None for field, check in ended_checks.items()}
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
     """The size of all objects of the chain with these increments, in bytes."""
-    return chain.full.counts["bytes"] + sum(one.bytes for one in increments)
+    return chain.full.counts["bytes"] + sum(increment.bytes for increment in increments)
 
 
 def lines_of(
@@ -219,20 +219,20 @@ def lines_of(
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += [f"node {node}: retained WAL is not known: {why}" for node, why in listing.answers.not_asked.items()]
-    lines += [one.text for one in listing.open_operations]
-    if cut := [one.name for one in chosen if _first_shown(one, last) > 1]:
+    lines += [open_operation.text for open_operation in listing.open_operations]
+    if cut := [entry.name for entry in chosen if _first_shown(entry, last) > 1]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
     # Any snapshot's name will do.
     name = next((entry.name for entry in reversed(listing.entries) if entry.chain), "NAME")
     lines += [
-        f"node {one.node}: database {one.database}, put aside by a restore"
-        + (f", takes {size_text(one.bytes)}" if one.bytes is not None else "")
+        f"node {database.node}: database {database.database}, put aside by a restore"
+        + (f", takes {size_text(database.bytes)}" if database.bytes is not None else "")
         + f"; to drop it: snapshot restore {name} --discard-old"
-        for one in listing.answers.old
+        for database in listing.answers.old
     ]
     if not listing.entries:
         return ["the store has no snapshot; take one: snapshot create NAME", *lines]
-    remarks = [f"snapshot {one.name}: {one.remark}" for one in chosen if one.chain and one.remark]
+    remarks = [f"snapshot {entry.name}: {entry.remark}" for entry in chosen if entry.chain and entry.remark]
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]
 
 
@@ -251,23 +251,27 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
             rows.append((entry.name, "", "", state, *[""] * (len(COLUMNS) - 4)))
             continue
         first, newest = _first_shown(entry, last), entry.summaries[-1].increment if entry.summaries else 0
-        shown = [one for one in reversed(entry.summaries) if one.increment >= first]
-        for one in (*shown, summary_of(entry.chain.full)):
-            made_at, is_newest = cut_time(one), one.increment == newest
-            if one.increment == 0 and first > 1:
+        shown = [summary for summary in reversed(entry.summaries) if summary.increment >= first]
+        for summary in (*shown, summary_of(entry.chain.full)):
+            made_at, is_newest = cut_time(summary), summary.increment == newest
+            if summary.increment == 0 and first > 1:
                 rows.append(("", "…", f"{count_text(first - 1)} more", *[""] * (len(COLUMNS) - 3)))
             rows.append(
                 (
                     entry.name if is_newest else "",
-                    str(one.increment) if one.increment else "only cut" if entry.chain.full.only_cut else "full",
+                    str(summary.increment)
+                    if summary.increment
+                    else "only cut"
+                    if entry.chain.full.only_cut
+                    else "full",
                     Shorter(f"{moment_text(made_at)} ({age_text(made_at, now=now)})", minute_text(made_at)),
-                    ", ".join([entry.state] * is_newest + ["terminal"] * one.terminal),
-                    count_text(one.changes),
-                    count_text(one.transactions),
-                    size_text(one.bytes),
+                    ", ".join([entry.state] * is_newest + ["terminal"] * summary.terminal),
+                    count_text(summary.changes),
+                    count_text(summary.transactions),
+                    size_text(summary.bytes),
                     sparkline([increment.bytes for increment in entry.summaries], levels) if is_newest else "",
                     _checked(checks, entry, now) if is_newest else "",
-                    shortened(one.comment),
+                    shortened(summary.comment),
                 )
             )
     return FittingTable(COLUMNS, rows, NUMBERS, IMPORTANT, SPARED)

@@ -89,12 +89,12 @@ def prune(
 
 
 def _code_of_all(removed: Sequence[RemovalResult]) -> int:
-    codes = {code_of(one) for one in removed} - {DONE}
+    codes = {code_of(result) for result in removed} - {DONE}
     return UNREACHABLE if UNREACHABLE in codes else min(codes, default=DONE)
 
 
 def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
-    left = [one.mark.snapshot for one in removed if not one.is_done]
+    left = [result.mark.snapshot for result in removed if not result.is_done]
     return f"unfinished: {list_some(left, NAMES_SHOWN_MAX)}" if left else ""
 
 
@@ -106,7 +106,7 @@ def plan_document(plan: PrunePlan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "rules": rules_document(plan.rules),
-        "snapshots": [_verdict_document(plan, one) for one in plan.verdicts],
+        "snapshots": [_verdict_document(plan, verdict) for verdict in plan.verdicts],
         "steps": [_step_document(step) for step in plan.steps],
         "objects": plan.objects,
         "bytes": plan.bytes,
@@ -148,13 +148,13 @@ def document_of(pruned: PruneResult) -> dict[str, Any]:
     """The command's JSON: the plan, and what was done."""
     done = [
         {
-            "snapshot": one.mark.snapshot,
+            "snapshot": result.mark.snapshot,
             "kind": step.kind,
-            "state": "done" if one.is_done else "unfinished",
-            **mark_document(one.mark),
-            **removed_document(one),
+            "state": "done" if result.is_done else "unfinished",
+            **mark_document(result.mark),
+            **removed_document(result),
         }
-        for step, one in zip(pruned.plan.steps, pruned.removed, strict=True)
+        for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)
     ]
     return plan_document(pruned.plan) | {"acted": True, "done": done}
 
@@ -168,14 +168,14 @@ def plan_lines(plan: PrunePlan) -> list[str]:
                 f"{step.mark.snapshot}: finish what was begun at {step.mark.at} by {requester_text(step.mark)}"
             )
     by_name = {step.mark.snapshot: step for step in plan.steps}
-    for one in plan.verdicts:
-        problem = plan.problems.get(one.name)
-        why = "; ".join(one.why) + (f" ({problem}); see: snapshot check {one.name}" if problem else "")
-        going = by_name.get(one.name)
-        label = LABELS[one.fate]
-        if one.fate is RetentionFate.ONLY_FULL and len(plan.held[one.name].points) == 1:
+    for verdict in plan.verdicts:
+        problem = plan.problems.get(verdict.name)
+        why = "; ".join(verdict.why) + (f" ({problem}); see: snapshot check {verdict.name}" if problem else "")
+        going = by_name.get(verdict.name)
+        label = LABELS[verdict.fate]
+        if verdict.fate is RetentionFate.ONLY_FULL and len(plan.held[verdict.name].points) == 1:
             label = "kept, and ended"
-        lines.append(f"{one.name}: {label}: {why}")
+        lines.append(f"{verdict.name}: {label}: {why}")
         if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]
             lines += [f"  {line}" for line in slot_lines(going.mark, going.slots, going.left_behind)]
@@ -190,10 +190,10 @@ def lines_of(pruned: PruneResult) -> list[str]:
     """The output for people."""
     return [
         line
-        for step, one in zip(pruned.plan.steps, pruned.removed, strict=True)
+        for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)
         for line in removed_lines(
-            one,
-            f"{one.mark.snapshot} {'is deleted' if step.kind == DELETE else 'keeps only its full snapshot'}",
+            result,
+            f"{result.mark.snapshot} {'is deleted' if step.kind == DELETE else 'keeps only its full snapshot'}",
             "snapshot prune --yes",
         )
     ]

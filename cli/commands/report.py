@@ -36,15 +36,15 @@ def figures_document(figures: StoreFigures) -> dict[str, Any]:
     return {
         "fleet": figures.fleet,
         "made_at": time_text(figures.made_at),
-        "snapshots": [_snapshot(one) for one in figures.snapshots],
+        "snapshots": [_snapshot(snapshot) for snapshot in figures.snapshots],
         "gaps": {
             "median_seconds": gaps.median_seconds,
             "limit_seconds": gaps.limit_seconds,
-            "found": [_gap(one) for one in gaps.found],
+            "found": [_gap(gap) for gap in gaps.found],
         },
         "operations": {"read": operations.read, "are_all": operations.are_all, "untimed": operations.untimed},
-        "phases": [asdict(one) for one in operations.phases],
-        "checks": [_check(one) for one in operations.checks],
+        "phases": [asdict(phase) for phase in operations.phases],
+        "checks": [_check(check) for check in operations.checks],
     }
 
 

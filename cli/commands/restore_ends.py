@@ -75,7 +75,7 @@ class Confirmation:
 
     def dropping(self, old: list[OldDatabase]) -> None:
         """Raise NotConfirmedError if there is a database to drop."""
-        self._ask([old_text(one) for one in old], "--discard-old")
+        self._ask([old_text(database) for database in old], "--discard-old")
 
     def _ask(self, lines: list[str], option: str) -> None:
         if lines and not self.is_given:
@@ -158,8 +158,8 @@ def drop_old_databases(
     """Drop what restores have put aside."""
     with progress(context) as shown:
         old = discard_old(source, target, request.name, confirm.dropping, shown, request.scope.nodes)
-    lines = [f"dropped: {old_text(one)}" for one in old] or [NOTHING_ASIDE]
-    emit(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old]}, lines)
+    lines = [f"dropped: {old_text(database)}" for database in old] or [NOTHING_ASIDE]
+    emit(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(database) for database in old]}, lines)
 
 
 def show_old_databases(
@@ -168,8 +168,10 @@ def show_old_databases(
     """Print what restores have put aside."""
     with progress(context) as shown:
         old = find_old(source, target, request.name, shown, request.scope.nodes)
-    lines = [*(f"to drop: {old_text(one)}" for one in old), NOT_CHANGED] if old else [NOTHING_ASIDE]
-    answer(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old], "dry_run": True}, lines)
+    lines = [*(f"to drop: {old_text(database)}" for database in old), NOT_CHANGED] if old else [NOTHING_ASIDE]
+    answer(
+        context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(database) for database in old], "dry_run": True}, lines
+    )
 
 
 def old_text(one: OldDatabase) -> str:

@@ -29,14 +29,14 @@ def document_of(report: ResumeReport) -> dict[str, Any]:
         "asked": list(report.asked),
         "nodes": [
             {
-                "node": one.node,
-                "operation": one.was.operation,
-                "snapshot": one.was.snapshot,
-                "since": one.was.since,
-                "sessions_ended": one.ended,
-                "sessions_left": [session.details() for session in one.left],
+                "node": result.node,
+                "operation": result.was.operation,
+                "snapshot": result.was.snapshot,
+                "since": result.was.since,
+                "sessions_ended": result.ended,
+                "sessions_left": [session.details() for session in result.left],
             }
-            for one in report.results
+            for result in report.results
         ],
     }
 
@@ -45,7 +45,7 @@ def lines_of(report: ResumeReport) -> list[str]:
     """The output for people."""
     if not report.results:
         return [f"no terminal snapshot has made {', '.join(report.asked)} read-only; nothing was changed"]
-    return [line for one in report.results for line in _lines(one)]
+    return [line for result in report.results for line in _lines(result)]
 
 
 def _lines(one: ThawResult) -> list[str]:

@@ -100,15 +100,17 @@ def show(
     fleet = options.load_fleet()
     details = show_snapshot(fleet, newest_name(fleet, name), increment)
     entry, chain, open_operations = details.entry, details.chain, details.open_operations
-    document = document_of(entry, chain) | {"open_operations": [one.to_json() for one in open_operations]}
+    document = document_of(entry, chain) | {
+        "open_operations": [open_operation.to_json() for open_operation in open_operations]
+    }
     lines: list[str | RenderableType] = []
     if transactions:
         listed = in_doubt_transactions(chain.last)
-        document["transactions"] = [one.to_json() for one in listed]
+        document["transactions"] = [transaction.to_json() for transaction in listed]
         lines += transaction_lines(chain.last, listed)
     if recovery_plan:
         nodes = plan_recovery(chain)
-        document["recovery_plan"] = [one.to_json() for one in nodes]
+        document["recovery_plan"] = [node.to_json() for node in nodes]
         lines += plan_lines(chain.last, nodes)
     if verifiers and not statements:
         raise UsageError("--verifiers needs --statements", hint=f"snapshot show {name} --statements --verifiers")
@@ -121,7 +123,7 @@ def show(
         document["timeline"] = figures_document(figures)
         lines += [] if options.json else timeline_of(figures, timeline_levels())
     if not lines and not options.json:
-        lines = [*lines_of(entry, chain), *(one.text for one in open_operations)]
+        lines = [*lines_of(entry, chain), *(open_operation.text for open_operation in open_operations)]
     answer(context, document, lines)
 
 
@@ -174,10 +176,10 @@ def statement_lines(found: list[dict[str, Any]]) -> list[str]:
 
 def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdentity) -> list[str]:
     """The statements that fill the tables of a shard's extensions, and set the sequences of these."""
-    found = read_extension_rows(store, chain.last, identity.node)
-    marked = {(sequence.schema, sequence.name) for sequence in found.sequences}
-    sequences = [one for one in chain.sequences(identity.node) if (one.schema, one.name) in marked]
-    rows = [_rows_statement(one, identity.encoding) for one in found.tables]
+    extension_rows = read_extension_rows(store, chain.last, identity.node)
+    marked = {(sequence.schema, sequence.name) for sequence in extension_rows.sequences}
+    sequences = [sequence for sequence in chain.sequences(identity.node) if (sequence.schema, sequence.name) in marked]
+    rows = [_rows_statement(table, identity.encoding) for table in extension_rows.tables]
     return rows + [set_statement(sequence).rstrip() for sequence in sequences]
 
 
@@ -289,7 +291,11 @@ def _groups(chain: Chain) -> FittingTable:
 
 def _comments(chain: Chain) -> list[str | RenderableType]:
     """The comments of increments; the full snapshot's is in the first line."""
-    return [f"increment {one.increment} — {shortened(one.comment)}" for one in chain.increments if one.comment]
+    return [
+        f"increment {increment.increment} — {shortened(increment.comment)}"
+        for increment in chain.increments
+        if increment.comment
+    ]
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:

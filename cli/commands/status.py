@@ -92,16 +92,16 @@ class StatusReport:
 def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
     """Read the operations from the store; with `nodes`, ask the nodes, too."""
     store = open_own_store(fleet)
-    found = read_under_way(store)
-    return StatusReport(found, read_nodes(fleet, store) if nodes else [], utc_now())
+    under_way = read_under_way(store)
+    return StatusReport(under_way, read_nodes(fleet, store) if nodes else [], utc_now())
 
 
 def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:
     """The command's JSON. `nodes` has what was asked: who holds the fleet's lock, of primaries, and how far each is."""
     return {
         "schema": SCHEMA,
-        "operations": [_operation_of(one, report.now, fleet_file) for one in report.operations],
-        "nodes": [one.to_json() for one in report.nodes],
+        "operations": [_operation_of(operation, report.now, fleet_file) for operation in report.operations],
+        "nodes": [node.to_json() for node in report.nodes],
     }
 
 
@@ -114,25 +114,25 @@ def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | 
     """The output for people."""
     found, now = report.operations, report.now
     lines: list[str | RenderableType] = [_table(found, now), *_remarks(found, now)] if found else [NOTHING]
-    lines += [one.text for one in report.nodes]
-    return [name_fleet(one, fleet_file) if isinstance(one, str) else one for one in lines]
+    lines += [node.text for node in report.nodes]
+    return [name_fleet(line, fleet_file) if isinstance(line, str) else line for line in lines]
 
 
 def _table(found: list[UnderWay], now: datetime) -> FittingTable:
     rows: list[tuple[str, ...]] = []
-    for one in found:
-        sign, state = one.sign, one.state(now)
+    for way in found:
+        sign, state = way.sign, way.state(now)
         rows.append(
             (
-                one.id,
-                what_text(one),
+                way.id,
+                what_text(way),
                 state.value,
-                owner_text(one.label) if one.label else "",
-                age_text(datetime.fromisoformat(one.began_at), now=now) if one.began_at else "",
+                owner_text(way.label) if way.label else "",
+                age_text(datetime.fromisoformat(way.began_at), now=now) if way.began_at else "",
                 shortened(sign.phase) if sign else "",
                 _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
-                _left_text(one) if state is not ActivityState.DEAD else "",
-                f"{seconds_text(_silent_seconds(one, now))} ago" if one.seen_at else "",
+                _left_text(way) if state is not ActivityState.DEAD else "",
+                f"{seconds_text(_silent_seconds(way, now))} ago" if way.seen_at else "",
             )
         )
         for node in sign.nodes if sign else ():
@@ -165,10 +165,10 @@ def _silent_seconds(one: UnderWay, now: datetime) -> float:
 def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
     """What to do about dead operations, and who was asked to stop."""
     lines = []
-    for one in found:
-        lines += [f"operation {one.id}: {problem}" for problem in one.problems]
-        if remedy := one.settled_by(now):
-            lines.append(f"operation {one.id} {one.dead_text}; {remedy}")
-        if one.request is not None:
-            lines.append(f"operation {one.id}: {owner_text(one.request.by)} asked it to stop at {one.request.asked_at}")
+    for way in found:
+        lines += [f"operation {way.id}: {problem}" for problem in way.problems]
+        if remedy := way.settled_by(now):
+            lines.append(f"operation {way.id} {way.dead_text}; {remedy}")
+        if way.request is not None:
+            lines.append(f"operation {way.id}: {owner_text(way.request.by)} asked it to stop at {way.request.asked_at}")
     return lines

@@ -101,24 +101,24 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
         ended = read_ended(store, operation)
         if ended is not None and ended.outcome is not None:
             return ended
-        found = read_one(store, operation)
-        if found is None and (ended := read_ended(store, operation)) is not None and ended.outcome is not None:
+        way = read_one(store, operation)
+        if way is None and (ended := read_ended(store, operation)) is not None and ended.outcome is not None:
             # It has ended in between.
             return ended
-        if found is None:
+        if way is None:
             raise NoSuchOperationError(
                 f"no operation {operation} is in the store",
                 hint="see which there are: snapshot status   or: snapshot history",
             )
-        if found.failure is not None:
-            raise OperationFailedError(found, found.failure)
-        if found.state(utc_now()) is ActivityState.DEAD:
+        if way.failure is not None:
+            raise OperationFailedError(way, way.failure)
+        if way.state(utc_now()) is ActivityState.DEAD:
             raise OperationDeadError(
-                f"operation {operation} {found.dead_text}"
-                + (f" since {found.seen_at}" if found.seen_at and not found.is_gone else ""),
+                f"operation {operation} {way.dead_text}"
+                + (f" since {way.seen_at}" if way.seen_at and not way.is_gone else ""),
                 hint="see what settles it: snapshot status",
             )
-        phase = _show(found, phase, progress)
+        phase = _show(way, phase, progress)
         if deadline is not None and time.monotonic() >= deadline:
             raise StillRunningError(
                 f"operation {operation} has not ended in {seconds:.0f} s", hint="it goes on: snapshot status"

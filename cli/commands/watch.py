@@ -121,10 +121,10 @@ def obstacle_of(watcher: Watcher, error: SnapshotError, silent: SilentWatch) -> 
 def is_another_at_work(watcher: Watcher) -> bool:
     """Whether another watch has the turn, as its signs of life say; not if the store does not answer."""
     try:
-        found = read_under_way(watcher.source.open_store())
+        under_way = read_under_way(watcher.source.open_store())
     except SnapshotError:
         return False
-    return working_watch(found, watcher.operation, utc_now()) is not None
+    return working_watch(under_way, watcher.operation, utc_now()) is not None
 
 
 def _is_terminated(error: BaseException) -> bool:

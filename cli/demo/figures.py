@@ -217,7 +217,7 @@ def document_of(report: StoryReport) -> dict[str, Any]:
         "schema": SCHEMA,
         "holds": report.holds,
         "seconds": round(report.seconds, 3),
-        "chapters": [{"name": one.name, "seconds": round(one.seconds, 3)} for one in report.chapters],
+        "chapters": [{"name": chapter.name, "seconds": round(chapter.seconds, 3)} for chapter in report.chapters],
         "fleet": {"shards": SHARDS, "backups": BACKUPS, "accounts": SHARDS * ACCOUNTS_PER_SHARD},
         "bank": bank and _bank_document(bank),
         "cuts": [_cut_document(cut, bank.began if bank else report.began) for cut in report.cuts],
@@ -331,8 +331,8 @@ def _closing_table(report: StoryReport) -> Table:
     table.add_column("took", justify="right", no_wrap=True)
     table.add_column("what it showed")
     shown = _findings(report)
-    for one in report.chapters:
-        table.add_row(one.name, seconds_text(one.seconds), shown.get(one.name, ""))
+    for chapter in report.chapters:
+        table.add_row(chapter.name, seconds_text(chapter.seconds), shown.get(chapter.name, ""))
     table.add_row("all of it", seconds_text(report.seconds), "", style="bold")
     return table
 
@@ -351,7 +351,7 @@ def _findings(report: StoryReport) -> dict[ChapterName, str]:
         size = sum(cut.commit.counts["bytes"] for cut in report.cuts[1:])
         found[ChapterName.INCREMENTS] = f"{count_text(changes)} changes in {size_text(size)}"
     if report.check:
-        compared = [one.compared for one in report.check.snapshots]
+        compared = [snapshot.compared for snapshot in report.check.snapshots]
         transfers = sum(one.transactions for one in compared)
         found[ChapterName.CHECK] = f"{report.check.result}: {count_text(transfers)} two-phase transfers compared"
     if report.disaster:

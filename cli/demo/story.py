@@ -279,7 +279,11 @@ class Story:
         entries = log.entries()
         ends = sorted(end for end in (start + seconds for start, seconds in entries) if end <= ended)
         began = min((start for start, _ in entries), default=ended)
-        checks = [(one.began, one.began + one.seconds) for one in report.chapters if one.name is ChapterName.CHECK]
+        checks = [
+            (chapter.began, chapter.began + chapter.seconds)
+            for chapter in report.chapters
+            if chapter.name is ChapterName.CHECK
+        ]
         report.bank = BankFigures(
             clients=bank.clients,
             began=began,

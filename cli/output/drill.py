@@ -30,8 +30,8 @@ def drill_document(report: DrillReport) -> dict[str, Any]:
         "bytes": restored.bytes,
         "nodes": [{"node": n.node, "rows": n.rows, "seconds": round(n.seconds, 3)} for n in restored.nodes],
         "left_out": restored.left_out,
-        "refused": [one.document() for one in restored.refused],
-        "assertions": [_assertion_document(one) for one in report.assertions],
+        "refused": [statement.document() for statement in restored.refused],
+        "assertions": [_assertion_document(assertion) for assertion in report.assertions],
         **borrowed_document(restored),
     }
 
@@ -58,10 +58,10 @@ def drill_lines(report: DrillReport) -> list[str]:
         seconds_text(restored.seconds),
     )
     lines = [f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} restored in {seconds}"]
-    lines += [f"{one.node}: {quantity_text(one.rows, 'rows')}" for one in restored.nodes]
+    lines += [f"{node.node}: {quantity_text(node.rows, 'rows')}" for node in restored.nodes]
     lines += borrowed_lines(restored)
     lines += refused_lines("refused", restored.refused)
-    lines += [_assertion_line(one) for one in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]
+    lines += [_assertion_line(assertion) for assertion in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
 
 

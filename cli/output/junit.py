@@ -25,15 +25,15 @@ NO_ASSERTIONS = "fleet.toml has no [[drill.assertion]]: nothing was asked"
 def junit_of(report: CheckReport) -> str:
     """The report as XML."""
     suites = ElementTree.Element("testsuites", name=CHECK, time=f"{report.seconds:.3f}")
-    for one in report.snapshots:
-        suites.append(_suite(one))
+    for snapshot in report.snapshots:
+        suites.append(_suite(snapshot))
     return _xml_of(suites)
 
 
 def junit_of_drill(report: DrillReport) -> str:
     """The report as XML."""
     restored, suites = report.restored, ElementTree.Element("testsuites", name=DRILL, time=f"{report.seconds:.3f}")
-    outcomes = [one.holds for one in report.assertions]
+    outcomes = [assertion.holds for assertion in report.assertions]
     name = f"{restored.snapshot} at increment {restored.increment}"
     refused = restored.refused
     counts = {"tests": 1 + len(refused) + max(len(outcomes), 1), "failures": outcomes.count(False)}
@@ -44,13 +44,17 @@ def junit_of_drill(report: DrillReport) -> str:
     for left in refused:
         case = ElementTree.SubElement(suite, "testcase", classname=left.node, name=left.object)
         ElementTree.SubElement(case, "skipped", message=f"refused: {left.reason}")
-    for one in report.assertions:
-        what = {"classname": one.assertion.node, "name": one.assertion.sql, "time": f"{one.seconds:.3f}"}
+    for assertion in report.assertions:
+        what = {
+            "classname": assertion.assertion.node,
+            "name": assertion.assertion.sql,
+            "time": f"{assertion.seconds:.3f}",
+        }
         case = ElementTree.SubElement(suite, "testcase", what)
-        if one.holds is None:
-            ElementTree.SubElement(case, "skipped", message=one.why)
-        elif not one.holds:
-            ElementTree.SubElement(case, "failure", message=one.why, type="assertion")
+        if assertion.holds is None:
+            ElementTree.SubElement(case, "skipped", message=assertion.why)
+        elif not assertion.holds:
+            ElementTree.SubElement(case, "failure", message=assertion.why, type="assertion")
     if not outcomes:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name="assertions")
         ElementTree.SubElement(case, "skipped", message=NO_ASSERTIONS)

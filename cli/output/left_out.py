@@ -70,11 +70,11 @@ def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snaps
 
     It is named when the chain begins, or where it comes to it; somebody reads this every night.
     """
-    known = {(one.node, one.kind, one.name) for one in before}
+    known = {(out.node, out.kind, out.name) for out in before}
     brief = {**KINDS, **PARTIAL}
     old, new = list[LeftOut](), list[LeftOut]()
-    for one in left_out:
-        (old if (one.node, one.kind, one.name) in known and one.kind in brief else new).append(one)
+    for out in left_out:
+        (old if (out.node, out.kind, out.name) in known and out.kind in brief else new).append(out)
     lines = left_out_lines(new)
     by_kind = _by_kind(old)
     counts = [
@@ -86,7 +86,7 @@ def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snaps
 def warning_lines(left_out: Iterable[LeftOut], *, remedy: bool = True) -> list[str]:
     """One line for each kind of object that is restored but may differ from the source, with or without `remedy`."""
     by_kind = _by_kind(left_out)
-    append_only = sorted({one.name for one in by_kind.get(LeftOutKind.APPEND_ONLY_TABLE, [])})
+    append_only = sorted({out.name for out in by_kind.get(LeftOutKind.APPEND_ONLY_TABLE, [])})
     texts = {kind: text if remedy else text.replace(f" ({REMEDY})", "") for kind, text in WARNINGS.items()}
     lines = [f"warning: {texts[LeftOutKind.APPEND_ONLY_TABLE]}: {_shorten(append_only)}"] if append_only else []
     return lines + [
@@ -107,8 +107,8 @@ def warnings_of_several(left_out: Mapping[str, Iterable[LeftOut]]) -> list[str]:
 
 def _by_kind(left_out: Iterable[LeftOut]) -> dict[LeftOutKind, list[LeftOut]]:
     by_kind: dict[LeftOutKind, list[LeftOut]] = {}
-    for one in left_out:
-        by_kind.setdefault(one.kind, []).append(one)
+    for out in left_out:
+        by_kind.setdefault(out.kind, []).append(out)
     return by_kind
 
 

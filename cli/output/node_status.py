@@ -48,7 +48,7 @@ class NodeStatus:
             "watch": self.lock.watch.details() if self.lock and self.lock.watch else None,
             "problem": self.problem or None,
             "position": str(lags.position) if lags.position is not None else None,
-            "slots": [asdict(one) for one in lags.slots],
+            "slots": [asdict(slot) for slot in lags.slots],
             "archive_lag_bytes": lags.behind(self.archived),
             "replay_lag_bytes": lags.replay.size_bytes if lags.replay else None,
             "replay_lag_seconds": lags.replay.seconds if lags.replay else None,
@@ -67,10 +67,10 @@ class NodeStatus:
             parts.append(f"WAL positions are not known: {self.lags.problem}")
         else:
             parts += [f"at {self.lags.position}" if self.lags.position is not None else "at no known position"]
-            for one in self.lags.slots:
+            for slot in self.lags.slots:
                 parts += [
-                    f"slot {one.slot} {size_text(one.lag_bytes)} behind",
-                    f"retains {size_text(one.retained_bytes)}",
+                    f"slot {slot.slot} {size_text(slot.lag_bytes)} behind",
+                    f"retains {size_text(slot.retained_bytes)}",
                 ]
         if (behind := self.lags.behind(self.archived)) is not None:
             parts.append(f"archive {size_text(behind)} behind")
@@ -89,7 +89,7 @@ def _lock_text(lock: LockAnswer) -> str:
 def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
     """What the nodes have answered, in the order of fleet.toml, and how far their WAL is in the store."""
     query = LagsQuery(fleet.nodes)
-    locks = {one.node: one for one in ask_lock_holders(fleet)}
+    locks = {ask_lock_holder.node: ask_lock_holder for ask_lock_holder in ask_lock_holders(fleet)}
     archived = archived_positions(chains_by_cut(read_entries(store, fleet)))
     lags = query.lags()
     return [

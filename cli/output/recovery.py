@@ -28,9 +28,9 @@ def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]
     if not transactions:
         return [f"no transaction was in doubt at the cut of {label}"]
     rows = [
-        (*((one.global_id, one.decision) if number == 0 else ("", "")), node, state_of(part), part.gid)
-        for one in transactions
-        for number, (node, part) in enumerate(one.parts)
+        (*((transaction.global_id, transaction.decision) if number == 0 else ("", "")), node, state_of(part), part.gid)
+        for transaction in transactions
+        for number, (node, part) in enumerate(transaction.parts)
     ]
     return [FittingTable(("global id", "decision", "node", "at the cut", "gid"), rows)]
 
@@ -39,15 +39,15 @@ def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | Rend
     """A recovery plan as text to paste: what is not a setting or a statement is a comment."""
     label = increment_label(commit.snapshot, commit.increment)
     lines: list[str | RenderableType] = [f"# {label}, cut {commit.cut.id}"]
-    for one in nodes:
+    for node in nodes:
         lines += [
             "",
-            f"# node {one.node}: restore a backup that ended before {one.target}; with restore_command and an empty",
-            f"# recovery.signal, add to postgresql.auto.conf (needs WAL through {one.wal_through}):",
-            *one.configuration,
-            f"-- node {one.node}, in database {one.database}, once it is promoted and before applications connect"
-            + ("" if one.statements else ": nothing to decide"),
-            *one.statements,
+            f"# node {node.node}: restore a backup that ended before {node.target}; with restore_command and an empty",
+            f"# recovery.signal, add to postgresql.auto.conf (needs WAL through {node.wal_through}):",
+            *node.configuration,
+            f"-- node {node.node}, in database {node.database}, once it is promoted and before applications connect"
+            + ("" if node.statements else ": nothing to decide"),
+            *node.statements,
         ]
     return [*lines, "", f"# {AFTERWARDS}"]
 
@@ -66,7 +66,7 @@ def write_transactions(
         "schema": TRANSACTIONS_SCHEMA,
         "snapshot": name,
         "increment": increment,
-        "transactions": [one.to_json() for one in transactions],
+        "transactions": [transaction.to_json() for transaction in transactions],
     }
     path = folder / f"{name}-{increment}-transactions.json"
     what = f"transactions in doubt at the cut of {increment_label(name, increment)}: {len(transactions)}"

@@ -71,9 +71,12 @@ def write_refused(
     lines = [] if is_published else [UNFINISHED]
     for (node, database, access), statements in groupby(refused, lambda one: (one.node, one.database, one.access)):
         lines += [f"-- node {_comment(node)}, database {_comment(database)}", _connect(access, token), SETTINGS]
-        for one in statements:
-            text = _with_reading(one.script) if is_statements_alone(one.script) else NOT_SQL
-            lines += [f"-- {_comment(one.object)}: {_comment(one.reason)}", f"{_with_reading(one.settings)}{text}"]
+        for statement in statements:
+            text = _with_reading(statement.script) if is_statements_alone(statement.script) else NOT_SQL
+            lines += [
+                f"-- {_comment(statement.object)}: {_comment(statement.reason)}",
+                f"{_with_reading(statement.settings)}{text}",
+            ]
         lines.append(END.format(token=token))
     try:
         with replaced_file(path, FILE_MODE) as write:

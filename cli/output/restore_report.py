@@ -32,19 +32,21 @@ def borrowed_document(report: RestoreReport) -> dict[str, Any]:
     """The fields of the command's JSON."""
     return {
         "from_backup_copies": to_builtins(report.borrowed),
-        "damaged": [{"object": one.key, "node": one.node, "kind": one.kind} for one in report.damaged],
+        "damaged": [{"object": damage.key, "node": damage.node, "kind": damage.kind} for damage in report.damaged],
     }
 
 
 def borrowed_lines(report: RestoreReport, *, is_done: bool = True) -> list[str]:
     """A line for each damaged object, and for each copy that rows were taken from."""
-    lines = [f"damaged: object {one.key} of node {one.node}: {one.detail}" for one in report.damaged[:NAMED_MAX]]
+    lines = [
+        f"damaged: object {damage.key} of node {damage.node}: {damage.detail}" for damage in report.damaged[:NAMED_MAX]
+    ]
     if (more := len(report.damaged) - NAMED_MAX) > 0:
         lines.append(f"… {more} more damaged objects; all of them with --json")
-    for one in report.borrowed:
-        more = len(one.groups) - NAMED_MAX
-        names = ", ".join(one.groups[:NAMED_MAX]) + (f" and {more} more tables" if more > 0 else "")
-        lines.append(f"{'taken' if is_done else 'to take'} from the copy of {one.node} for {one.shard}: {names}")
+    for rows in report.borrowed:
+        more = len(rows.groups) - NAMED_MAX
+        names = ", ".join(rows.groups[:NAMED_MAX]) + (f" and {more} more tables" if more > 0 else "")
+        lines.append(f"{'taken' if is_done else 'to take'} from the copy of {rows.node} for {rows.shard}: {names}")
     return lines
 
 
@@ -198,15 +200,15 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "slots_dropped": report.slots_dropped,
         "slots_left": report.slots_left,
         "owner_changes": to_builtins(report.owner_changes),
-        "open_operations": [one.to_json() for one in report.open_operations],
-        "transactions": None if report.in_doubt is None else [one.to_json() for one in report.in_doubt],
+        "open_operations": [open_operation.to_json() for open_operation in report.open_operations],
+        "transactions": None if report.in_doubt is None else [transaction.to_json() for transaction in report.in_doubt],
         **borrowed_document(report),
         "warnings": report.warnings,
         "moved": report.moved,
-        "routes": [one._asdict() for one in report.routes],
+        "routes": [route._asdict() for route in report.routes],
         "remarks": report.remarks,
         "scope": to_builtins(report.scope),
-        "refused": [one.document() for one in report.refused],
+        "refused": [statement.document() for statement in report.refused],
         "role_differences": report.role_differences,
     }
 
@@ -222,12 +224,13 @@ def lines_of(report: RestoreReport, *, is_announced: bool = False) -> list[str]:
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in report.warnings]
     lines += [f"previous database kept on {name}" for name in report.aside]
-    for one in report.owner_changes:
+    for owner_change in report.owner_changes:
         lines.append(
-            f"{one.node}: database {one.database} belongs to {one.owner}, the previous one to {one.previous};"
-            f" to give it back, run on {one.node}:"
+            f"{owner_change.node}: database {owner_change.database} belongs to {owner_change.owner},"
+            f" the previous one to {owner_change.previous};"
+            f" to give it back, run on {owner_change.node}:"
         )
-        lines.append(one.statement)
+        lines.append(owner_change.statement)
     lines += refused_lines("refused", report.refused, "the file of them has each")
     lines += borrowed_lines(report)
     lines += [f"role created on {name}" for name in report.roles_created]
@@ -237,7 +240,7 @@ def lines_of(report: RestoreReport, *, is_announced: bool = False) -> list[str]:
         lines += left_out_lines(report.not_in_snapshot)
     lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
     lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
-    lines += [one.text for one in report.open_operations]
+    lines += [open_operation.text for open_operation in report.open_operations]
     if report.slots_dropped or report.slots_left:
         lines.append(
             "earlier snapshots of the databases that were put aside can get no more increments; for theirs,"
@@ -255,8 +258,11 @@ def difference_lines(found: Sequence[str]) -> list[str]:
 
 def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: str = ALL_IN_JSON) -> list[str]:
     """What was refused; of many privileges their number, the first reason, and where `all_of_them` are."""
-    reasons = {one.counted: one.reason for one in reversed(refused) if one.counted}
-    found = [(one.text(), one.counted and f"{one.counted} ({reasons[one.counted]})") for one in refused]
+    reasons = {statement.counted: statement.reason for statement in reversed(refused) if statement.counted}
+    found = [
+        (statement.text(), statement.counted and f"{statement.counted} ({reasons[statement.counted]})")
+        for statement in refused
+    ]
     return [f"{word}: {line}" for line in _counted_lines(found, all_of_them)]
 
 
@@ -274,7 +280,7 @@ def _counted_lines(found: Iterable[tuple[str, str]], all_of_them: str = ALL_IN_J
 
 def route_lines(report: RestoreReport) -> list[str]:
     """How rows are divided among targets that are not the snapshot's shards, and what that means for other things."""
-    return [*report.remarks, *(f"{one.table} by {one.route}" for one in report.routes)]
+    return [*report.remarks, *(f"{route.table} by {route.route}" for route in report.routes)]
 
 
 def _slot_left_lines(name: str) -> list[str]:
@@ -299,7 +305,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
         "roles_missing": _missing_roles(plan, preview),
         "ddl_not_tried": preview.untried,
         "role_differences": preview.role_differences,
-        "refused": [one.document() for one in preview.refused],
+        "refused": [statement.document() for statement in preview.refused],
         "replaces": preview.replaces,
         "warnings": [*plan.report().warnings, *preview.warnings],
         "plan": plan_document(plan, preview),
@@ -319,7 +325,7 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role to create on {role}" for role in _missing_roles(plan, preview)]
-    return lines + [one.text for one in report.open_operations]
+    return lines + [open_operation.text for open_operation in report.open_operations]
 
 
 def announce_plan(
@@ -348,5 +354,5 @@ def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
 
 def _missing_roles(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     return sorted(
-        {f"{one.node.id}: {role}" for one in plan.targets for role in preview.roles_missing.get(one.shard, [])}
+        {f"{target.node.id}: {role}" for target in plan.targets for role in preview.roles_missing.get(target.shard, [])}
     )

@@ -56,7 +56,9 @@ def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMov
                 " quoted as in SQL",
             )
         move = TableMove(*map(unquote_identifier, names.groups()))
-        same = [one for one in moves if (one.schema, one.table) == (move.schema, move.table)]
+        same = [
+            table_move for table_move in moves if (table_move.schema, table_move.table) == (move.schema, move.table)
+        ]
         if same or (move.schema, move.table) == (move.to_schema, move.to_table):
             raise UsageError(
                 f"--group {value!r}: a table gets one other name", hint="name each table once, with its other name"

@@ -316,7 +316,7 @@ def _drawn(lines: Iterable[str], style: str) -> Iterator[RenderableType]:
 
 
 def _widths(titles: Sequence[str], rows: Sequence[Sequence[str]], columns: Iterable[int]) -> list[int]:
-    return [max([cells_of(titles[one]), *(cells_of(row[one]) for row in rows)]) for one in columns]
+    return [max([cells_of(titles[column]), *(cells_of(row[column]) for row in rows)]) for column in columns]
 
 
 def _width_of(widths: Sequence[int]) -> int:

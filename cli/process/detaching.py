@@ -63,7 +63,7 @@ def is_in_background() -> bool:
 
 def is_user_present() -> bool:
     """Whether somebody at a terminal has typed the command."""
-    return sys.stdin.isatty() or any(one.is_at_terminal for one in _starters)
+    return sys.stdin.isatty() or any(starter.is_at_terminal for starter in _starters)
 
 
 def announce(operation: str) -> None:

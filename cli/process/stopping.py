@@ -132,7 +132,7 @@ def cancel_request() -> CancelRequest | None:
 
 def is_asked_to_stop(operation: str) -> bool:
     """Whether somebody has asked this operation of the process to stop."""
-    return any(one.operation == operation for one in _requests)
+    return any(request.operation == operation for request in _requests)
 
 
 def forget_requests(*, kept: str) -> None:
@@ -140,7 +140,7 @@ def forget_requests(*, kept: str) -> None:
     # From here on another request interrupts.
     _is_stopping.clear()
     stop_hurrying()
-    _requests[:] = [one for one in _requests if one.operation == kept]
+    _requests[:] = [request for request in _requests if request.operation == kept]
 
 
 def owner_text(label: str) -> str:

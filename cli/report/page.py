@@ -155,7 +155,7 @@ def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
 
 def axis(extent: Extent) -> Element:
     """The times at both ends of the rows above it."""
-    begin, end = (element("span", moment_text(one)) for one in (extent.begin, extent.end))
+    begin, end = (element("span", moment_text(datetime)) for datetime in (extent.begin, extent.end))
     return element("div", begin, end, class_="axis")
 
 
@@ -215,8 +215,12 @@ def page_of(figures: StoreFigures) -> str:
         "body",
         element("h1", title),
         element("p", f"{counts}. Made at {moment_text(figures.made_at)} from what the store records.", class_="muted"),
-        element("nav", *(element("a", one.title, href=f"#{one.name}") for one in sections), aria_label="Sections"),
-        element("main", *(_section(one, extent) for one in sections)),
+        element(
+            "nav",
+            *(element("a", section.title, href=f"#{section.name}") for section in sections),
+            aria_label="Sections",
+        ),
+        element("main", *(_section(section, extent) for section in sections)),
     )
     return html_of(element("html", head, body, lang="en"))
 
@@ -234,7 +238,7 @@ def _section(section: Section, extent: Extent | None) -> Element:
         element("h2", section.title, id=section.name),
         *(element("p", text) for text in section.texts),
         *([element("figure", *pictures)] if pictures else []),
-        *(_table(one) for one in section.tables if one.rows),
+        *(_table(table) for table in section.tables if table.rows),
         aria_labelledby=section.name,
     )
 

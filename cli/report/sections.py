@@ -120,8 +120,8 @@ class Extent:
 
 def extent_of(moments: Iterable[datetime]) -> Extent | None:
     """From the first moment to the last; None if there is none."""
-    found = list(moments)
-    return Extent(min(found), max(found)) if found else None
+    datetimes = list(moments)
+    return Extent(min(datetimes), max(datetimes)) if datetimes else None
 
 
 def columns_of(row: TimeRow, extent: Extent, count: int) -> list[float | None]:
@@ -156,8 +156,8 @@ def shaded_columns(row: TimeRow, extent: Extent, count: int) -> list[bool]:
 
 def heights_of(columns: Sequence[float | None]) -> list[float | None]:
     """The values as parts of the greatest; what is below zero, as lags may be, counts as zero."""
-    peak = max((one for one in columns if one is not None), default=0.0)
-    return [None if one is None else max(one, 0.0) / peak if peak > 0 else 0.0 for one in columns]
+    peak = max((column for column in columns if column is not None), default=0.0)
+    return [None if column is None else max(column, 0.0) / peak if peak > 0 else 0.0 for column in columns]
 
 
 # A picture has so many rows, a table so many: what is left out is said.
@@ -190,13 +190,20 @@ def newest_rows(rows: Sequence[tuple[str, ...]], what: str) -> tuple[tuple[tuple
 
 def _points(figures: StoreFigures) -> Section:
     gaps = figures.gaps
-    counted = [point for one in figures.snapshots if one.is_counted for point in one.points]
+    counted = [point for snapshot in figures.snapshots if snapshot.is_counted for point in snapshot.points]
     shades = tuple(Shade(gap.after.at, gap.until) for gap in gaps.found if gap.before)
     gaps_text = quantity_text(len(gaps.found), "gaps")
     every = TimeRow("all with rows, and gaps", _marks(counted, lambda _: 1.0), gaps_text, shades=shades)
     rows = [every] if counted else []
     shown = _newest(figures.snapshots) if len(figures.snapshots) > 1 or not counted else []
-    rows += [TimeRow(one.name, _marks(one.points, lambda _: 1.0), f"{len(one.points)}, {one.state}") for one in shown]
+    rows += [
+        TimeRow(
+            snapshot_figures.name,
+            _marks(snapshot_figures.points, lambda _: 1.0),
+            f"{len(snapshot_figures.points)}, {snapshot_figures.state}",
+        )
+        for snapshot_figures in shown
+    ]
     newest = max((point.cut_at for point in counted), default=None)
     usual = gaps.median_seconds
     median_text = "there are too few spans for one" if usual is None else seconds_text(usual)
@@ -237,14 +244,14 @@ def _snapshot_table(snapshots: Iterable[SnapshotFigures]) -> DataTable:
     titles = ("snapshot", "state", "restore points", "first cut", "newest cut", "remark")
     rows = [
         (
-            one.name,
-            one.state + (", without rows" if one.is_only_cut else ""),
-            count_text(len(one.points)),
-            moment_text(one.points[0].cut_at) if one.points else "",
-            moment_text(one.points[-1].cut_at) if one.points else "",
-            shortened(one.remark),
+            snapshot.name,
+            snapshot.state + (", without rows" if snapshot.is_only_cut else ""),
+            count_text(len(snapshot.points)),
+            moment_text(snapshot.points[0].cut_at) if snapshot.points else "",
+            moment_text(snapshot.points[-1].cut_at) if snapshot.points else "",
+            shortened(snapshot.remark),
         )
-        for one in snapshots
+        for snapshot in snapshots
     ]
     shown, note = newest_rows(sorted(rows, key=lambda row: (row[4], row[0])), "snapshots")
     return DataTable("Snapshots", titles, shown, frozenset({2}), note)
@@ -252,11 +259,11 @@ def _snapshot_table(snapshots: Iterable[SnapshotFigures]) -> DataTable:
 
 def _cuts(figures: StoreFigures) -> Section:
     points = figures.points
-    widths = [one.cut_seconds for one in points]
+    widths = [point.cut_seconds for point in points]
     rows = (
-        _row("width of the cut", points, lambda one: one.cut_seconds, width_text),
-        _row("in flight", points, lambda one: one.in_flight, count_text),
-        _row("of these included early", points, lambda one: one.included_early, count_text),
+        _row("width of the cut", points, lambda point_figures: point_figures.cut_seconds, width_text),
+        _row("in flight", points, lambda point_figures: point_figures.in_flight, count_text),
+        _row("of these included early", points, lambda point_figures: point_figures.included_early, count_text),
     )
     titles = (
         "restore point",
@@ -271,20 +278,20 @@ def _cuts(figures: StoreFigures) -> Section:
     )
     cells = [
         (
-            point_text(one) + (", terminal" if one.is_terminal else ""),
-            moment_text(one.cut_at) + ("" if one.is_cut_timed else " (put)"),
-            width_text(one.cut_seconds),
-            count_text(one.in_flight),
-            count_text(one.included_early),
-            count_text(one.global_transactions),
-            count_text(one.attempts),
-            shortened("; ".join(one.causes)),
-            shortened(one.comment),
+            point_text(point) + (", terminal" if point.is_terminal else ""),
+            moment_text(point.cut_at) + ("" if point.is_cut_timed else " (put)"),
+            width_text(point.cut_seconds),
+            count_text(point.in_flight),
+            count_text(point.included_early),
+            count_text(point.global_transactions),
+            count_text(point.attempts),
+            shortened("; ".join(point.causes)),
+            shortened(point.comment),
         )
-        for one in points
+        for point in points
     ]
     shown, note = newest_rows(cells, "cuts")
-    untimed = sum(not one.is_cut_timed for one in points)
+    untimed = sum(not point.is_cut_timed for point in points)
     texts = [
         "The width of a cut is the time from its first start marker to its last finish marker; in flight are the global"
         " transactions that were prepared, but not committed on all of their nodes."
@@ -304,26 +311,31 @@ def _cuts(figures: StoreFigures) -> Section:
 
 
 def _sizes(figures: StoreFigures) -> Section:
-    snapshots = [one for one in figures.snapshots if one.points]
+    snapshots = [snapshot for snapshot in figures.snapshots if snapshot.points]
     shown = _newest(snapshots)
     increments = [point for point in figures.points if point.increment]
-    rows = [_row("each increment", increments, lambda one: one.bytes, size_text)] if increments else []
-    rows += [TimeRow(one.name, _sums(one.points), size_text(one.bytes), is_level=True) for one in shown]
+    rows = (
+        [_row("each increment", increments, lambda point_figures: point_figures.bytes, size_text)] if increments else []
+    )
+    rows += [
+        TimeRow(snapshot_figures.name, _sums(snapshot_figures.points), size_text(snapshot_figures.bytes), is_level=True)
+        for snapshot_figures in shown
+    ]
     titles = ("snapshot", "size", "full", "increments", "growth in a day", "changes", "transactions")
     cells = [
         (
-            one.name,
-            size_text(one.bytes),
-            size_text(one.points[0].bytes),
-            size_text(one.bytes - one.points[0].bytes),
-            size_text(round(one.growth_bytes_per_day)) if one.growth_bytes_per_day is not None else "",
-            count_text(sum(point.changes for point in one.points)),
-            count_text(sum(point.transactions for point in one.points)),
+            snapshot.name,
+            size_text(snapshot.bytes),
+            size_text(snapshot.points[0].bytes),
+            size_text(snapshot.bytes - snapshot.points[0].bytes),
+            size_text(round(snapshot.growth_bytes_per_day)) if snapshot.growth_bytes_per_day is not None else "",
+            count_text(sum(point.changes for point in snapshot.points)),
+            count_text(sum(point.transactions for point in snapshot.points)),
         )
-        for one in sorted(snapshots, key=lambda one: one.points[-1].cut_at)
+        for snapshot in sorted(snapshots, key=lambda one: one.points[-1].cut_at)
     ]
     table, note = newest_rows(cells, "snapshots")
-    text = f"All together {size_text(sum(one.bytes for one in snapshots))}: what their commits list."
+    text = f"All together {size_text(sum(snapshot.bytes for snapshot in snapshots))}: what their commits list."
     return Section(
         "sizes",
         "Sizes and growth",
@@ -337,14 +349,14 @@ def _increment_table(points: Sequence[PointFigures]) -> DataTable:
     titles = ("restore point", "cut made", "size", "changes", "transactions", "took")
     cells = [
         (
-            point_text(one),
-            moment_text(one.cut_at),
-            size_text(one.bytes),
-            count_text(one.changes),
-            count_text(one.transactions),
-            seconds_text(one.seconds),
+            point_text(point),
+            moment_text(point.cut_at),
+            size_text(point.bytes),
+            count_text(point.changes),
+            count_text(point.transactions),
+            seconds_text(point.seconds),
         )
-        for one in points
+        for point in points
     ]
     shown, note = newest_rows(cells, "restore points")
     return DataTable("Size of each restore point", titles, shown, frozenset({2, 3, 4, 5}), note)
@@ -352,24 +364,26 @@ def _increment_table(points: Sequence[PointFigures]) -> DataTable:
 
 def _newest(snapshots: Sequence[SnapshotFigures]) -> list[SnapshotFigures]:
     """As many of the newest snapshots as a picture has rows, in the order of their newest cuts."""
-    return sorted((one for one in snapshots if one.points), key=lambda one: one.points[-1].cut_at)[-ROWS_MAX:]
+    return sorted((snapshot for snapshot in snapshots if snapshot.points), key=lambda one: one.points[-1].cut_at)[
+        -ROWS_MAX:
+    ]
 
 
 def _left_out(snapshots: Sequence[SnapshotFigures], shown: Sequence[SnapshotFigures], what: str) -> str:
-    if not shown or len(shown) == len([one for one in snapshots if one.points]):
+    if not shown or len(shown) == len([snapshot for snapshot in snapshots if snapshot.points]):
         return ""
     return f"The picture has the newest {len(shown)} of {count_text(len(snapshots))} {what}."
 
 
 def _marks(points: Iterable[PointFigures], value: Callable[[PointFigures], float]) -> tuple[TimeMark, ...]:
-    return tuple(TimeMark(one.cut_at, value(one)) for one in points)
+    return tuple(TimeMark(point.cut_at, value(point)) for point in points)
 
 
 def _sums(points: Iterable[PointFigures]) -> tuple[TimeMark, ...]:
     marks, total = [], 0
-    for one in points:
-        total += one.bytes
-        marks.append(TimeMark(one.cut_at, total))
+    for point in points:
+        total += point.bytes
+        marks.append(TimeMark(point.cut_at, total))
     return tuple(marks)
 
 
@@ -421,13 +435,13 @@ def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tup
         "The lag of a primary is the time from its newest commit before a cut, or from its start marker if that is"
         " later, to the cut: what it had committed before is in the snapshot. Differences of clocks are in it, too."
     ]
-    lacking = sum(not one.lags for one in points)
+    lacking = sum(not point.lags for point in points)
     if lacking:
         texts.append(
             f"{count_text(lacking)} of {quantity_text(len(points), 'commits')} do not say when nodes last committed:"
             " earlier versions did not record it. They have no lag here, which is not a lag of zero."
         )
-    safe = max((one for one in points if one.safe_at), key=lambda one: one.cut_at, default=None)
+    safe = max((point for point in points if point.safe_at), key=lambda one: one.cut_at, default=None)
     if safe is not None and safe.safe_at is not None:
         texts.append(
             f"The safe time of the newest cut that has one is {moment_text(safe.safe_at)}: what any node committed"
@@ -439,7 +453,7 @@ def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tup
 
 
 def _lags_of(node: str, points: Iterable[PointFigures]) -> _NodeLags:
-    found = [(one.cut_at, one.lags[node]) for one in points if node in one.lags]
+    found = [(point.cut_at, point.lags[node]) for point in points if node in point.lags]
     return _NodeLags(node, tuple(TimeMark(at, lag.seconds) for at, lag in found), found[-1][1].idle_seconds)
 
 
@@ -460,10 +474,10 @@ def operation_sections(figures: StoreFigures) -> list[Section]:
 
 def _phases(operations: OperationFigures) -> Section:
     phases = operations.phases
-    longest = max((one.mean_seconds for one in phases), default=0.0)
+    longest = max((phase.mean_seconds for phase in phases), default=0.0)
     bars = [
-        Bar(f"{one.kind}: {one.phase}", width_text(one.mean_seconds), _amount(one.mean_seconds, longest))
-        for one in phases[:BARS_MAX]
+        Bar(f"{phase.kind}: {phase.phase}", width_text(phase.mean_seconds), _amount(phase.mean_seconds, longest))
+        for phase in phases[:BARS_MAX]
     ]
     texts = ["The mean time that each phase of an operation took, of those that are done.", _read_text(operations)]
     if operations.untimed:
@@ -489,20 +503,22 @@ def _phase_table(phases: Iterable[PhaseFigures]) -> DataTable:
     titles = ("operation", "phase", "operations", "mean", "longest")
     rows = tuple(
         (
-            one.kind,
-            one.phase,
-            count_text(one.operations),
-            width_text(one.mean_seconds),
-            width_text(one.longest_seconds),
+            phase.kind,
+            phase.phase,
+            count_text(phase.operations),
+            width_text(phase.mean_seconds),
+            width_text(phase.longest_seconds),
         )
-        for one in phases
+        for phase in phases
     )
     return DataTable("Time per phase", titles, rows, frozenset({2, 3, 4}))
 
 
 def _checks(figures: StoreFigures) -> Section:
     checks = figures.operations.checks
-    snapshots = sorted((one for one in figures.snapshots if one.points), key=lambda one: one.points[-1].cut_at)
+    snapshots = sorted(
+        (snapshot for snapshot in figures.snapshots if snapshot.points), key=lambda one: one.points[-1].cut_at
+    )
     shown = snapshots[-ROWS_MAX:]
     texts = [
         "A check up to an increment covers all restore points before it, too; its conflicts count for those after it as"
@@ -517,15 +533,15 @@ def _checks(figures: StoreFigures) -> Section:
         "What checks compared and skipped",
         tuple(texts),
         (_check_table(checks), _skipped_table(checks)),
-        bars=tuple(_coverage(one, checks) for one in reversed(shown)),
+        bars=tuple(_coverage(snapshot_figures, checks) for snapshot_figures in reversed(shown)),
     )
 
 
 def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
     """The restore points by the result of the newest check that covers each."""
     count = len(snapshot.points)
-    own = [one for one in checks if one.point.snapshot == snapshot.name]
-    results = [one.point.result if one else "" for one in newest_covering(own, count)]
+    own = [check for check in checks if check.point.snapshot == snapshot.name]
+    results = [check.point.result if check else "" for check in newest_covering(own, count)]
     parts: list[BarPart] = []
     for result in results:
         kind = RESULTS[result]
@@ -541,7 +557,7 @@ def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
 
 def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
     titles = ("snapshot", "up to", "ended", "result", *COMPARED, "skipped", "conflicts")
-    shown, note = newest_rows([_check_cells(one) for one in reversed(checks)], "checks")
+    shown, note = newest_rows([_check_cells(check) for check in reversed(checks)], "checks")
     return DataTable("Checks", titles, shown, frozenset(range(4, 12)), note)
 
 
@@ -563,14 +579,14 @@ def _compared_text(name: str, amount: int) -> str:
 def _skipped_table(checks: Sequence[EndedCheck]) -> DataTable:
     """What the newest check of each snapshot skipped."""
     newest: dict[str, EndedCheck] = {}
-    for one in checks:
-        newest.setdefault(one.point.snapshot, one)
+    for check in checks:
+        newest.setdefault(check.point.snapshot, check)
     rows: list[tuple[str, ...]] = []
     more = 0
-    for one in newest.values():
-        if isinstance(figures := one.point.figures, CheckFigures):
-            ended = moment_text(one.moment)
-            rows += [(one.point.snapshot, ended, skipped.what, skipped.why) for skipped in figures.examples]
+    for check in newest.values():
+        if isinstance(figures := check.point.figures, CheckFigures):
+            ended = moment_text(check.moment)
+            rows += [(check.point.snapshot, ended, skipped.what, skipped.why) for skipped in figures.examples]
             more += figures.skipped - len(figures.examples)
     shown, note = newest_rows(rows[::-1], "parts")
     note = "; ".join(filter(None, (note, f"{count_text(more)} more were skipped" if more else "")))

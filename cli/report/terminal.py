@@ -66,8 +66,8 @@ class _Picture:
 
         width = options.max_width if console.is_terminal else WIDTH_OF_A_PIPE
         rows = self.section.rows if self.extent else ()
-        labels = [*(one.label for one in rows), *(one.label for one in self.section.bars)]
-        texts = [*(one.peak for one in rows), *(one.text for one in self.section.bars)]
+        labels = [*(row.label for row in rows), *(one.label for one in self.section.bars)]
+        texts = [*(row.peak for row in rows), *(one.text for one in self.section.bars)]
         beside = min(max(map(cells_of, labels), default=0), int(width * LABEL_SHARE))
         columns = max(width - 5 - beside - max(map(cells_of, texts), default=0), COLUMNS_MIN)
 
@@ -84,9 +84,9 @@ class _Picture:
                 yield Text(f"{shown} {text}".rstrip(), overflow="fold")
 
         if rows and self.extent:
-            for one in rows:
-                yield from lines(one.label, time_line(one, self.extent, columns, self.levels), one.peak)
-            yield from (Text(one) for one in _axis(self.extent, beside + 3, columns, width))
+            for row in rows:
+                yield from lines(row.label, time_line(row, self.extent, columns, self.levels), row.peak)
+            yield from (Text(axi) for axi in _axis(self.extent, beside + 3, columns, width))
         for bar in self.section.bars:
             yield from lines(bar.label, bar_line(bar, columns, self.levels), bar.text)
 

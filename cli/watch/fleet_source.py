@@ -138,7 +138,7 @@ def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
         TaskKind.INCREMENT: rules.every,
         TaskKind.ARCHIVE: ARCHIVE_SECONDS if rules.every > ARCHIVE_SECONDS else 0.0,
         TaskKind.CHECK: rules.check,
-        TaskKind.PRUNE: PRUNE_SECONDS if any(one is not None for one in keeps) else 0.0,
+        TaskKind.PRUNE: PRUNE_SECONDS if any(keep is not None for keep in keeps) else 0.0,
         TaskKind.DRILL: rules.drill,
     }
 

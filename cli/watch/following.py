@@ -75,7 +75,7 @@ def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None
     if not fulls:
         return None
     *older, newest = sorted(fulls, key=cut_time)
-    replaced = tuple(one.snapshot for one in older if not _why_ended(store, one))
+    replaced = tuple(snapshot.snapshot for snapshot in older if not _why_ended(store, snapshot))
     ended = _why_ended(store, newest)
     try:
         last_at = cut_time(read_newest_part(store, newest.snapshot).last)
@@ -183,7 +183,7 @@ class Following:
         without = set(left_out)
         if not self.goes_on:
             without |= {*OF_CHAIN, *(() if self.chain else OF_SNAPSHOT)}
-        return {kind: one for kind, one in self.tasks.items() if kind not in without}
+        return {kind: task for kind, task in self.tasks.items() if kind not in without}
 
     def rules_changed(self) -> None:
         """Make a full snapshot due if the rules now ask for one."""

@@ -100,8 +100,8 @@ OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
 
 def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
     """What a watch has told of `tasks` that fail."""
-    failing = ((one, one.failing_since) for one in tasks if one.failing_since)
-    told = tuple(FailingTask(one.kind.value, Time.of(at), one.problem) for one, at in failing)
+    failing = ((task, task.failing_since) for task in tasks if task.failing_since)
+    told = tuple(FailingTask(task.kind.value, Time.of(at), task.problem) for task, at in failing)
     return WatchState(Time.of(utc_now()), had_turn, told)
 
 
@@ -112,14 +112,14 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
     itself if `own_state` is the newest: what it had told when it lost it.
     """
     documents, now = document_names(store), utc_now()
-    signs = (_of_sign(one, now) for one in read_under_way(store, documents) if one.kind == WATCH and one.id != own)
+    signs = (_of_sign(way, now) for way in read_under_way(store, documents) if way.kind == WATCH and way.id != own)
     ended = list_ended(documents, has_intent=False)[:READ_MAX]
     outcomes = (one.outcome for batch in read_batches(store, documents, ended) for one in batch)
-    states = [one for one in (own_state, *signs, *_recorded(outcomes)) if one is not None]
+    states = [watch_state for watch_state in (own_state, *signs, *_recorded(outcomes)) if watch_state is not None]
     found: list[FailingTask] = []
     for state in sorted(states, key=lambda one: datetime.fromisoformat(one.at), reverse=True):
-        known = {one.task for one in found}
-        found += [one for one in state.failing if one.task not in known]
+        known = {task.task for task in found}
+        found += [task for task in state.failing if task.task not in known]
         if state.had_turn:
             break
     return found
@@ -131,22 +131,25 @@ def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> 
     Checks and drills whose last outcome was bad fail already. What is never done here would never work again.
     """
     of_watch: dict[TaskKind, Task] = {}
-    for one in told:
-        if one.task not in set(TaskKind):
+    for task in told:
+        if task.task not in set(TaskKind):
             continue
-        kind, since = TaskKind(one.task), datetime.fromisoformat(one.since)
+        kind, since = TaskKind(task.task), datetime.fromisoformat(task.since)
         if kind in OF_WATCH:
-            of_watch[kind] = Task(kind, 0.0, failing_since=since, problem=one.problem, failures=1)
+            of_watch[kind] = Task(kind, 0.0, failing_since=since, problem=task.problem, failures=1)
         elif kind in tasks and not tasks[kind].problem and tasks[kind].interval_seconds > 0:
-            tasks[kind] = replace(tasks[kind], failing_since=since, problem=one.problem)
+            tasks[kind] = replace(tasks[kind], failing_since=since, problem=task.problem)
     return of_watch
 
 
 def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list[Task]:
     """Those of the failures that were told whose task there is no need for any more: a chain that was to be ended."""
     kind = TaskKind.REPLACE
-    found = (one for one in told if one.task == kind and tasks[kind].interval_seconds <= 0)
-    return [Task(kind, 0.0, failing_since=datetime.fromisoformat(one.since), problem=one.problem) for one in found]
+    failing_tasks = (task for task in told if task.task == kind and tasks[kind].interval_seconds <= 0)
+    return [
+        Task(kind, 0.0, failing_since=datetime.fromisoformat(task.since), problem=task.problem)
+        for task in failing_tasks
+    ]
 
 
 def _of_sign(one: UnderWay, now: datetime) -> WatchState | None:
@@ -158,9 +161,9 @@ def _of_sign(one: UnderWay, now: datetime) -> WatchState | None:
 
 
 def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
-    for one in outcomes:
-        if one is not None and not isinstance(one.watch, UnsetType):
-            yield one.watch
+    for outcome in outcomes:
+        if outcome is not None and not isinstance(outcome.watch, UnsetType):
+            yield outcome.watch
 
 
 @dataclass(slots=True)

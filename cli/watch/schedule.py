@@ -159,11 +159,11 @@ def trouble_texts(tasks: Iterable[Task]) -> list[str]:
     """What fails, and what waits for another operation."""
     tasks = list(tasks)
     waits = (
-        f"{one.kind} waits since {clock_text(one.waiting_since)} for another operation"
-        for one in tasks
-        if one.waiting_since and not one.problem
+        f"{task.kind} waits since {clock_text(task.waiting_since)} for another operation"
+        for task in tasks
+        if task.waiting_since and not task.problem
     )
-    return [*(f"{one.kind} fails: {one.problem}" for one in tasks if one.problem), *waits]
+    return [*(f"{task.kind} fails: {task.problem}" for task in tasks if task.problem), *waits]
 
 
 def clock_text(moment: datetime | None) -> str:

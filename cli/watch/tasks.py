@@ -124,13 +124,13 @@ def start_drill(source: FleetSource, name: str) -> RunningCommand:
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
     """Raise BusyError if a check or a drill of the snapshot runs: of an operator, or of a watch that was killed."""
     now = utc_now()
-    for one in read_under_way(source.open_store()):
-        is_drill = one.intent is not None and one.intent.is_drill
-        is_same = is_drill if kind is TaskKind.DRILL else one.kind == kind.value
+    for way in read_under_way(source.open_store()):
+        is_drill = way.intent is not None and way.intent.is_drill
+        is_same = is_drill if kind is TaskKind.DRILL else way.kind == kind.value
         # A check without a name is one of all snapshots.
         names = (name,) if kind is TaskKind.DRILL else (name, "")
-        if is_same and one.snapshot in names and one.state(now) is not ActivityState.DEAD:
-            raise BusyError(f"operation {one.id} is a {kind} of {name}", hint="see: snapshot status")
+        if is_same and way.snapshot in names and way.state(now) is not ActivityState.DEAD:
+            raise BusyError(f"operation {way.id} is a {kind} of {name}", hint="see: snapshot status")
 
 
 def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
@@ -276,11 +276,11 @@ def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
 
 def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
     """The snapshot of the last drill, and what that has found; raises what reading the store raises."""
-    for one in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
-        has_verdict = one.code in (DONE, CONFLICTS, INCONCLUSIVE)
-        if one.ended_at is not None and has_verdict and one.intent is not None and one.intent.is_drill:
-            result = DRILL_RESULTS[one.code or DONE]
-            text = f"drill of {one.snapshot}: {result}"
-            found = finding_of(one.code or DONE, result, text, done_at=one.ended_at)
-            return one.snapshot, accepting(found, fleet)
+    for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
+        has_verdict = ended.code in (DONE, CONFLICTS, INCONCLUSIVE)
+        if ended.ended_at is not None and has_verdict and ended.intent is not None and ended.intent.is_drill:
+            result = DRILL_RESULTS[ended.code or DONE]
+            text = f"drill of {ended.snapshot}: {result}"
+            task_result = finding_of(ended.code or DONE, result, text, done_at=ended.ended_at)
+            return ended.snapshot, accepting(task_result, fleet)
     return "", None

@@ -61,12 +61,12 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     if not isinstance(process, int):
         return None
     label = Label("watch", "", str(user), str(host), process).text()
-    one = hanging_watch(read_under_way(source.open_store()), label, utc_now())
-    if one is None:
+    way = hanging_watch(read_under_way(source.open_store()), label, utc_now())
+    if way is None:
         return None
     return SilentWatchError(
         f"the watch of {user}@{host} (process {process}) holds the watch lock, but has shown no sign of life since"
-        f" {one.seen_at}",
+        f" {way.seen_at}",
         hint=f"end its process; or its sessions, on every primary: {end_sessions_statement(label)}",
         details=busy.details,
     )
@@ -89,9 +89,9 @@ class DeadWatches:
         self._due_at = time.monotonic() + FORGET_SECONDS
         with suppress(SnapshotError):
             store, now = source.open_store(), utc_now()
-            for one in read_under_way(store):
-                if one.kind == WATCH and one.opened is None and one.state(now) is ActivityState.DEAD:
-                    log(f"operation {one.id}, an earlier watch: {forget(store, one, Silent()).text}")
+            for way in read_under_way(store):
+                if way.kind == WATCH and way.opened is None and way.state(now) is ActivityState.DEAD:
+                    log(f"operation {way.id}, an earlier watch: {forget(store, way, Silent()).text}")
             self._due_at = None
 
 

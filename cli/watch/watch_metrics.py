@@ -75,7 +75,9 @@ class _Publisher:
 
     def _publish(self, fleet: Fleet) -> None:
         gathered = self.gatherer.gather(fleet)
-        self._log_new("gather", {f"the metrics lack what could not be asked: {one}" for one in gathered.problems})
+        self._log_new(
+            "gather", {f"the metrics lack what could not be asked: {problem}" for problem in gathered.problems}
+        )
         text = render(fleet.name, [*gathered.samples, *samples_of_watch(self.watcher)])
         if self.endpoint is not None:
             self.endpoint.publish(text)

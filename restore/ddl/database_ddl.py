@@ -66,14 +66,16 @@ class DatabaseDdl:
     def roles(self) -> list[str]:
         """The roles that the target needs for it."""
         properties = self.properties
-        granted = [role for one in properties.privileges or () for role in (one.grantor, one.grantee)]
+        granted = [role for privilege in properties.privileges or () for role in (privilege.grantor, privilege.grantee)]
         named = [role for role in granted if role not in ("", properties.owner)]
-        return list(dict.fromkeys(filter(None, [self.owner, *named, *(one.role for one in properties.settings)])))
+        return list(
+            dict.fromkeys(filter(None, [self.owner, *named, *(setting.role for setting in properties.settings)]))
+        )
 
     @property
     def grantors(self) -> list[str]:
         """The roles besides the owner that have granted something."""
-        found = (one.grantor for one in self.properties.privileges or ())
+        found = (privilege.grantor for privilege in self.properties.privileges or ())
         return sorted({role for role in found if role != self.properties.owner})
 
     @property
@@ -82,19 +84,25 @@ class DatabaseDdl:
         if self.owner in ("", self.ours):
             return ()
         given = self.properties.privileges or ()
-        return tuple(one for one in given if (one.grantor, one.grantee) == (self.owner, self.ours))
+        return tuple(
+            privilege for privilege in given if (privilege.grantor, privilege.grantee) == (self.owner, self.ours)
+        )
 
     def pieces(self, database: str) -> list[DatabasePiece]:
         """What is run in the database, whose name is `database` at present."""
         where, properties = quote(database), self.properties
         if self.own_privileges:
-            others = tuple(one for one in properties.privileges or () if one not in self.own_privileges)
+            others = tuple(
+                privilege for privilege in properties.privileges or () if privilege not in self.own_privileges
+            )
             properties = structs.replace(properties, privileges=others)
         grants = list(_grants(where, properties, quote(self.ours)))
         found = [DatabasePiece(PRIVILEGES, f"DATABASE {self.name}", grants)]
-        for one in properties.settings:
-            label = one.name + (f" of role {one.role}" if one.role else "")
-            found.append(DatabasePiece(SET_KIND, label, [*(_loads(one) if self.loads else ()), _set(where, one)]))
+        for setting in properties.settings:
+            label = setting.name + (f" of role {setting.role}" if setting.role else "")
+            found.append(
+                DatabasePiece(SET_KIND, label, [*(_loads(setting) if self.loads else ()), _set(where, setting)])
+            )
         found.append(DatabasePiece(LABEL_KIND, f"DATABASE {self.name}", list(_labels(where, properties))))
         found.append(DatabasePiece(LIMIT_KIND, str(properties.connection_limit), list(_limit(where, properties))))
         return [one for one in found if one.statements]
@@ -114,12 +122,16 @@ def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[
             settings.append(structs.replace(setting, role=setting.role and changes.of(setting.role)))
     privileges: list[DatabasePrivilege] = []
     owner = changes.of(properties.owner)
-    for one in properties.privileges or ():
-        if one.grantee not in ("", properties.owner) and changes.lacks(one.grantee):
-            left_out.append(f"{one.privilege} on the database of role {one.grantee}: the target has no such role")
+    for privilege in properties.privileges or ():
+        if privilege.grantee not in ("", properties.owner) and changes.lacks(privilege.grantee):
+            left_out.append(
+                f"{privilege.privilege} on the database of role {privilege.grantee}: the target has no such role"
+            )
             continue
-        grantor = owner if changes.no_owner else changes.of(one.grantor)
-        privileges.append(structs.replace(one, grantor=grantor, grantee=one.grantee and changes.of(one.grantee)))
+        grantor = owner if changes.no_owner else changes.of(privilege.grantor)
+        privileges.append(
+            structs.replace(privilege, grantor=grantor, grantee=privilege.grantee and changes.of(privilege.grantee))
+        )
     kept = None if properties.privileges is None else tuple(privileges)
     return structs.replace(properties, owner=owner, privileges=kept, settings=tuple(settings)), left_out
 
@@ -134,7 +146,7 @@ def database_statements(database: str, properties: DatabaseProperties) -> list[s
         *([tablespace] if properties.tablespace else []),
         *([comment] if properties.comment is not None else []),
         *_grants(where, properties, quote(properties.owner)),
-        *(_set(where, one) for one in properties.settings),
+        *(_set(where, setting) for setting in properties.settings),
         *_labels(where, properties),
         *_limit(where, properties),
         *([f"ALTER DATABASE {where} IS_TEMPLATE true;"] if properties.is_template else []),
@@ -153,7 +165,7 @@ def _grants(where: str, properties: DatabaseProperties, owner: str) -> Iterator[
         for (grantee, with_option), ones in groupby(granted, key=lambda one: (one.grantee, one.with_grant_option)):
             role = "PUBLIC" if not grantee else owner if grantee == properties.owner else quote(grantee)
             option = " WITH GRANT OPTION" if with_option else ""
-            yield f"GRANT {', '.join(one.privilege for one in ones)} ON DATABASE {where} TO {role}{option};"
+            yield f"GRANT {', '.join(privilege.privilege for privilege in ones)} ON DATABASE {where} TO {role}{option};"
         if not is_owner:
             yield "RESET ROLE;"
 
@@ -161,16 +173,16 @@ def _grants(where: str, properties: DatabaseProperties, owner: str) -> Iterator[
 def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[tuple[str, list[DatabasePrivilege]]]:
     """The privileges by grantor; who grants one has got it before."""
     waiting: dict[str, list[DatabasePrivilege]] = {}
-    for one in privileges:
-        waiting.setdefault(one.grantor, []).append(one)
+    for privilege in privileges:
+        waiting.setdefault(privilege.grantor, []).append(privilege)
     for grants in waiting.values():
-        grants.sort(key=lambda one: (one.grantee, one.with_grant_option))
+        grants.sort(key=lambda privilege: (privilege.grantee, privilege.with_grant_option))
     able = {owner}
     while waiting:
         # PostgreSQL allows no circles; in another order the server refuses what it can't grant.
         grantor = next((one for one in waiting if one in able), next(iter(waiting)))
         granted = waiting.pop(grantor)
-        able.update(one.grantee for one in granted if one.with_grant_option)
+        able.update(privilege.grantee for privilege in granted if privilege.with_grant_option)
         yield grantor, granted
 
 
@@ -199,8 +211,8 @@ def _loads(setting: DatabaseSetting) -> Iterator[str]:
 
 
 def _labels(where: str, properties: DatabaseProperties) -> Iterator[str]:
-    for one in properties.labels:
-        yield f"SECURITY LABEL FOR {quote(one.provider)} ON DATABASE {where} IS {literal(one.label)};"
+    for label in properties.labels:
+        yield f"SECURITY LABEL FOR {quote(label.provider)} ON DATABASE {where} IS {literal(label.label)};"
 
 
 def _limit(where: str, properties: DatabaseProperties) -> Iterator[str]:

@@ -193,17 +193,24 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
     if not ddl.views:
         return refreshed
     views = {entry.number: entry for entry in ddl.pre_data if entry.kind in ("VIEW", MATERIALIZED_VIEW)}
-    by_name = {f"{quote_identifier(one.schema)}.{quote_identifier(one.name)}": one for one in views.values()}
+    by_name = {
+        f"{quote_identifier(ddl_entry.schema)}.{quote_identifier(ddl_entry.name)}": ddl_entry
+        for ddl_entry in views.values()
+    }
 
     def definition_of(entry: DdlEntry) -> str:
         """Its statements, and those of the views that it reads, each once: layers of views have very many paths."""
         reached, waiting = {entry.number: entry}, [entry]
         while waiting:
-            needed = (views[one] for one in waiting.pop().dependencies if one in views and one not in reached)
-            new = {one.number: one for one in needed}
+            needed = (
+                views[dependency]
+                for dependency in waiting.pop().dependencies
+                if dependency in views and dependency not in reached
+            )
+            new = {ddl_entry.number: ddl_entry for ddl_entry in needed}
             reached |= new
             waiting += new.values()
-        return "".join(one.statements for one in reached.values())
+        return "".join(ddl_entry.statements for ddl_entry in reached.values())
 
     with raising_unreachable(node), connect(node, client_encoding=RAW) as connection, ending(watch, connection):
         if connection.info.server_version < RESTRICTED_VERSION:
@@ -259,7 +266,7 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
     Each holds a lock until the commit, and each commit flushes the WAL. Raises SchemaLoadError if one can't be, and
     NodeDisruptedError where that is not for the sequence.
     """
-    values = [(one.schema, one.name, one.last_value, one.is_called) for one in sequences]
+    values = [(sequence.schema, sequence.name, sequence.last_value, sequence.is_called) for sequence in sequences]
     for start in range(0, len(values), SEQUENCES_AT_ONCE):
         some = values[start : start + SEQUENCES_AT_ONCE]
         try:

@@ -90,7 +90,11 @@ def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> 
     taken = {(by_number[number].schema, name): by_number[number].kind.lower() for number, name in names.items()}
     for move in moves:
         number = tables.get((move.schema, move.table), -1)
-        following = [one for one in entries if one.kind in FOLLOWING and number in one.dependencies]
+        following = [
+            archive_entry
+            for archive_entry in entries
+            if archive_entry.kind in FOLLOWING and number in archive_entry.dependencies
+        ]
         moved = [move.to_table]
         if move.schema != move.to_schema:
             moved += [names[entry.number] for entry in following]
@@ -352,12 +356,19 @@ def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[
     extensions = {entry.name: entry.number for entry in ddl.pre_data if entry.kind == EXTENSION}
     values = {(sequence.schema, sequence.name): sequence for sequence in sequences}
     entries = [
-        (one.table.extension, ROWS, one.table.schema, one.table.name, raw_text(one.statements)) for one in found.tables
+        (table.table.extension, ROWS, table.table.schema, table.table.name, raw_text(table.statements))
+        for table in found.tables
     ]
     entries += [
-        (one.extension, SEQUENCE_SET, one.schema, one.name, set_statement(values[one.schema, one.name]))
-        for one in found.sequences
-        if (one.schema, one.name) in values
+        (
+            extension_sequence.extension,
+            SEQUENCE_SET,
+            extension_sequence.schema,
+            extension_sequence.name,
+            set_statement(values[extension_sequence.schema, extension_sequence.name]),
+        )
+        for extension_sequence in found.sequences
+        if (extension_sequence.schema, extension_sequence.name) in values
     ]
     numbered = [
         DdlEntry(number, kind, schema, name, text, (extensions[extension],) if extension in extensions else ())

@@ -209,7 +209,9 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
 def table_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> AnyEntry | None:
     """The table of a constraint, among the entries that it depends on; None for an index."""
     needed = (entries[number] for number in entry.dependencies if number in entries)
-    return next((one for one in needed if one.kind == "TABLE" and is_of_table(entry, one)), None)
+    return next(
+        (any_entry for any_entry in needed if any_entry.kind == "TABLE" and is_of_table(entry, any_entry)), None
+    )
 
 
 def object_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> BuiltObject:
@@ -408,7 +410,7 @@ class DdlRun:
             connection.execute(SETTINGS_QUERY)
             has_timeout = connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION
             settings = (one for one in statements_of(self.ddl.settings) if one.bare)
-            texts = (one.bare for one in settings if has_timeout or one.bare != TRANSACTION_TIMEOUT)
+            texts = (setting.bare for setting in settings if has_timeout or setting.bare != TRANSACTION_TIMEOUT)
             run_statements(connection, raw_bytes("\n".join(texts)))
             yield connection
 
@@ -422,8 +424,8 @@ class DdlRun:
     ) -> None:
         """Run the entries in one transaction, with the mark `name` in the ledger; note those that are refused."""
         done = mark(ledger, name).encode() if ledger else b""
-        is_judged = self.is_strict and any(one.kind in (PRIVILEGES, DEFAULT_PRIVILEGES) for one in chunk)
-        if not is_judged and all(self.refusals.keys().isdisjoint(one.dependencies) for one in chunk):
+        is_judged = self.is_strict and any(ddl_entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES) for ddl_entry in chunk)
+        if not is_judged and all(self.refusals.keys().isdisjoint(ddl_entry.dependencies) for ddl_entry in chunk):
             try:
                 run_statements(connection, message_of(chunk) + done)
             except psycopg.Error:
@@ -441,9 +443,9 @@ class DdlRun:
         refused: dict[int, Refusal] = {}
         while len(self.refusals) != len(refused):
             refused, self.refusals = self.refusals, {}
-            for one in refused.values():
+            for refusal in refused.values():
                 with connection.transaction():
-                    self._try(connection, PRE_DATA, one.entry)
+                    self._try(connection, PRE_DATA, refusal.entry)
 
     def _run_again(self, connection: psycopg.Connection[Any], entry: DdlEntry, ledger: str) -> None:
         """Run an entry that was refused before; remove its mark if it is done now."""
@@ -453,7 +455,9 @@ class DdlRun:
 
     def _try(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
         """Run one entry in a transaction or a savepoint; note and return its refusal."""
-        needed = next((self.refusals[one] for one in entry.dependencies if one in self.refusals), None)
+        needed = next(
+            (self.refusals[dependency] for dependency in entry.dependencies if dependency in self.refusals), None
+        )
         if needed is not None:
             reason = f"it needs {needed.label}, which was refused"
             refusal = Refusal(entry, section, reason, "", needed.sqlstate, needed.needs or needed.label)

@@ -91,15 +91,21 @@ def membership_statement(one: RoleMembership, *, grantor: bool = True) -> str:
 
 def memberships_of_created(found: ServerGlobals, created: Container[str]) -> list[RoleMembership]:
     """The memberships of and in the roles that were created, each after the one that its grantor needs for it."""
-    waiting = [one for one in found.memberships if one.member in created or one.role in created]
+    waiting = [
+        membership for membership in found.memberships if membership.member in created or membership.role in created
+    ]
     granted: list[RoleMembership] = []
     while waiting:
-        able = {(one.role, one.member) for one in granted if one.admin}
-        due = [one for one in waiting if (one.role, one.grantor) in able]
-        others = {(one.role, one.member) for one in waiting if one.admin}
-        due = due or [one for one in waiting if (one.role, one.grantor) not in others] or waiting
+        able = {(membership.role, membership.member) for membership in granted if membership.admin}
+        due = [membership for membership in waiting if (membership.role, membership.grantor) in able]
+        others = {(membership.role, membership.member) for membership in waiting if membership.admin}
+        due = (
+            due
+            or [membership for membership in waiting if (membership.role, membership.grantor) not in others]
+            or waiting
+        )
         granted += due
-        waiting = [one for one in waiting if one not in due]
+        waiting = [membership for membership in waiting if membership not in due]
     return granted
 
 
@@ -114,7 +120,7 @@ def may_be_granted(one: RoleMembership, found: ServerGlobals, created: Container
 
 def role_settings(found: ServerGlobals, role: str) -> list[DatabaseSetting]:
     """The role's settings in all databases."""
-    return [one for one in found.settings if one.role == role]
+    return [setting for setting in found.settings if setting.role == role]
 
 
 def role_setting_statement(one: DatabaseSetting) -> str:
@@ -139,8 +145,8 @@ def server_statements(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]
         yield creating_statement(role, powers=True, verifier=verifiers).shown
         if role.comment is not None:
             yield comment_statement(role)
-    for one in memberships_of_created(found, {role.name for role in found.roles}):
-        yield membership_statement(one)
+    for membership in memberships_of_created(found, {role.name for role in found.roles}):
+        yield membership_statement(membership)
     for role in found.roles:
         yield from map(role_setting_statement, role_settings(found, role.name))
     yield from dict.fromkeys(map(parameter_statement, found.parameters))
@@ -189,7 +195,9 @@ def _value(role: ServerRole, name: str) -> str:
 
 
 def _differing_settings(stored: ServerGlobals, present: ServerGlobals, role: str) -> Iterator[str]:
-    then, now = ({one.name: one.value for one in each.settings if one.role == role} for each in (stored, present))
+    then, now = (
+        {setting.name: setting.value for setting in each.settings if setting.role == role} for each in (stored, present)
+    )
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             yield f"role {role}: {name} is {_set(then.get(name))} in the snapshot, {_set(now.get(name))} on the target"
@@ -201,7 +209,7 @@ def _set(value: str | None) -> str:
 
 def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
     def pairs(found: Iterable[RoleMembership]) -> set[tuple[str, str]]:
-        return {(one.role, one.member) for one in found if one.member in both}
+        return {(membership.role, membership.member) for membership in found if membership.member in both}
 
     then, now = pairs(stored.memberships), pairs(present.memberships)
     for role, member in sorted(then - now):
@@ -212,8 +220,10 @@ def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: 
 
 def _differing_parameters(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
     def privileges(found: ServerGlobals) -> set[str]:
-        given = (one for one in found.parameters if not one.grantee or one.grantee in both)
-        return {f"{_holder(one)}: {one.privilege} on parameter {one.parameter}" for one in given}
+        given = (parameter for parameter in found.parameters if not parameter.grantee or parameter.grantee in both)
+        return {
+            f"{_holder(privilege)}: {privilege.privilege} on parameter {privilege.parameter}" for privilege in given
+        }
 
     then, now = privileges(stored), privileges(present)
     yield from (f"{one} in the snapshot, not on the target" for one in sorted(then - now))

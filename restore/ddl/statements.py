@@ -157,7 +157,7 @@ def _tokens(script: str) -> Iterator[_Token]:
         elif word := token["word"]:
             if len(words) < ROUTINE_WORDS_MAX:
                 words.append(word.lower())
-            if parentheses == 0 and any(words[: len(one)] == one for one in ROUTINES):
+            if parentheses == 0 and any(words[: len(routine)] == routine for routine in ROUTINES):
                 bodies += _depth_change(word.lower(), bodies)
         elif mark := token["mark"]:
             parentheses = max(parentheses + {"(": 1, ")": -1, ";": 0}[mark], 0)
@@ -233,7 +233,9 @@ def path_of_owner(path: str | None, owner: str) -> str:
 
     pg_catalog comes first, so nothing hides its names.
     """
-    return ", ".join(["pg_catalog", *(owner if one == USER else one for one in path_elements(path))])
+    return ", ".join(
+        ["pg_catalog", *(owner if path_element == USER else path_element for path_element in path_elements(path))]
+    )
 
 
 class NeededPath(NamedTuple):
@@ -272,13 +274,13 @@ def run_with_paths(
 def _run_once_more(
     connection: psycopg.Connection[Any], statement: bytes, path: str | None, definition: bytes
 ) -> tuple[NeededPath, ...] | None:
-    given = [one.encode() for one in path_elements(path)]
+    given = [path_element.encode() for path_element in path_elements(path)]
     elements = [bytes(name) for (name,) in connection.execute(STORED_QUERY, (given,))]
     setting, resetting, needed = [], [], list[NeededPath]()
     found = connection.execute(FUNCTIONS_QUERY).fetchall()
     others = sorted({bytes(schema) for _, _, schema, _ in found})
     for function, owner, schema, call in found:
-        schemas = [bytes(owner) if one == USER.encode() else one for one in elements]
+        schemas = [bytes(owner) if element == USER.encode() else element for element in elements]
         own = [b"pg_catalog", *schemas, bytes(schema)]
         value = b", ".join(dict.fromkeys([*own, *others]))
         setting.append(b"ALTER ROUTINE %s SET search_path = %s;" % (bytes(function), value))

@@ -156,10 +156,10 @@ def _fetch(connection: psycopg.Connection[Any], rows_max: int) -> tuple[list[lis
 
 def _texts(cursor: psycopg.Cursor[tuple[object, ...]]) -> list[list[str | None]]:
     """The rows as PostgreSQL prints them."""
-    found = cursor.pgresult
-    if found is None:
+    gresult = cursor.pgresult
+    if gresult is None:
         return []
-    cells = [[found.get_value(row, column) for column in range(found.nfields)] for row in range(found.ntuples)]
+    cells = [[gresult.get_value(row, column) for column in range(gresult.nfields)] for row in range(gresult.ntuples)]
     return [[None if cell is None else cell.decode(errors="replace") for cell in row] for row in cells]
 
 

@@ -54,7 +54,7 @@ class DrillReport:
 
 def verdict_of(assertions: Sequence[AssertionResult], restored: RestoreReport) -> str:
     """What they say together: `holds`, `fails` or `inconclusive`, also if something was restored without."""
-    outcomes = [one.holds for one in assertions]
+    outcomes = [assertion.holds for assertion in assertions]
     if False in outcomes:
         return "fails"
     return "inconclusive" if None in outcomes or not outcomes or restored.refused else "holds"
@@ -79,7 +79,7 @@ def run_drill(
     store = source.store.open()
     check_not_deleted(store, request.name)
     shards = read_full(store, request.name).primaries
-    if own and (lacking := [one for one in shards if one not in {node.id for node in own.primaries}]):
+    if own and (lacking := [shard for shard in shards if shard not in {node.id for node in own.primaries}]):
         raise UsageError(
             f"a drill needs a server for each shard: {own.path} has no primary {', '.join(lacking)}",
             hint=f"it needs the ids {', '.join(shards)}; several may be on one server",
@@ -116,16 +116,16 @@ def run_drill(
 def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[AssertionResult]:
     """Ask every assertion of the restored databases."""
     progress.step("ask assertions", total=len(source.drill.assertion), unit="assertions")
-    readers, ended = {one.shard: place.make_reader(one) for one in place.plan.targets}, set[str]()
-    for one in source.drill.assertion:
-        if one.node in ended:
-            yield AssertionResult(one, holds=None, why=NOT_ASKED)
-        elif one.node in readers:
-            result = ask(one, readers[one.node])
-            ended |= {one.node} if result.has_ended_server else set()
+    readers, ended = {target.shard: place.make_reader(target) for target in place.plan.targets}, set[str]()
+    for table in source.drill.assertion:
+        if table.node in ended:
+            yield AssertionResult(table, holds=None, why=NOT_ASKED)
+        elif table.node in readers:
+            result = ask(table, readers[table.node])
+            ended |= {table.node} if result.has_ended_server else set()
             yield result
         else:
-            yield AssertionResult(one, holds=None, why=f"the snapshot has no shard {one.node}")
+            yield AssertionResult(table, holds=None, why=f"the snapshot has no shard {table.node}")
         progress.advance(1)
 
 

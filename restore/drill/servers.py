@@ -116,7 +116,7 @@ def naming_unfit(snapshot: str) -> Iterator[None]:
         # What others say is about servers that somebody keeps, or steps that a drill does not have.
         hints = [line for line in error.hint.splitlines() if DRILLS.search(line)]
         obstacles: Any = error.details.get("obstacles", [{"hint": error.hint}])
-        if any(one["hint"] != DRILL_WITHOUT for one in obstacles):
+        if any(obstacle["hint"] != DRILL_WITHOUT for obstacle in obstacles):
             hints.append(f"or drill on servers of your own: snapshot restore {shlex.quote(snapshot)} --drill --to FILE")
         hints[0] = hints[0].removeprefix("or ")
         raise DrillUnfitError(
@@ -164,19 +164,19 @@ def drill_servers(
 def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Confinement:
     """What the servers are confined by, tried in a new folder; raise UnconfinedError unless `rules` allow nothing."""
     folder.mkdir()
-    found = find_confinement(folder)
-    if found.is_none and not rules.allow_unconfined:
+    confinement = find_confinement(folder)
+    if confinement.is_none and not rules.allow_unconfined:
         raise UnconfinedError(
             "a drill's servers would run as this user, whose files they could read, and the kernel gives them no"
-            f" namespaces: {found.lacking}",
+            f" namespaces: {confinement.lacking}",
             hint=[
                 "allow user namespaces, or drill as root, which can give the servers a user of their own",
                 "if this user can read nothing but the store, as in a container: [drill] allow_unconfined = true",
             ],
         )
-    if found.is_none:
+    if confinement.is_none:
         progress.note("the drill's servers are not confined: they run as this user (allow_unconfined in fleet.toml)")
-    return found
+    return confinement
 
 
 def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:

@@ -120,14 +120,16 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
     chosen = tuple(groups)
     names = stored_names(chain, shard, chosen)
     base_bytes, rows = 0, Counter[str]()
-    for one in base_entries(chain, shard, names.keys()):
-        base_bytes += size_of(one)
-        for number, count in one.rows.items():
+    for base_entry in base_entries(chain, shard, names.keys()):
+        base_bytes += size_of(base_entry)
+        for number, count in base_entry.rows.items():
             if number in names:
                 rows[names[number]] += count
-    large_bytes = sum(size_of(one) for one in chain.full.entries if (one.kind, one.node) == (LARGE_OBJECTS, shard))
+    large_bytes = sum(
+        size_of(entry) for entry in chain.full.entries if (entry.kind, entry.node) == (LARGE_OBJECTS, shard)
+    )
     segments = chain.segments(shard)
-    segment_bytes = sum(one.size for one in segments)
+    segment_bytes = sum(segment.size for segment in segments)
     facts = chain.database_facts(shard)
     size, is_rough = EMPTY_BYTES + EXPANSION * (base_bytes + large_bytes), True
     if facts:
@@ -136,7 +138,7 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
         size = int(facts.size_bytes * rows.total() / max(all_rows, 1)) if is_rough else facts.size_bytes
     return ShardVolume(
         rows,
-        sum(one.changes for one in segments),
+        sum(segment.changes for segment in segments),
         base_bytes,
         large_bytes,
         segment_bytes,
@@ -182,22 +184,22 @@ def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str
         parts.append(sum(taken.values()) / one.row_count if one.row_count else sum(share.values()) / len(share))
 
     def total(count: Callable[[ShardVolume], int]) -> int:
-        return sum(round(count(one) * part) for one, part in zip(volumes, parts, strict=True))
+        return sum(round(count(volume) * part) for volume, part in zip(volumes, parts, strict=True))
 
     each = list(zip(volumes, shares, strict=True))
     return ShardVolume(
         rows,
-        total(lambda one: one.changes),
-        total(lambda one: one.base_bytes),
-        total(lambda one: one.large_bytes),
-        total(lambda one: one.segment_bytes),
-        total(lambda one: one.stored_bytes),
-        max(total(lambda one: one.size_bytes), EMPTY_BYTES),
+        total(lambda volume: volume.changes),
+        total(lambda volume: volume.base_bytes),
+        total(lambda volume: volume.large_bytes),
+        total(lambda volume: volume.segment_bytes),
+        total(lambda volume: volume.stored_bytes),
+        max(total(lambda volume: volume.size_bytes), EMPTY_BYTES),
         is_rough=True,
         tables=volumes[0].tables,
         indexes=volumes[0].indexes,
-        rows_are_rough=any(0 < share[table] < 1 for one, share in each for table in one.rows),
-        changes_are_rough=any(one.changes and set(share.values()) not in ({0.0}, {1.0}) for one, share in each),
+        rows_are_rough=any(0 < share[table] < 1 for volume, share in each for table in volume.rows),
+        changes_are_rough=any(volume.changes and set(share.values()) not in ({0.0}, {1.0}) for volume, share in each),
     )
 
 
@@ -222,7 +224,9 @@ def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[N
         if wanted.issuperset(entry.rows):
             yield entry
         else:
-            yield from (one for one in listed_objects(entry) if not wanted.isdisjoint(one.rows))
+            yield from (
+                listed_object for listed_object in listed_objects(entry) if not wanted.isdisjoint(listed_object.rows)
+            )
 
 
 def size_of(entry: NamedObject) -> int:
@@ -233,11 +237,11 @@ def size_of(entry: NamedObject) -> int:
 def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:
     """How many indexes, keys and foreign keys every table has; an entry depends on its table."""
     entries = list(entries)
-    tables = {one.number: f"{one.schema}.{one.name}" for one in entries if one.kind in WITH_ROWS}
+    tables = {entry.number: f"{entry.schema}.{entry.name}" for entry in entries if entry.kind in WITH_ROWS}
     owners = (
-        next((tables[number] for number in one.dependencies if number in tables), "")
-        for one in entries
-        if one.kind in INDEXES
+        next((tables[number] for number in entry.dependencies if number in tables), "")
+        for entry in entries
+        if entry.kind in INDEXES
     )
     return dict(Counter(owners))
 
@@ -315,14 +319,17 @@ class Estimate:
 def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
     """The amount of work of every step that there is any of."""
     volumes = list(volumes)
-    changes, rows = sum(one.changes for one in volumes), sum(one.row_count - one.loaded for one in volumes)
+    changes, rows = (
+        sum(volume.changes for volume in volumes),
+        sum(volume.row_count - volume.loaded for volume in volumes),
+    )
     amounts = {
-        RestoreStep.DATABASES: sum(one.tables for one in volumes),
+        RestoreStep.DATABASES: sum(volume.tables for volume in volumes),
         RestoreStep.SPARK: 0,
         RestoreStep.FOLD: changes,
         RestoreStep.ROWS: rows + (changes if costs_of(changes) is BY_ROWS else 0),
-        RestoreStep.LARGE_OBJECTS: sum(one.large_bytes for one in volumes),
-        RestoreStep.INDEXES: sum(one.index_work for one in volumes),
+        RestoreStep.LARGE_OBJECTS: sum(volume.large_bytes for volume in volumes),
+        RestoreStep.INDEXES: sum(volume.index_work for volume in volumes),
         RestoreStep.SWAP: 0,
     }
     skipped = {RestoreStep.LARGE_OBJECTS}
@@ -341,7 +348,7 @@ def estimate_restore(
     folded = taken.get(RestoreStep.FOLD)
     if folded and costs_of(folded.amount) is not costs:
         # One way of folding says nothing of another.
-        taken = {step: one for step, one in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
+        taken = {step: figures for step, figures in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
     scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
     seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
     is_short = sum(seconds.values()) < SURE_SECONDS_MIN

@@ -108,9 +108,9 @@ def _open_sessions(tallies: Sequence[NodeTally]) -> dict[str, psycopg.Connection
     None is opened later: an owner's event trigger on login, which is created last, would run under our role.
     """
     sessions: dict[str, psycopg.Connection[Any]] = {}
-    for one in tallies:
+    for tally in tallies:
         with suppress(psycopg.Error, SnapshotError):
-            sessions[one.database.id] = connect(one.database)
+            sessions[tally.database.id] = connect(tally.database)
     return sessions
 
 
@@ -130,9 +130,9 @@ class _Teller:
         is_last = not self.tallies
         while not is_last:
             is_last = self.ended.wait(TICK_SECONDS)
-            for one in self.tallies:
+            for tally in self.tallies:
                 with suppress(psycopg.Error):
-                    self._ask(one)
+                    self._ask(tally)
             self._tell()
         for connection in self.sessions.values():
             connection.close()
@@ -147,10 +147,10 @@ class _Teller:
 
     def _tell(self) -> None:
         done = total = 0
-        for one in self.tallies:
-            node_done = self.done.get(one.database.id, 0)
-            node_total = max(one.total, node_done)
-            self.progress.tell(Reading(node_done, node_total, one.unit, one.database.id))
+        for tally in self.tallies:
+            node_done = self.done.get(tally.database.id, 0)
+            node_total = max(tally.total, node_done)
+            self.progress.tell(Reading(node_done, node_total, tally.unit, tally.database.id))
             done, total = done + node_done, total + node_total
         self.progress.tell(Reading(done, total, self.tallies[0].unit))
 
@@ -296,9 +296,9 @@ class RestorePace(Forwarding):
             if name in amounts
         }
         return RestoreFigures(
-            rows=sum(one.rows for one in self.nodes.values()),
+            rows=sum(node.rows for node in self.nodes.values()),
             bytes=stored_bytes,
-            seconds=round(sum(one.seconds for one in steps.values()), 3),
+            seconds=round(sum(figures.seconds for figures in steps.values()), 3),
             steps=steps,
             nodes=dict(self.nodes),
             transactions=transactions,

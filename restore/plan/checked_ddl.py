@@ -173,9 +173,9 @@ def _find_extension_rows(
     # Rows are read after the cut.
     extensions = {show_name(entry.name) for entry in entries if entry.kind == EXTENSION}
     lines = [
-        f"{where}: {table_name(one.table.schema, one.table.name)} belongs to an extension created after the cut"
-        for one in stored.tables
-        if one.table.extension not in extensions
+        f"{where}: {table_name(table.table.schema, table.table.name)} belongs to an extension created after the cut"
+        for table in stored.tables
+        if table.table.extension not in extensions
     ]
     others = [source for source in target.sources if source != target.source]
     own = stored.digests() if others else {}

@@ -59,8 +59,8 @@ class ChainObject:
         if not isinstance(self.stored, ObjectList) or isinstance(self.stored, LostList):
             yield self
             return
-        for one in listed_objects(self.stored):
-            yield ChainObject(one.key, self.node, self.increment, one)
+        for listed_object in listed_objects(self.stored):
+            yield ChainObject(listed_object.key, self.node, self.increment, listed_object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,16 @@ def count_bytes(chain: Chain, shards: Collection[str]) -> int:
     """The bytes of all objects of the copies of these shards; those that a lost list listed are counted as one."""
     nodes = {node for node in chain.baseline if chain.shard_of(node) in shards}
     segments = sum(segment.size for node in nodes for segment in chain.segments(node))
-    entries = [one for commit in chain.commits for one in commit.entries if one.node in nodes]
-    return segments + sum(one.bytes if isinstance(one, ReadList) else one.size for one in entries)
+    entries = [entry for commit in chain.commits for entry in commit.entries if entry.node in nodes]
+    return segments + sum(entry.bytes if isinstance(entry, ReadList) else entry.size for entry in entries)
 
 
 def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
     """Yield the object lists of the chain that are lost."""
     for commit in chain.commits:
-        for one in commit.object_lists:
-            if isinstance(one, LostList):
-                yield ChainObject(one.key, one.node, commit.increment, one), one
+        for object_list in commit.object_lists:
+            if isinstance(object_list, LostList):
+                yield ChainObject(object_list.key, object_list.node, commit.increment, object_list), object_list
 
 
 def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
@@ -118,19 +118,29 @@ def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
     is looked up by itself: a listing may be out of date.
     """
     if not any(commit.object_lists for commit in chain.commits):
-        sizes = {one.key: one.size for one in store.inventory(f"snapshots/{chain.name}")}
+        sizes = {listed.key: listed.size for listed in store.inventory(f"snapshots/{chain.name}")}
         return _find_damage(store, list_objects(chain, chain.baseline), sizes)
     found: dict[str, Damage] = {}
     for _, of_node in groupby(list_objects(chain, chain.baseline), lambda one: one.node):
         objects = list(of_node)
-        found |= _find_damage(store, objects, listed_sizes(store, (one.key for one in objects)))
+        found |= _find_damage(store, objects, listed_sizes(store, (stored_object.key for stored_object in objects)))
     return found
 
 
 def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Mapping[str, int]) -> dict[str, Damage]:
-    unsure = [one for one in objects if isinstance(one.stored, LostList) or listed.get(one.key) != one.stored.size]
-    sizes = sizes_of(store, (one.key for one in unsure if not isinstance(one.stored, LostList)))
-    return {one.key: damage for one in unsure if (damage := _damage_of(one, sizes.get(one.key))) is not None}
+    unsure = [
+        stored_object
+        for stored_object in objects
+        if isinstance(stored_object.stored, LostList) or listed.get(stored_object.key) != stored_object.stored.size
+    ]
+    sizes = sizes_of(
+        store, (stored_object.key for stored_object in unsure if not isinstance(stored_object.stored, LostList))
+    )
+    return {
+        stored_object.key: damage
+        for stored_object in unsure
+        if (damage := _damage_of(stored_object, sizes.get(stored_object.key))) is not None
+    }
 
 
 def _damage_of(one: ChainObject, size: int | None) -> Damage | None:
@@ -237,8 +247,8 @@ class LostPart:
 def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyChoice, list[LostPart]]:
     """For every group, choose the first copy that has its rows, the primary's first; find those that none has."""
     # No list of another node is read.
-    nodes = {one.node for one in damages.values()}.intersection(chain.baseline)
-    objects = [one for one in list_objects(chain, sorted(nodes)) if one.key in damages]
+    nodes = {damage.node for damage in damages.values()}.intersection(chain.baseline)
+    objects = [stored_object for stored_object in list_objects(chain, sorted(nodes)) if stored_object.key in damages]
     borrowed: dict[str, frozenset[int]] = {}
     lost: list[LostPart] = []
     used: set[str] = set()
@@ -246,7 +256,7 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
         numbers = wanted.numbers(chain, shard)
         missing, at_fault = _missing(chain, shard, numbers, objects)
         used |= at_fault
-        for standby in (one.node for one in chain.nodes if wanted.use_backup_copies and one.backup_of == shard):
+        for standby in (node.node for node in chain.nodes if wanted.use_backup_copies and node.backup_of == shard):
             still_missing, at_fault = _missing(chain, standby, missing, objects)
             used |= at_fault
             if taken := missing - still_missing:
@@ -254,13 +264,13 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
             missing = still_missing
         groups = {group.number: group for group in chain.groups(shard)}
         lost += [LostPart(shard, groups[number].name, groups[number].partitions) for number in sorted(missing)]
-        for one in objects:
-            if wanted.takes(what := needs_other(chain, shard, one)):
-                used.add(one.key)
+        for stored_object in objects:
+            if wanted.takes(what := needs_other(chain, shard, stored_object)):
+                used.add(stored_object.key)
                 lost.append(LostPart(shard, what))
-    return CopyChoice(borrowed, tuple(damages[one.key] for one in objects if one.key in used)), list(
-        dict.fromkeys(lost)
-    )
+    return CopyChoice(
+        borrowed, tuple(damages[stored_object.key] for stored_object in objects if stored_object.key in used)
+    ), list(dict.fromkeys(lost))
 
 
 def _missing(
@@ -270,7 +280,9 @@ def _missing(
     if not numbers:
         return numbers, set()
     needs = CopyNeeds.of(chain, node)
-    found = {one.key: groups for one in objects if (groups := needs.groups_of(one) & numbers)}
+    found = {
+        stored_object.key: groups for stored_object in objects if (groups := needs.groups_of(stored_object) & numbers)
+    }
     return frozenset[int]().union(*found.values()), set(found)
 
 
@@ -308,7 +320,7 @@ def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: Obje
     # From a standby's copy rows were taken already, or must not be.
     wanted = replace(wanted, use_backup_copies=False)
     choice, lost = choose_copies(chain, wanted, damages)
-    if not any(one.key == key for one in choice.damaged):
+    if not any(damage.key == key for damage in choice.damaged):
         return error
     return _damage_error(store, chain, wanted, choice, (lost, damages))
 
@@ -346,8 +358,8 @@ def _damage_error(
     if command and command in " ".join(hints) and "--drill" not in command:
         hints.append(SAME_TARGET)
     first = choice.damaged[0]
-    named = [f"{list_some([one.text for one in parts], NAMED_MAX)} of {shard}" for shard, parts in _by_shard(lost)]
-    others = [f"{one.key} of node {one.node}: {one.detail}" for one in choice.damaged[1:]]
+    named = [f"{list_some([part.text for part in parts], NAMED_MAX)} of {shard}" for shard, parts in _by_shard(lost)]
+    others = [f"{damage.key} of node {damage.node}: {damage.detail}" for damage in choice.damaged[1:]]
     detail = first.detail + (f"; damaged too: {list_some(others, NAMED_MAX)}" if others else "")
     return ObjectDamagedError(
         key=first.key,
@@ -356,8 +368,8 @@ def _damage_error(
         detail=f"{detail}; without it, {increment_label(chain.name, number)} lacks {'; '.join(named)}",
         hints=hints,
         more={
-            "damaged": [{"object": one.key, "node": one.node, "kind": one.kind} for one in choice.damaged],
-            "lost": [{"shard": one.shard, "what": one.what, "partitions": one.partitions} for one in lost],
+            "damaged": [{"object": damage.key, "node": damage.node, "kind": damage.kind} for damage in choice.damaged],
+            "lost": [{"shard": part.shard, "what": part.what, "partitions": part.partitions} for part in lost],
             "restorable": without,
             "restorable_with_backup_copies": with_standbys,
         },
@@ -414,17 +426,19 @@ def verify_copies(
 
     def verify(copies: str, nodes: Sequence[str]) -> dict[str, Damage]:
         # Counted first, by the commits: there may be more than the driver can hold.
-        total = sum(one.count for one in needed_entries(chain, nodes, wanted))
+        total = sum(needed_entry.count for needed_entry in needed_entries(chain, nodes, wanted))
         if not total:
             return {}
         progress.step(f"verify copies of {copies}", total=total, unit="objects")
-        objects = (one for one in needed_objects(chain, nodes, wanted) if one.key not in damages)
-        return _verify(session, (VerifyTask(one, store) for one in objects), progress, total)
+        objects = (
+            needed_object for needed_object in needed_objects(chain, nodes, wanted) if needed_object.key not in damages
+        )
+        return _verify(session, (VerifyTask(stored_object, store) for stored_object in objects), progress, total)
 
     damages |= verify("primaries", wanted.nodes or chain.full.primaries)
     choice, _ = choose_copies(chain, wanted, damages)
-    damaged = {chain.shard_of(one.node) for one in choice.damaged}
-    damages |= verify("standbys", [one.node for one in chain.nodes if one.backup_of in damaged])
+    damaged = {chain.shard_of(damage.node) for damage in choice.damaged}
+    damages |= verify("standbys", [node.node for node in chain.nodes if node.backup_of in damaged])
     return settle_copies(opened, chain, wanted, damages)
 
 
@@ -438,16 +452,16 @@ def needed_entries(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterat
 
 def needed_objects(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
     """The objects among `needed_entries`, and those of its lists that are needed."""
-    objects = (one for entry in needed_entries(chain, nodes, wanted) for one in entry.expand())
+    objects = (stored_object for entry in needed_entries(chain, nodes, wanted) for stored_object in entry.expand())
     return _needed(chain, objects, wanted)
 
 
 def _needed(chain: Chain, listed: Iterable[ChainObject], wanted: Wanted) -> Iterator[ChainObject]:
     for node, of_node in groupby(listed, lambda one: one.node):
         copy, numbers = CopyNeeds.of(chain, node), wanted.numbers(chain, chain.shard_of(node))
-        for one in of_node:
-            if copy.groups_of(one) & numbers or wanted.takes(needs_other(chain, node, one)):
-                yield one
+        for stored_object in of_node:
+            if copy.groups_of(stored_object) & numbers or wanted.takes(needs_other(chain, node, stored_object)):
+                yield stored_object
 
 
 def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress, total: int) -> dict[str, Damage]:
@@ -463,11 +477,16 @@ def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progre
 
 def verify_object(task: VerifyTask) -> VerifyReport:
     """Read the task's object."""
-    one = task.one
+    stored_object = task.one
     try:
-        read_listed(task.store.open(), one.node, one.key, (one.stored.size, one.stored.digest))
+        read_listed(
+            task.store.open(),
+            stored_object.node,
+            stored_object.key,
+            (stored_object.stored.size, stored_object.stored.digest),
+        )
     except ObjectDamagedError as error:
-        return VerifyReport(Damage(one.key, one.node, error.kind, error.detail))
+        return VerifyReport(Damage(stored_object.key, stored_object.node, error.kind, error.detail))
     except SnapshotError as error:
         return VerifyReport(problem=report_of(error))
     return VerifyReport()

@@ -77,12 +77,16 @@ def find_free_settings(
     Without libraries that a session loads.
     """
     withheld = find_reserved_settings(connection)
-    return tuple(one for one in properties.settings if not one.role and one.name.lower() not in withheld)
+    return tuple(
+        setting for setting in properties.settings if not setting.role and setting.name.lower() not in withheld
+    )
 
 
 def find_path(properties: DatabaseProperties) -> str | None:
     """The search_path that is set for the database; None if none is set."""
-    return next((one.value for one in properties.settings if one.name == SEARCH_PATH and not one.role), None)
+    return next(
+        (setting.value for setting in properties.settings if setting.name == SEARCH_PATH and not setting.role), None
+    )
 
 
 def _membership(connection: psycopg.Connection[Any]) -> str:

@@ -110,7 +110,7 @@ class RestorePlan:
     def moves(self, target: Target) -> list[TableMove]:
         """The tables of a target that get other names."""
         found = {(group.schema, group.table) for group in self.groups[target.shard]}
-        return [one for one in self.request.scope.moves if (one.schema, one.table) in found]
+        return [move for move in self.request.scope.moves if (move.schema, move.table) in found]
 
     @property
     def chosen(self) -> dict[str, frozenset[int]]:
@@ -127,7 +127,9 @@ class RestorePlan:
     def borrowed_rows(self) -> tuple[BorrowedRows, ...]:
         """What is taken from standbys' copies, by name."""
         return tuple(
-            BorrowedRows(shard, node, tuple(one.name for one in self.chain.groups(shard) if one.number in numbers))
+            BorrowedRows(
+                shard, node, tuple(group.name for group in self.chain.groups(shard) if group.number in numbers)
+            )
             for node, numbers in self.copies.borrowed.items()
             for shard in [self.chain.shard_of(node)]
         )
@@ -151,13 +153,13 @@ class RestorePlan:
             operation=self.intent.id,
             nodes=[NodeReport(target.node.id, target.database) for target in self.targets],
             bytes=count_bytes(self.chain, self.sources),
-            not_in_snapshot=tuple(one for one in self.chain.left_out if one.node in self.sources),
+            not_in_snapshot=tuple(out for out in self.chain.left_out if out.node in self.sources),
             open_operations=self.open_operations,
             in_doubt=find_in_doubt(self.chain.last),
             borrowed=self.borrowed_rows,
             damaged=self.copies.damaged,
             warnings=[*self.doubts, *warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries)],
-            moved=[f"{one.node.id}: {move.label}" for one in self.targets for move in self.moves(one)],
+            moved=[f"{target.node.id}: {move.label}" for target in self.targets for move in self.moves(target)],
             routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
             scope=self.request.scope,
             remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
@@ -225,8 +227,8 @@ def plan_restore(
     identity = read_identity(store, source)
     own = resumed.operation if resumed else None
     documents = document_names(store)
-    found = read_open_operations(store, request.name, documents=documents)
-    open_operations = tuple(one for one in found if one.id != own)
+    operations = read_open_operations(store, request.name, documents=documents)
+    open_operations = tuple(operation for operation in operations if operation.id != own)
     with naming_open_operations(open_operations):
         whole = read_restorable(store, request.name, request.increment)
         whole = read_chain_lists(store, whole, allow_damage=True)
@@ -298,7 +300,7 @@ def _check_tables(plan: RestorePlan) -> None:
                 details={"table": move.label},
             )
     names = [group.name for target in plan.targets for group in plan.chain.groups(target.source)]
-    if unmatched := [one for one in request.groups if not any(is_matching(name, (one,)) for name in names)]:
+    if unmatched := [group for group in request.groups if not any(is_matching(name, (group,)) for name in names)]:
         raise UsageError(
             f"no group of snapshot {request.name} matches {', '.join(unmatched)}",
             hint=f"see: snapshot show {request.name}",

@@ -48,7 +48,9 @@ class RestoreRequest:
         scope = self.scope
         words = ["--drill"] if self.is_drill else []
         words += [word for node in scope.nodes for word in ("--node", node)]
-        words += [word for one in (*self.groups, *(move.label for move in scope.moves)) for word in ("--group", one)]
+        words += [
+            word for group in (*self.groups, *(move.label for move in scope.moves)) for word in ("--group", group)
+        ]
         words += [word for schema in scope.schemas for word in ("--schema", schema)]
         words += [word for route in self.routes for word in ("--route", route)]
         words += ["--schema-only"] if scope.schema_only else []
@@ -118,7 +120,7 @@ class RestoreRequest:
         """Whether the rows of this table are restored."""
         if not self.is_partial:
             return not self.scope.schema_only
-        moved = any((one.schema, one.table) == (group.schema, group.table) for one in self.scope.moves)
+        moved = any((move.schema, move.table) == (group.schema, group.table) for move in self.scope.moves)
         return moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)
 
 

@@ -228,9 +228,9 @@ def _roles_of_database(plan: RestorePlan, target: Target) -> Iterator[str]:
     if (properties := plan.chain.database_properties(target.source)) is None:
         return
     yield properties.owner
-    for one in properties.privileges or ():
-        yield from filter(None, (one.grantor, one.grantee))
-    yield from (one.role for one in properties.settings if one.role)
+    for privilege in properties.privileges or ():
+        yield from filter(None, (privilege.grantor, privilege.grantee))
+    yield from (setting.role for setting in properties.settings if setting.role)
 
 
 def create_roles(
@@ -350,26 +350,29 @@ def _give_what_they_had(
                 yield f"role {role.name} is without {setting.name}, which may give it power; to set it: {statement}"
             else:
                 yield from _refused(connection, statement)
-        yield from _grant_parameters(connection, [one for one in found.parameters if one.grantee == role.name])
-    for one in memberships_of_created(found, created):
-        if not may_be_granted(one, found, missing):
-            yield f"role {one.member} is not made a member of {one.role}; to do it: {membership_statement(one)}"
-        elif problems := list(_refused(connection, membership_statement(one))):
+        yield from _grant_parameters(
+            connection, [parameter for parameter in found.parameters if parameter.grantee == role.name]
+        )
+    for membership in memberships_of_created(found, created):
+        if not may_be_granted(membership, found, missing):
+            statement = membership_statement(membership)
+            yield f"role {membership.member} is not made a member of {membership.role}; to do it: {statement}"
+        elif problems := list(_refused(connection, membership_statement(membership))):
             # Its grantor may not grant it here, or is not here.
-            yield from problems if list(_refused(connection, membership_statement(one, grantor=False))) else ()
+            yield from problems if list(_refused(connection, membership_statement(membership, grantor=False))) else ()
 
 
 def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[ParameterPrivilege]) -> Iterator[str]:
     """Grant SET on parameters that every role may set; yield the other privileges, with the statement."""
     anybodys = {name.lower() for (name,) in connection.execute(ANYBODYS_QUERY)}
-    for one in privileges:
-        statement = parameter_statement(one)
+    for privilege in privileges:
+        statement = parameter_statement(privilege)
         # Whether every role may set those of a library that is not loaded is not known.
-        if one.privilege == "SET" and one.parameter in anybodys:
+        if privilege.privilege == "SET" and privilege.parameter in anybodys:
             yield from _refused(connection, statement)
         else:
-            what = f"{one.privilege} on parameter {one.parameter}, which may give it power"
-            yield f"role {one.grantee} is without {what}; to grant it: {statement}"
+            what = f"{privilege.privilege} on parameter {privilege.parameter}, which may give it power"
+            yield f"role {privilege.grantee} is without {what}; to grant it: {statement}"
 
 
 def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:

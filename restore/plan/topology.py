@@ -51,10 +51,10 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
     ddl = {source: _read_statements(store, chain, source) for source in sources if others}
     for other in others:
         differences += [
-            f"database setting {one}: {getattr(chain.baseline[first], one)} on {first},"
-            f" {getattr(chain.baseline[other], one)} on {other}"
-            for one in SETTINGS
-            if getattr(chain.baseline[first], one) != getattr(chain.baseline[other], one)
+            f"database setting {setting}: {getattr(chain.baseline[first], setting)} on {first},"
+            f" {getattr(chain.baseline[other], setting)} on {other}"
+            for setting in SETTINGS
+            if getattr(chain.baseline[first], setting) != getattr(chain.baseline[other], setting)
         ]
         tables = _compare_tables(chain.groups(first), chain.groups(other))
         named = {name for name, _ in tables}
@@ -65,7 +65,7 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
             if name.removeprefix("TABLE ") not in named
         ]
     if differences:
-        versions = " and ".join(sorted({str(chain.baseline[one].server_version // 10000) for one in sources}))
+        versions = " and ".join(sorted({str(chain.baseline[source].server_version // 10000) for source in sources}))
         raise SourcesDifferError(
             f"the definitions of {', '.join(sources)} differ, so their rows can't go to the same databases:"
             f" {join_some(differences, NAMED_MAX)}",
@@ -181,16 +181,16 @@ class Topology:
         """The sequences' values for every target: of several sources, the one furthest in the increment's direction."""
         furthest: dict[tuple[str, str], StoredSequence] = {}
         for source in self.sources:
-            for one in chain.sequences(source):
-                name = one.schema, one.name
-                if name not in furthest or _reach(one) > _reach(furthest[name]):
-                    furthest[name] = one
+            for sequence in chain.sequences(source):
+                name = sequence.schema, sequence.name
+                if name not in furthest or _reach(sequence) > _reach(furthest[name]):
+                    furthest[name] = sequence
         return tuple(furthest.values())
 
     def shares(self, source: str, target: str) -> dict[str, float]:
         """The part of each table's rows of a source that a target gets, by name."""
         number, is_first = self.targets.index(target), source == self.sources[0]
-        return {name: one.share(number, len(self.targets), is_first=is_first) for name, one in self.routes.items()}
+        return {name: route.share(number, len(self.targets), is_first=is_first) for name, route in self.routes.items()}
 
     def shown(self, groups: Sequence[Group]) -> list[ShownRoute]:
         """The routes of the tables that are restored, in their order."""
@@ -208,10 +208,10 @@ class Topology:
         if self.sequences(chain):
             what = "the value of the source that is furthest" if several else "the source's value"
             lines.append(f"sequences have on every target {what}")
-        equal = [self.routes[one.name].table for one in groups if self.routes[one.name].kind is RouteKind.ALL]
+        equal = [self.routes[group.name].table for group in groups if self.routes[group.name].kind is RouteKind.ALL]
         if equal and several:
             lines.append(f"rows taken from {self.sources[0]}, if equal on all sources: {', '.join(equal)}")
-        added = [one.name for one in groups if one.is_multiset and one.name not in equal]
+        added = [group.name for group in groups if group.is_multiset and group.name not in equal]
         if added and several:
             lines.append(f"rows of all sources added up, as there is no key: {', '.join(added)}")
         return lines
@@ -228,8 +228,8 @@ def plan_topology(
 
     Raises UsageError.
     """
-    found = resolve_routes(groups, [parse_route(word) for word in words], tuple(targets))
-    return Topology(tuple(sources), tuple(targets), found)
+    routes = resolve_routes(groups, [parse_route(word) for word in words], tuple(targets))
+    return Topology(tuple(sources), tuple(targets), routes)
 
 
 def find_feeds(
@@ -257,7 +257,7 @@ def _for_source(chain: Chain, source: str, database: LoadTarget) -> LoadTarget:
     """The database with its groups by the numbers that the source's rows have."""
     by_name = {group.name: group for group in database.groups.values()}
     return replace(
-        database, groups={one.number: by_name[one.name] for one in chain.groups(source) if one.name in by_name}
+        database, groups={group.number: by_name[group.name] for group in chain.groups(source) if group.name in by_name}
     )
 
 

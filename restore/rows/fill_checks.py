@@ -57,14 +57,14 @@ def find_used(
     """Those of `sequences` that columns of these tables use in the session's database."""
     oids = oids_of(connection, groups)
     used = set(connection.execute(USED_QUERY, (oids,)).fetchall())
-    return [one for one in sequences if (one.schema, one.name) in used]
+    return [sequence for sequence in sequences if (sequence.schema, sequence.name) in used]
 
 
 def check_sequences(
     checker: Checker, connection: psycopg.Connection[Any], role: str, sequences: Sequence[StoredSequence]
 ) -> None:
     """Add what keeps our role from giving the sequences their values."""
-    columns = zip(*((one.schema, one.name, one.last_value) for one in sequences), strict=True)
+    columns = zip(*((sequence.schema, sequence.name, sequence.last_value) for sequence in sequences), strict=True)
     values = tuple(map(list, columns)) or ([], [], [])
     rows = connection.execute(SEQUENCES_QUERY, values).fetchall()
     if missing := [table_name(space, name) for space, name, exists, _, _ in rows if not exists]:
@@ -168,25 +168,25 @@ def check_tables(
             f"role {role} may not create the schema of a ledger in {checker.label}", "run as its owner", [grant]
         )
     _check_replica(checker, connection, role)
-    tables = {one.group.name: one for one in read_tables(connection, GroupRules())}
+    tables = {table.group.name: table for table in read_tables(connection, GroupRules())}
     found = {group.name: tables[group.name] for group in wanted.groups if group.name in tables}
     _check_found(checker, connection, wanted.groups, found)
     _check_columns(checker, connection, wanted.groups, found)
     _check_constraints(checker, connection, wanted.groups, found)
     uncounted = _check_privileges(checker, connection, role, found)
     if not wanted.has_begun:
-        counted = [one for one in found.values() if one.oid not in uncounted and not one.hides_rows]
-        if filled := find_filled(connection, [one.group for one in counted]):
+        counted = [table for table in found.values() if table.oid not in uncounted and not table.hides_rows]
+        if filled := find_filled(connection, [table.group for table in counted]):
             hint, statement = _emptying(connection, [found[name] for name in filled])
             checker.add(f"tables of {checker.label} are not empty: {named(filled)}", hint, [statement])
     check_sequences(checker, connection, role, wanted.sequences)
-    return {name: one.oid for name, one in found.items()}
+    return {name: table.oid for name, table in found.items()}
 
 
 def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> tuple[str, str]:
     """A hint, and the statement that empties the tables, with those whose rows may refer to theirs."""
-    names = [f"ONLY {qualify(one.group)}" for one in tables]
-    referring = find_referring(connection, [one.oid for one in tables])
+    names = [f"ONLY {qualify(table.group)}" for table in tables]
+    referring = find_referring(connection, [table.oid for table in tables])
     if referring.filled:
         return (
             f"rows of {named(referring.filled)} may refer to theirs; if neither are needed, empty all of these tables",
@@ -244,7 +244,7 @@ def _check_found(
 def _check_columns(
     checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
 ) -> None:
-    names = {one.oid: name for name, one in found.items()}
+    names = {table.oid: name for name, table in found.items()}
     wrong: list[str] = []
     known: dict[str, set[str]] = {}
     for group in (one for one in groups if one.name in found):
@@ -277,8 +277,8 @@ def _check_columns(
 def _check_constraints(
     checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
 ) -> None:
-    oids = [one.oid for one in found.values()]
-    roots = set(find_roots(connection, (one for one in groups if one.name in found)).values())
+    oids = [table.oid for table in found.values()]
+    roots = set(find_roots(connection, (group for group in groups if group.name in found)).values())
     if acting := find_acting(connection, [*oids, *find_oids(connection, roots)]):
         turn = {"A": "ENABLE", "R": "DISABLE"}
         checker.add(

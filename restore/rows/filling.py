@@ -115,7 +115,7 @@ class Filling:
 
     def names(self) -> list[str]:
         """The quoted names of the tables that `undo` would empty; [] if it is removed."""
-        return [one.name for one in self._find_tables()] if self.exists else []
+        return [table.name for table in self._find_tables()] if self.exists else []
 
     def begin(self, groups: Iterable[Group]) -> None:
         """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty.
@@ -179,7 +179,7 @@ class Filling:
         if not self.exists:
             return []
         tables = self._empty(f"DROP SCHEMA {self.schema} CASCADE")
-        return [one.name for one in tables]
+        return [table.name for table in tables]
 
     def start_again(self) -> None:
         """Empty the tables and the ledger, in one transaction; raise as `undo` does."""
@@ -196,11 +196,11 @@ class Filling:
                 # A task enters itself in the ledger first: from here on none begins, and none is under way.
                 execute(f"LOCK TABLE {self.ledger} IN ACCESS EXCLUSIVE MODE".encode())
                 tables = self._lock_tables()
-                if alone := [one.name for one in tables if not one.is_deleted]:
+                if alone := [table.name for table in tables if not table.is_deleted]:
                     execute(f"TRUNCATE ONLY {', ONLY '.join(alone)}".encode())
-                for one in tables:
-                    if one.is_deleted:
-                        execute(f"DELETE FROM ONLY {one.name}".encode())
+                for table in tables:
+                    if table.is_deleted:
+                        execute(f"DELETE FROM ONLY {table.name}".encode())
                 self._check_orphans(tables)
                 with naming_event_triggers(self.connection, last):
                     execute(last.encode())
@@ -220,27 +220,27 @@ class Filling:
 
     def _lock_tables(self) -> list[_Filled]:
         """Lock the tables; raise TablesChangedError if they are not what they were when they were filled."""
-        for one in self._find_tables():
+        for table in self._find_tables():
             try:
-                self.connection.execute(f"LOCK TABLE ONLY {one.name} IN ACCESS EXCLUSIVE MODE".encode())
+                self.connection.execute(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE".encode())
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-                self._refuse(f"table {one.name} has just got another name, or is gone", "repeat the command")
+                self._refuse(f"table {table.name} has just got another name, or is gone", "repeat the command")
         # Under the locks nobody changes them any more.
         tables = self._find_tables()
-        for one in tables:
-            if not one.has_name:
+        for table in tables:
+            if not table.has_name:
                 self._refuse(
-                    f"table {one.name} was {one.former_name} when it was filled",
+                    f"table {table.name} was {table.former_name} when it was filled",
                     "give it that name again, then repeat the command",
                 )
-        deleted = {one.oid for one in tables if one.is_deleted}
-        for acting in find_acting(self.connection, [one.oid for one in tables]):
+        deleted = {table.oid for table in tables if table.is_deleted}
+        for acting in find_acting(self.connection, [table.oid for table in tables]):
             if acting.on_delete if acting.oid in deleted else acting.on_truncate:
                 self._refuse(f"{acting.label} would act", "disable it, then repeat the command")
         return tables
 
     def _check_orphans(self, tables: list[_Filled]) -> None:
-        if one := find_orphan(self.node, self.connection, [one.oid for one in tables], only_into=True):
+        if one := find_orphan(self.node, self.connection, [table.oid for table in tables], only_into=True):
             self._refuse(
                 f"a row of {one.table} refers to one of {one.referenced}: ({one.columns}) = ({one.values}), by foreign"
                 f" key {one.name}",

@@ -170,7 +170,7 @@ def base_tasks(
 
     Those of many nodes alternate: a job has only so many of them, and a node serves only so many at a time.
     """
-    unfed = {one.number for one in sources.bases.nodes} - feeds.keys()
+    unfed = {node.number for node in sources.bases.nodes} - feeds.keys()
     for base in sources.bases.without(unfed).interleaved():
         number = base.source.number
         if (feed := feeds[number].select(base.groups)).targets:
@@ -211,10 +211,14 @@ def _segment_tasks(
     sources: Sources, folded: Fold, feeds: Mapping[int, Feed], store: StoreLocation
 ) -> Iterator[SegmentLoadTask]:
     """The tasks of the images that were left in their segments."""
-    for one in sources.segments:
-        images = folded.segment_images.get(one.source.key)
-        if images and one.source.number in feeds and (feed := feeds[one.source.number].select(images.groups)).targets:
-            yield SegmentLoadTask(one, feed, images.flags, store)
+    for segment in sources.segments:
+        images = folded.segment_images.get(segment.source.key)
+        if (
+            images
+            and segment.source.number in feeds
+            and (feed := feeds[segment.source.number].select(images.groups)).targets
+        ):
+            yield SegmentLoadTask(segment, feed, images.flags, store)
 
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
@@ -297,7 +301,9 @@ def _run(session: SparkSession, loaded: Any) -> Counter[int]:
     with job_progress(session, Silent()):
         reports = loaded.collect()  # a row per partition
     raise_first([json.loads(report["problem"]) if report["problem"] else None for report in reports])
-    return _sum_placed({int(number): rows for number, rows in json.loads(one["placed"]).items()} for one in reports)
+    return _sum_placed(
+        {int(number): rows for number, rows in json.loads(report["placed"]).items()} for report in reports
+    )
 
 
 def _sum_placed(reports: Iterable[Mapping[int, int]]) -> Counter[int]:

@@ -60,7 +60,7 @@ class LargeLoadTask:
     @property
     def size(self) -> int:
         """The bytes of its objects."""
-        return sum(one.size for one in self.objects)
+        return sum(stored_object.size for stored_object in self.objects)
 
 
 def load_large_objects(
@@ -84,7 +84,9 @@ def load_large_objects(
         if target is not None
     ]
     progress.step("load large objects", total=len(tasks), unit="tasks")
-    limited = limited_sessions(session, {one.node.id: one.task_sessions for one in targets.values()})
+    limited = limited_sessions(
+        session, {load_target.node.id: load_target.task_sessions for load_target in targets.values()}
+    )
     dealing = Dealing[LargeLoadTask](lambda task: task.size, lambda task: (task.node.id,), limited)
     raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress, dealing)])
     counts = count_by_node(full)
@@ -119,11 +121,15 @@ def find_actors(
     session: SparkSession, full: FullSnapshot, shards: Container[str], store: StoreLocation, progress: Progress
 ) -> dict[str, dict[str, list[str]]]:
     """The owners and grantors of the large objects of `shards`, by shard, each with objects that it acts on."""
-    stored = tuple(one for one in list_large_objects(full) if one.node in shards)
+    stored = tuple(large_object for large_object in list_large_objects(full) if large_object.node in shards)
     tasks = [ActorsTask(objects, store) for objects in group_by_copy_task(stored)]
     progress.step("check owners of large objects", total=len(tasks), unit="tasks")
     reports = run_tasks(
-        session, read_actors, tasks, progress, Dealing(lambda task: sum(one.size for one in task.objects))
+        session,
+        read_actors,
+        tasks,
+        progress,
+        Dealing(lambda task: sum(stored_object.size for stored_object in task.objects)),
     )
     raise_first([report.problem for report in reports])
     found: dict[str, dict[str, list[str]]] = {}
@@ -189,7 +195,7 @@ def _with_known(
     """The changes with those grantees that the server has, if others are left out."""
     if not roles.no_owner:
         return roles
-    grantees = {roles.of(grant.grantee) for one in definitions for grant in one.grants or ()}
+    grantees = {roles.of(grant.grantee) for definition in definitions for grant in definition.grants or ()}
     known = cursor.execute(KNOWN_QUERY, (list(grantees),)).fetchall()
     return replace(roles, known=frozenset(role for (role,) in known))
 

@@ -93,7 +93,7 @@ class LoadTarget:
 
     def select(self, numbers: Iterable[int]) -> LoadTarget:
         """The same database with only the groups of these `numbers`."""
-        return replace(self, groups={one: self.groups[one] for one in numbers if one in self.groups})
+        return replace(self, groups={number: self.groups[number] for number in numbers if number in self.groups})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ class Feed:
     @property
     def nodes(self) -> set[str]:
         """The ids of the databases' nodes."""
-        return {one.node.id for one in self.targets.values()}
+        return {target.node.id for target in self.targets.values()}
 
     def select(self, numbers: Collection[int]) -> Feed:
         """The same with only the groups of these `numbers`; targets that have none of them are left out."""
-        chosen = {number: one.select(numbers) for number, one in self.targets.items()}
+        chosen = {number: target.select(numbers) for number, target in self.targets.items()}
         routes = self.routes.select(numbers) if self.routes else None
-        return Feed({number: one for number, one in chosen.items() if one.groups}, routes)
+        return Feed({number: target for number, target in chosen.items() if target.groups}, routes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,9 @@ class LoadTargets:
     @property
     def task_sessions(self) -> dict[str, int]:
         """By the target's node the most sessions that tasks may have there at a time."""
-        return {one.node.id: one.task_sessions for feed in self.feeds.values() for one in feed.targets.values()}
+        return {
+            target.node.id: target.task_sessions for feed in self.feeds.values() for target in feed.targets.values()
+        }
 
     def feed_of(self, node: str, shard: str) -> Feed | None:
         """Where the rows go that are taken from the node's copy, which is of the shard; None if nowhere."""
@@ -171,15 +173,15 @@ def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group]
     """
     tables = {(schema, table): facts for schema, table, *facts in connection.execute(OWNERS_QUERY)}
     schemas = [schema for (schema,) in connection.execute(FUNCTION_SCHEMAS_QUERY)]
-    found = LoadPaths({}, {})
+    paths = LoadPaths({}, {})
     for group in groups:
         owner, has_functions = tables.get((group.schema, group.table), (None, False))
         if owner is None:
             continue
-        found.search_paths[group.number] = own = path_of_owner(path, owner)
+        paths.search_paths[group.number] = own = path_of_owner(path, owner)
         if has_functions:
-            found.wider_paths[group.number] = ", ".join([own, quote_identifier(group.schema), *schemas])
-    return found
+            paths.wider_paths[group.number] = ", ".join([own, quote_identifier(group.schema), *schemas])
+    return paths
 
 
 TOKEN_BYTES = 16

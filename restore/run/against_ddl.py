@@ -40,12 +40,12 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     # Of a table that the rules exclude, the chain has no rows.
     if chain.last.left_out is not None:
         listed = {group.name for group in chain.groups(shard)}
-        left_out = {one.name for one in chain.last.left_out if one.node == shard}
+        left_out = {out.name for out in chain.last.left_out if out.node == shard}
         if unknown := sorted(name for name in found.keys() - listed - left_out if is_included(name, chain.full.rules)):
             raise _error(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
-    sequences = {(one.schema, one.name) for one in chain.sequences(shard)}
+    sequences = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
     created_sequences = {(schema, name) for schema, name in connection.execute(SEQUENCES_QUERY)}
-    if missing := sorted(table_name(*one) for one in created_sequences - sequences):
+    if missing := sorted(table_name(*created_sequence) for created_sequence in created_sequences - sequences):
         raise _error(shard, f"its commit has no value of sequence {', '.join(missing[:NAMED_MAX])}")
 
 

@@ -102,9 +102,9 @@ def _load_target(
 def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
     """The groups by number, without those whose tables were refused."""
     refused = {
-        (show_name(one.entry.schema), show_name(one.entry.name))
-        for one in run.refusals.values()
-        if one.entry.kind == "TABLE"
+        (show_name(refusal.entry.schema), show_name(refusal.entry.name))
+        for refusal in run.refusals.values()
+        if refusal.entry.kind == "TABLE"
     }
     return {group.number: group for group in groups if (group.schema, group.table) not in refused}
 
@@ -135,8 +135,10 @@ def finish_database(
         if not has_ledger(connection, target.ledger):
             return done
         # Before the grants: an owner may have revoked privileges on a sequence from itself.
-        refused = {(show_name(one.entry.schema), show_name(one.entry.name)) for one in run.refusals.values()}
-        wanted = [one for one in sequences if (one.schema, one.name) not in refused]
+        refused = {
+            (show_name(refusal.entry.schema), show_name(refusal.entry.name)) for refusal in run.refusals.values()
+        }
+        wanted = [sequence for sequence in sequences if (sequence.schema, sequence.name) not in refused]
         some_lack = bool(run.refusals) or ddl.has_extensions
         settable, left = find_settable(connection, wanted, some_lack=some_lack)
         set_sequences(connection, settable)

@@ -59,11 +59,11 @@ def check_conflicts(
     folded = fold(session, sources, store)
     try:
         raise_first(folded.problems)
-        found = _find_conflicts(_claims(session, sources, folded, routes, store), topology).persist()
+        frame = _find_conflicts(_claims(session, sources, folded, routes, store), topology).persist()
         with job_progress(session, progress):
-            counts = found.groupBy("table", "target").count().collect()  # bounded by tables and targets
-        named = found.orderBy("table", "target", "key").limit(NAMED_MAX).collect() if counts else []
-        found.unpersist()
+            counts = frame.groupBy("table", "target").count().collect()  # bounded by tables and targets
+        named = frame.orderBy("table", "target", "key").limit(NAMED_MAX).collect() if counts else []
+        frame.unpersist()
     finally:
         folded.release()
     raise_first([json.loads(bytes(row["key"])) for row in named if row["table"] == PROBLEM])
@@ -130,7 +130,7 @@ def _claims(
     store: StoreLocation,
 ) -> DataFrame:
     """The CLAIMS of all rows at the cut."""
-    groups = {number: frozenset(one.by_group) for number, one in routes.items()}
+    groups = {number: frozenset(source_routes.by_group) for number, source_routes in routes.items()}
     changed = broadcast(session, folded.changed)
 
     def read_base(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:

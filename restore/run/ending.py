@@ -133,17 +133,17 @@ def end_published(
     """
     record = found.last_record
     provisional = list(provisional)
-    filled = [one for one in provisional if found.is_filling and one.shard in found.records]
+    filled = [target for target in provisional if found.is_filling and target.shard in found.records]
     # What has its outcome in the store is not looked for any more; without a store the record is the outcome.
     if record.in_store:
         remove_fillings(filled, found.suffix)
-    targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
-    nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
+    targets = [target.named(found.suffix) for target in provisional if target.shard in found.records]
+    nodes = [NodeReport(target.node.id, target.database, found.records[target.shard].rows) for target in targets]
     report = planned or _report_of(record, nodes)
     report.nodes, report.is_resumed = nodes, True
     ending = store if record.in_store else None
     report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
-    report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
+    report.aside = [f"{target.node.id}: {target.aside}" for target in targets if found.records[target.shard].aside]
     if record.in_store:
         record_outcome(store, read_intent(store, record.operation), DONE)
     report.warnings += clear_records(targets, connections)

@@ -133,7 +133,7 @@ def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[
     try:
         yield
     except (psycopg.errors.LockNotAvailable, SchemaLoadError) as error:
-        if not any(isinstance(one, psycopg.errors.LockNotAvailable) for one in (error, error.__cause__)):
+        if not any(isinstance(exception, psycopg.errors.LockNotAvailable) for exception in (error, error.__cause__)):
             raise
         why = f"others have had them, or sequences, locked for {LOCK_SECONDS_MAX} s"
         raise in_use(node, session.info.dbname, why) from error
@@ -158,7 +158,7 @@ def _sequences_of(
         return settable, left
     # What the DDL creates and the database lacks is an obstacle; a sequence of an extension nobody can create alone.
     own = _find_created(plan, target, session, sequences)
-    settable, left = find_settable(session, [one for one in sequences if one not in own], some_lack=True)
+    settable, left = find_settable(session, [sequence for sequence in sequences if sequence not in own], some_lack=True)
     return [*own, *settable], left
 
 
@@ -178,8 +178,8 @@ def _find_created(
     except ObjectDamagedError:
         return set(sequences)
     encoding = plan.chain.baseline[target.source].encoding
-    schemas = map(raw_text, name_bytes(session, [one.schema for one in sequences], encoding))
-    names = map(raw_text, name_bytes(session, [one.name for one in sequences], encoding))
+    schemas = map(raw_text, name_bytes(session, [sequence.schema for sequence in sequences], encoding))
+    names = map(raw_text, name_bytes(session, [sequence.name for sequence in sequences], encoding))
     return {one for one, *name in zip(sequences, schemas, names, strict=True) if tuple(name) in created}
 
 
@@ -200,7 +200,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
                 _begin(run, target, filling)
             roots = find_roots(filling.connection, groups)
             paths = find_load_paths(filling.connection, groups, read_search_path(filling.connection))
-        numbered = {one.number: one for one in groups}
+        numbered = {group.number: group for group in groups}
         return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, *paths, is_in_use=True)
 
     done = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
@@ -241,7 +241,7 @@ def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[obj
 @contextmanager
 def keeping_held(run: RestoreRun) -> Iterator[None]:
     """While the block loads and verifies, end it when a session waits to alter the tables; raise TablesInUseError."""
-    held = [(one.node, run.held[one.shard]) for one in run.plan.targets if one.shard in run.held]
+    held = [(target.node, run.held[target.shard]) for target in run.plan.targets if target.shard in run.held]
     with ExitStack() as stack:
         for _, session in held:
             # Of a node that falls silent no answer is waited for.
@@ -389,7 +389,7 @@ def _load_and_finish(
     if run.shards_in(Phase.LOADING) and not plan.request.scope.schema_only:
         progress.step("start Spark")
         session = spark.session()
-        tallies = [rows_tally(one.node, one.ledger, run.row_count(shard)) for shard, one in databases.items()]
+        tallies = [rows_tally(target.node, target.ledger, run.row_count(shard)) for shard, target in databases.items()]
         # A target that falls silent cancels the jobs.
         with run.watch.on_silence(session.sparkContext.cancelAllJobs), tallying(progress, tallies) as loaded:
             check_large_objects(session, run, runs)
@@ -529,7 +529,9 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
 
     targets = run.shards_in(Phase.CREATED, Phase.LOADING, Phase.INDEXING)
     made = dict(zip((one.shard for one in targets), in_parallel(create, targets, run.watch.end_all), strict=True))
-    return {shard: one for shard, (one, _) in made.items()}, {shard: one for shard, (_, one) in made.items()}
+    return {shard: load_target for shard, (load_target, _) in made.items()}, {
+        shard: one for shard, (_, one) in made.items()
+    }
 
 
 def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
@@ -567,7 +569,9 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
     The stored objects name them, so these are read for it, in Spark tasks. A superuser needs no check.
     """
     plan = run.plan
-    shards = count_by_node(plan.chain.full).keys() & {shard for shard, one in runs.items() if one.ddl.is_adapted}
+    shards = count_by_node(plan.chain.full).keys() & {
+        shard for shard, ddl_run in runs.items() if ddl_run.ddl.is_adapted
+    }
     if not plan.request.is_with_all_rows or plan.request.scope.no_owner or not shards:
         return
     from cutline.restore.rows.large_objects import find_actors
@@ -612,7 +616,9 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
                 allows_refused=run.allows_refused,
             )
         if done.is_finished:
-            run.enter(target, Phase.FINISHED, refused=tuple(one.label for one in done.refusals[:REFUSED_KEPT_MAX]))
+            run.enter(
+                target, Phase.FINISHED, refused=tuple(refusal.label for refusal in done.refusals[:REFUSED_KEPT_MAX])
+            )
         seconds[shard] = time.monotonic() - began
         return done
 

@@ -124,7 +124,11 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
         preview = replace(preview, replaces=find_replaced(plan, connections, plan.targets))
         # With roles that are missing, its statements would be refused.
-        tried = [one for one in plan.targets if one.shard in preview.ddl and not preview.roles_missing.get(one.shard)]
+        tried = [
+            target
+            for target in plan.targets
+            if target.shard in preview.ddl and not preview.roles_missing.get(target.shard)
+        ]
         if not tried:
             return preview
         progress.step("rehearse the DDL")
@@ -132,8 +136,12 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
             refused = _rehearse_all(plan, preview, tried, connections, watch)
         if not plan.request.allow_refused_ddl:
             refuse(refused, connections, plan.steps)
-        statements = [one for target, refusals in refused.items() for one in describe_refusals(target, refusals)]
-        untried = [one.node.id for one in plan.targets if one not in tried]
+        statements = [
+            describe_refusal
+            for target, refusals in refused.items()
+            for describe_refusal in describe_refusals(target, refusals)
+        ]
+        untried = [target.node.id for target in plan.targets if target not in tried]
         return replace(preview, refused=[*preview.refused, *statements], untried=untried)
 
 
@@ -163,14 +171,14 @@ def preview_resumed(
     provisional = provisional_targets(target, request.scope.nodes)
     with lock_targets(provisional) as locked:
         store = source.store.open()
-        found = find_resumable(store, request.name, provisional, locked, progress, settles=False)
-        check_whole(found, provisional, locked, store)
-        plan = _plan_shown(source, target, found)
+        resumable = find_resumable(store, request.name, provisional, locked, progress, settles=False)
+        check_whole(resumable, provisional, locked, store)
+        plan = _plan_shown(source, target, resumable)
         with running(plan, progress, locked) as run:
-            run.records = dict(found.records)
+            run.records = dict(resumable.records)
             for one in run.find_stale():
                 run.records[one.shard] = structs.replace(run.records[one.shard], phase=Phase.CREATED, rows=0)
-            done = plan.targets if found.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
+            done = plan.targets if resumable.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
             left = [one for one in plan.targets if one not in done]
             preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
             # Where tables are there already, the DDL before the rows has been run.
@@ -200,15 +208,15 @@ def check_all_swappable(run: RestoreRun) -> None:
     if run.plan.request.scope.data_only:
         return
     for one in run.shards_in(Phase.FINISHED):
-        found = list_databases(run.connections[one.shard])
-        if not is_restored(found, one, run.operation):
-            check_swappable(one, found, run.records[one.shard])
+        databases = list_databases(run.connections[one.shard])
+        if not is_restored(databases, one, run.operation):
+            check_swappable(one, databases, run.records[one.shard])
 
 
 def with_replaced(preview: RestorePreview, run: RestoreRun) -> RestorePreview:
     """The preview of a restore that is resumed, with what it still replaces, and what is closed until it ends."""
     published = run.shards_in(Phase.PUBLISHED)
-    unnamed = [one for one in run.plan.targets if one not in published and not run.is_renamed(one)]
+    unnamed = [target for target in run.plan.targets if target not in published and not run.is_renamed(target)]
     closed = [f"nobody can connect to {one} until it is ended" for one in find_closed(unnamed, run.connections)]
     replaces = find_replaced(run.plan, run.connections, unnamed)
     return replace(preview, replaces=replaces, warnings=[*preview.warnings, *closed])
@@ -234,14 +242,14 @@ def check_restore(
         check_free_connections({target.node: connections[target.shard] for target in targets})
     if plan.request.scope.data_only:
         server_globals, differences = dict[str, ServerGlobals](), list[str]()
-        readable, missing = targets, {one.shard: list[str]() for one in targets}
-        checked = CheckedDdl(entries={one.shard: () for one in targets})
+        readable, missing = targets, {target.shard: list[str]() for target in targets}
+        checked = CheckedDdl(entries={target.shard: () for target in targets})
         checked.left_out.extend(check_existing(plan, targets, connections, obstacles))
     else:
         server_globals, differences = find_globals(plan, targets, connections, obstacles)
         of_targets = (plan, targets, connections, server_globals, obstacles)
         missing, planned = check_targets(*of_targets, is_resumed=bool(begun))
-        readable = [one for one in targets if not plan.lacks_ddl(one.source)]
+        readable = [target for target in targets if not plan.lacks_ddl(target.source)]
         checked = read_all_ddl(plan, readable, connections, folder, obstacles, planned)
     volumes = {
         one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
@@ -250,8 +258,8 @@ def check_restore(
     sized = [one for one in readable if one.shard in volumes]
     disks = check_space((_space_of(plan, one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
-    servers = {one.shard: server_of(connections[one.shard]) for one in targets}
-    basis, figures = read_measured(store, sum(one.row_count for one in volumes.values())) or ("", None)
+    servers = {target.shard: server_of(connections[target.shard]) for target in targets}
+    basis, figures = read_measured(store, sum(volume.row_count for volume in volumes.values())) or ("", None)
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,
@@ -259,10 +267,10 @@ def check_restore(
         untried=[target.node.id for target in targets if target.shard in checked.ddl],
         warnings=obstacles.warnings,
         refused=[
-            one
+            describe_refusal
             for target in targets
             if target.shard in checked.ddl
-            for one in describe_refusals(target, checked.ddl[target.shard].lost)
+            for describe_refusal in describe_refusals(target, checked.ddl[target.shard].lost)
         ],
         servers=servers,
         volumes=volumes,
@@ -308,12 +316,12 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
     """What a target gets: a shard, or its part of all sources."""
     sources = target.sources or (target.source,)
     volumes = [
-        measure_volume(plan.chain, one, filter(plan.request.chooses, plan.chain.groups(one)), entries)
-        for one in sources
+        measure_volume(plan.chain, source, filter(plan.request.chooses, plan.chain.groups(source)), entries)
+        for source in sources
     ]
     volume = volumes[0]
     if plan.topology:
-        volume = combine_volumes(volumes, [plan.topology.shares(one, target.shard) for one in sources])
+        volume = combine_volumes(volumes, [plan.topology.shares(source, target.shard) for source in sources])
     if plan.request.scope.schema_only:
         return without_rows(volume)
     if plan.request.scope.data_only:
@@ -361,7 +369,7 @@ def check_targets(
             roles = request.scope.roles_needed(plan.roles(target))
             if request.create_roles and (stored := server_globals.get(shard)):
                 replaced = dict(request.scope.role_map)
-                others = (one.name for one in stored.roles if not one.superuser and one.name not in replaced)
+                others = (role.name for role in stored.roles if not role.superuser and role.name not in replaced)
                 roles = list(dict.fromkeys([*roles, *others]))
             planned[shard] = plan_database(plan, target, connection)
             database = planned[shard].ddl
@@ -395,9 +403,13 @@ def left_rows(plan: RestorePlan) -> list[str]:
     rows = [f"all rows, and the values of all sequences{kept}"] if request.scope.schema_only else []
     if request.is_partial:
         for shard in plan.sources:
-            if others := sorted(one.name for one in plan.chain.groups(shard) if not request.chooses(one)):
+            if others := sorted(group.name for group in plan.chain.groups(shard) if not request.chooses(group)):
                 rows.append(f"rows of {len(others)} other tables on {shard}: {list_some(others, OTHERS_MAX)}")
-    return rows + of_extensions + [f"{counts[one]} large objects on {one}" for one in plan.sources if counts.get(one)]
+    return (
+        rows
+        + of_extensions
+        + [f"{counts[source]} large objects on {source}" for source in plan.sources if counts.get(source)]
+    )
 
 
 def find_replaced(

@@ -95,9 +95,12 @@ def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) ->
     sections = {**ddl.sections, DATABASE: _entries_of_database(run, target, ddl)} if ddl else {}
     found = {entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries}
     found |= {one.label: one for one in (ddl.lost if ddl else ())}
-    known = {one.object: one for one in describe_refusals(target, [found[one] for one in labels if one in found])}
+    known = {
+        describe_refusal.object: describe_refusal
+        for describe_refusal in describe_refusals(target, [found[label] for label in labels if label in found])
+    }
     lacking = RefusedStatement(target.node.id, target.database, "", reason=EARLIER, access=access_to(target))
-    return [known.get(one) or replace(lacking, object=one) for one in labels]
+    return [known.get(label) or replace(lacking, object=label) for label in labels]
 
 
 def _entries_of_database(run: RestoreRun, target: Target, ddl: Ddl) -> tuple[DdlEntry, ...]:

@@ -66,29 +66,29 @@ def refuse(
     instead: list[str] = []
     for target, refusals in found.items():
         # What needs something that is refused follows from that.
-        causes = [one for one in refusals if not one.needs]
+        causes = [refusal for refusal in refusals if not refusal.needs]
         # Of extensions there may be many.
-        causes.sort(key=lambda one: one.entry.kind == PRIVILEGES)
-        forbidden = [one for one in causes if one.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
+        causes.sort(key=lambda refusal: refusal.entry.kind == PRIVILEGES)
+        forbidden = [cause for cause in causes if cause.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
         if not causes:
             continue
         is_forbidden |= bool(forbidden)
-        has_rows |= any(one.entry.kind == ROWS for one in causes)
-        if any(one.sqlstate == UNKNOWN_SYNTAX for one in causes):
+        has_rows |= any(cause.entry.kind == ROWS for cause in causes)
+        if any(cause.sqlstate == UNKNOWN_SYNTAX for cause in causes):
             instead.append(OWN_VERSION)
-        if any(one.entry.kind == EXTENSION for one in causes):
+        if any(cause.entry.kind == EXTENSION for cause in causes):
             instead.append(IN_ONE_DATABASE)
         role = read_role(target.node, connections[target.shard]).name
         who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
         problems.append(
-            f"node {target.node.id}: {who}: {join_some([one.text() for one in forbidden or causes], NAMED_MAX)}"
+            f"node {target.node.id}: {who}: {join_some([refusal.text() for refusal in forbidden or causes], NAMED_MAX)}"
         )
-        refused += [one.document() for one in describe_refusals(target, refusals)]
+        refused += [describe_refusal.document() for describe_refusal in describe_refusals(target, refusals)]
     if not problems:
         return
     what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)
     without = [f"or {WITHOUT}"]
-    if any(one.section == DATABASE for refusals in found.values() for one in refusals):
+    if any(refusal.section == DATABASE for refusals in found.values() for refusal in refusals):
         without.append("or without anything that belongs to the databases themselves: --no-database-settings")
     if is_forbidden:
         raise TargetUnfitError(

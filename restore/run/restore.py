@@ -124,21 +124,21 @@ def resume_restore(
         locked = stack.enter_context(lock_targets(provisional))
         early = stack.enter_context(ExitStack())
         early.enter_context(ending_on_silence(watch, locked.values()))
-        found = find_resumable(store, request.name, provisional, locked, progress, settles=True)
-        check_whole(found, provisional, locked, store)
-        if found.is_published:
+        resumable = find_resumable(store, request.name, provisional, locked, progress, settles=True)
+        check_whole(resumable, provisional, locked, store)
+        if resumable.is_published:
             planned: RestoreReport | None = None
             with suppress(SnapshotError):
-                published = plan_resumed(source, target, found.last_record)
+                published = plan_resumed(source, target, resumable.last_record)
                 planned = published.report()
                 planned.left_out = left_rows(published)
-            return end_published(store, target, found, provisional, locked, planned)
+            return end_published(store, target, resumable, provisional, locked, planned)
         allows = request.allow_refused_ddl
-        plan = plan_resumed(source, target, found.last_record, allow_refused_ddl=allows)
+        plan = plan_resumed(source, target, resumable.last_record, allow_refused_ddl=allows)
         early.close()
         run = stack.enter_context(running(plan, progress, locked, watch))
-        run.records, run.report.is_resumed = dict(found.records), True
-        run.is_decided = found.is_decided(store)
+        run.records, run.report.is_resumed = dict(resumable.records), True
+        run.is_decided = resumable.is_decided(store)
         for one in run.find_stale():
             run.enter(one, Phase.CREATED, rows=0)
         chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
@@ -204,7 +204,7 @@ def _restore(
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         if run.pace and not is_resumed:
             lease.is_typical = _is_typical(plan)
-            transactions = sum(one.counts["transactions"] for one in plan.chain.increments)
+            transactions = sum(increment.counts["transactions"] for increment in plan.chain.increments)
             lease.figures = run.pace.figures(report.bytes, transactions)
         lease.is_done, lease.stays_open = True, False
         if report.refused:
@@ -222,14 +222,14 @@ def _wal_phase(run: RestoreRun) -> WalPhase | None:
     if seconds is None:
         return None
     commits, sources = run.plan.chain.commits, run.plan.sources
-    segments = [one for commit in commits for shard in sources for one in commit.segments[shard]]
+    segments = [segment for commit in commits for shard in sources for segment in commit.segments[shard]]
     cuts = [commit.cut for commit in commits]
     local = sum(cut.of(shard).local_transactions for cut in cuts for shard in sources)
     return WalPhase(
         seconds,
         len(segments),
-        sum(one.size for one in segments),
-        sum(one.changes for one in segments),
+        sum(segment.size for segment in segments),
+        sum(segment.changes for segment in segments),
         local + sum(cut.global_transactions for cut in cuts),
     )
 

@@ -93,7 +93,7 @@ class RestoreRun:
         """What its tasks need of executors: the databases are not made yet, their servers are there."""
         is_filling = self.plan.request.scope.data_only
         return ExecutorNeeds(
-            self.plan.store, tuple(one.node if is_filling else one.maintenance for one in self.plan.targets)
+            self.plan.store, tuple(target.node if is_filling else target.maintenance for target in self.plan.targets)
         )
 
     def row_count(self, shard: str) -> int:
@@ -181,14 +181,18 @@ class RestoreRun:
 
     def shards_in(self, *phases: Phase) -> list[Target]:
         """The targets whose databases are in one of the phases."""
-        return [one for one in self.plan.targets if (found := self.records.get(one.shard)) and found.phase in phases]
+        return [
+            target
+            for target in self.plan.targets
+            if (found := self.records.get(target.shard)) and found.phase in phases
+        ]
 
     def find_stale(self) -> list[Target]:
         """The targets that another version has loaded: its tasks and the marks of its DDL may not be ours."""
         return [
-            one
-            for one in self.shards_in(Phase.LOADING, Phase.INDEXING)
-            if self.records[one.shard].version != self.version
+            target
+            for target in self.shards_in(Phase.LOADING, Phase.INDEXING)
+            if self.records[target.shard].version != self.version
         ]
 
     def placed_intent(self) -> Intent:

@@ -59,7 +59,7 @@ def _places_of(batch: pa.RecordBatch, route: TableRoute, routes: SourceRoutes) -
         if (below := places < 0).any():
             raise _without_target(fields, below, route, routes, f"the lowest bound is {route.bounds[0]}")
         return places.astype(np.int64)
-    ids = pa.array([one.encode() for one in routes.targets], pa.large_binary())
+    ids = pa.array([target.encode() for target in routes.targets], pa.large_binary())
     found = pc.index_in(read_texts(fields).to_large_arrow(), value_set=ids)
     unknown: Flags = found.is_null().to_numpy(zero_copy_only=False)
     if unknown.any():

@@ -22,7 +22,7 @@ def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> 
             hint=f"its primaries are: {', '.join(primaries)}",
             details={"nodes": unknown},
         )
-    return [one for one in primaries if not wanted or one in wanted]
+    return [primary for primary in primaries if not wanted or primary in wanted]
 
 
 def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
@@ -107,7 +107,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
     def roles_needed(self, roles: Iterable[str]) -> list[str]:
         """The roles that a target must have, if the snapshot names `roles`."""
         names = dict(self.role_map)
-        kept = [] if self.no_owner else [names.get(one, one) for one in roles]
+        kept = [] if self.no_owner else [names.get(role, role) for role in roles]
         return list(dict.fromkeys([*kept, *names.values()]))
 
 

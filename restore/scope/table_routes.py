@@ -59,21 +59,21 @@ class Route:
 
 def parse_route(word: str) -> Route:
     """The route in the value of an option; raise UsageError if it has none of the forms."""
-    found = ROUTE.fullmatch(word.strip())
-    if found is None:
+    match = ROUTE.fullmatch(word.strip())
+    if match is None:
         raise UsageError(
             f"--route {word!r} can't be read",
             hint=f"write it as 'SCHEMA.TABLE=…' with one of {FORMS}, such as 'public.account=hash(id)'",
         )
-    kind = RouteKind(found["kind"] or found["range"] or found["node"] or found["all"])
-    column = unquote_identifier(found["column"] or found["ranged"] or "")
-    bounds = tuple(int(one) for one in re.findall(INTEGER, found["bounds"] or ""))
+    kind = RouteKind(match["kind"] or match["range"] or match["node"] or match["all"])
+    column = unquote_identifier(match["column"] or match["ranged"] or "")
+    bounds = tuple(int(one) for one in re.findall(INTEGER, match["bounds"] or ""))
     if any(low >= high for low, high in pairwise((-BOUND_MAX - 2, *bounds, BOUND_MAX + 1))):
         raise UsageError(
             f"--route {word!r}: the bounds do not ascend, or are no numbers of 64 bits",
             hint="give the lower bound of each target, in the order of the target's file",
         )
-    return Route(found["pattern"], found["text"], kind, column, bounds, found["id"] or "")
+    return Route(match["pattern"], match["text"], kind, column, bounds, match["id"] or "")
 
 
 NAMED_MAX = 20
@@ -130,7 +130,7 @@ class SourceRoutes:
 
     def select(self, numbers: Iterable[int]) -> SourceRoutes:
         """The same with only the groups of these `numbers`."""
-        chosen = {one: self.by_group[one] for one in numbers if one in self.by_group}
+        chosen = {number: self.by_group[number] for number in numbers if number in self.by_group}
         return SourceRoutes(self.source, self.is_first, self.targets, chosen)
 
 

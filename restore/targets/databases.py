@@ -230,10 +230,10 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
     if record.own_privileges:
         # The grantor would be another one if our role has the option from others, too.
         rest.append(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(record.owner)))
-    for one in record.own_privileges:
-        option = sql.SQL(" WITH GRANT OPTION" if one.with_grant_option else "")
+    for own_privilege in record.own_privileges:
+        option = sql.SQL(" WITH GRANT OPTION" if own_privilege.with_grant_option else "")
         what = sql.SQL("GRANT {} ON DATABASE {} TO {}")
-        rest.append(what.format(sql.SQL(one.privilege), name, sql.Identifier(one.grantee)) + option)
+        rest.append(what.format(sql.SQL(own_privilege.privilege), name, sql.Identifier(own_privilege.grantee)) + option)
     try:
         with connection.transaction():
             for statement in (comment, *rest):
@@ -244,7 +244,7 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
         if remedy_of(error):
             raise disrupted_error(node_of(connection), error, f"database {database}") from error
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
-        statements = "; ".join(one.as_string(connection) for one in (comment, *rest))
+        statements = "; ".join(composed.as_string(connection) for composed in (comment, *rest))
         return f"database {database} is not altered: {shorten_message(error)}; to do it: BEGIN; {statements}; COMMIT;"
     return ""
 
@@ -520,9 +520,11 @@ def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Con
     Each with the statement that opens it.
     """
     return {
-        f"database {one.database} on {one.node.id}": f"ALTER DATABASE {quote(one.database)} ALLOW_CONNECTIONS true;"
-        for one in targets
-        if (found := list_databases(connections[one.shard]).get(one.database)) and not found.is_open
+        f"database {target.database} on {target.node.id}": (
+            f"ALTER DATABASE {quote(target.database)} ALLOW_CONNECTIONS true;"
+        )
+        for target in targets
+        if (found := list_databases(connections[target.shard]).get(target.database)) and not found.is_open
     }
 
 

@@ -73,14 +73,14 @@ def _combine(found: list[SnapshotError]) -> SnapshotError:
 def _alike(found: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
     """Those that say the same, together: nodes differ in it."""
     alike: dict[tuple[str, str], list[SnapshotError]] = {}
-    for one in found:
-        alike.setdefault((one.message, one.hint), []).append(one)
+    for error in found:
+        alike.setdefault((error.message, error.hint), []).append(error)
     return list(alike.values())
 
 
 def _with_nodes(alike: list[SnapshotError]) -> str:
     """What they say, with their nodes if it is several."""
-    nodes = [str(one.details["node"]) for one in alike if one.details.get("node")]
+    nodes = [str(error.details["node"]) for error in alike if error.details.get("node")]
     return f"{alike[0].message} (on nodes {', '.join(nodes)})" if len(nodes) > 1 else alike[0].message
 
 

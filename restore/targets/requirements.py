@@ -168,12 +168,16 @@ def check_locales(
     """Add an obstacle for the locales and collations that the server or its machine lacks."""
     collations = facts.collations if facts else ()
     lacking = [f"locale {name}" for name in sorted(_find_missing_locales(connection, _locales_of(source, collations)))]
-    uses_icu = source.locale_provider == ICU or any(one.provider == ICU for one in collations)
+    uses_icu = source.locale_provider == ICU or any(collation.provider == ICU for collation in collations)
     if uses_icu and not _has_icu(connection):
         lacking.append("support for ICU")
     else:
         known = {name for (name,) in connection.execute(COLLATIONS_QUERY)}
-        lacking += [f"collation {one.name}" for one in collations if not one.is_own and one.name not in known]
+        lacking += [
+            f"collation {collation.name}"
+            for collation in collations
+            if not collation.is_own and collation.name not in known
+        ]
     if lacking:
         obstacles.add(
             TargetLacksError(
@@ -187,7 +191,7 @@ def check_locales(
 
 def _locales_of(source: NodeIdentity, collations: Iterable[UsedCollation]) -> set[str]:
     """The locales that the machine's C library must have."""
-    used = {locale for one in collations if one.provider == LIBC for locale in one.locales}
+    used = {locale for collation in collations if collation.provider == LIBC for locale in collation.locales}
     return {source.collate, source.ctype} | used
 
 
@@ -260,16 +264,16 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
     A database that is put aside keeps its space. Where the need is a rough estimate, too little is only a warning.
     """
     disks: dict[str, DiskSpace] = {}
-    for one in databases:
-        folder = one.folder
-        disk = disks.setdefault(f"device {folder.stat().st_dev}" if folder else one.node.id, DiskSpace())
+    for database in databases:
+        folder = database.folder
+        disk = disks.setdefault(f"device {folder.stat().st_dev}" if folder else database.node.id, DiskSpace())
         if folder:
             found = os.statvfs(folder)
             disk.free_bytes = found.f_bavail * found.f_frsize
-        disk.nodes.append(one.node.id)
-        disk.needed_bytes += one.needed_bytes
-        disk.is_rough |= one.is_rough
-        disk.is_hidden |= one.is_hidden
+        disk.nodes.append(database.node.id)
+        disk.needed_bytes += database.needed_bytes
+        disk.is_rough |= database.is_rough
+        disk.is_hidden |= database.is_hidden
     for disk in disks.values():
         if disk.is_lacking and disk.free_bytes is not None:
             where = f"node{'s' * (len(disk.nodes) > 1)} {', '.join(disk.nodes)}"

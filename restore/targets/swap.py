@@ -47,11 +47,11 @@ def close_databases(targets: Iterable[Target], connections: Connections, records
 
     def close(target: Target) -> None:
         connection, record = connections[target.shard], records[target.shard]
-        found = list_databases(connection)
-        if is_restored(found, target, record.operation):
+        databases = list_databases(connection)
+        if is_restored(databases, target, record.operation):
             return
-        check_swappable(target, found, record)
-        if target.database in found:
+        check_swappable(target, databases, record)
+        if target.database in databases:
             with refusing(target.node, f"database {target.database} can't be put aside"):
                 check_nothing_prepared(target, connection)
                 _close(connection, target.database)
@@ -84,14 +84,14 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
 
     Does nothing if that is done. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
     """
-    found = list_databases(connection)
-    if is_restored(found, target, record.operation):
-        return target.aside in found
-    check_swappable(target, found, record)
-    is_replacing = target.database in found
+    databases = list_databases(connection)
+    if is_restored(databases, target, record.operation):
+        return target.aside in databases
+    check_swappable(target, databases, record)
+    is_replacing = target.database in databases
     steps = [(target.database, target.aside)] if is_replacing else []
     # An earlier process may have put one aside, and what it published then was lost.
-    is_aside = is_replacing or target.aside in found
+    is_aside = is_replacing or target.aside in databases
     marked = structs.replace(record, aside=is_aside)
     _rename(target, connection, [*steps, (target.loading, target.database)], marked)
     return is_aside
@@ -119,17 +119,17 @@ def put_back(target: Target, connection: psycopg.Connection[Any], operation: str
 
     Does nothing if that is done. Raises TargetUnfitError, NodeUnreachableError.
     """
-    found = list_databases(connection)
+    databases = list_databases(connection)
     steps: list[tuple[str, str]] = []
-    if is_restored(found, target, operation):
+    if is_restored(databases, target, operation):
         steps.append((target.database, target.loading))
-    if target.aside in found and (steps or target.database not in found):
+    if target.aside in databases and (steps or target.database not in databases):
         steps.append((target.aside, target.database))
     if steps:
-        if target.database in found:
+        if target.database in databases:
             check_nothing_prepared(target, connection)
         _rename(target, connection, steps)
-    elif target.database in found and not found[target.database].is_open:
+    elif target.database in databases and not databases[target.database].is_open:
         with refusing(target.node, f"database {target.database} can't be opened"):
             _set_open(connection, target.database, is_open=True)
 

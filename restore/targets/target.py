@@ -424,7 +424,7 @@ def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) 
     names: list[str] = []
     for group in groups:
         numbers = states[group.name].xml_columns if group.name in states else frozenset[int]()
-        columns = [one for one in group.columns if one.type in ("xml", "xml[]") or one.number in numbers]
+        columns = [column for column in group.columns if column.type in ("xml", "xml[]") or column.number in numbers]
         names += [f"{group.name}.{column.name}" for column in columns]
     return names
 

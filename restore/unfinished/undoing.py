@@ -91,38 +91,38 @@ def hold_undoable(
         lock_target_fleet(target, targets, connections) as inside,
         ending_on_silence(watch, (*connections.values(), *inside.values())),
     ):
-        found = find_unfinished(store, targets, connections, progress)
+        unfinished = find_unfinished(store, targets, connections, progress)
         own = {
-            one.suffix: [
+            restore.suffix: [
                 place
-                for place in (place.named(one.suffix) for place in targets)
-                if place.shard in one.databases or place.aside in list_databases(connections[place.shard])
+                for place in (place.named(restore.suffix) for place in targets)
+                if place.shard in restore.databases or place.aside in list_databases(connections[place.shard])
             ]
-            for one in found
+            for restore in unfinished
         }
-        for one in found:
-            check_readable(one, targets)
-            check_recorded(one, store)
-            _check_undoable(store, one, name)
-            check_whole(one, targets, connections, store, undoes=True)
-            for line in find_taken_for_old(one, targets, connections):
+        for restore in unfinished:
+            check_readable(restore, targets)
+            check_recorded(restore, store)
+            _check_undoable(store, restore, name)
+            check_whole(restore, targets, connections, store, undoes=True)
+            for line in find_taken_for_old(restore, targets, connections):
                 progress.note(line)
-            _check_old_are_there(one, own[one.suffix], connections)
-        yield Undoable(store, targets, connections, watch, inside, found, own)
+            _check_old_are_there(restore, own[restore.suffix], connections)
+        yield Undoable(store, targets, connections, watch, inside, unfinished, own)
 
 
 def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
     """The restored databases that have their real names already, or the databases with tables to empty, a line each."""
     if found.is_filling:
         return [
-            f"{one.node.id}: the tables of database {one.database} that the restore found empty are emptied, whoever"
-            " wrote their rows"
-            for one in targets
+            f"{target.node.id}: the tables of database {target.database} that the restore found empty are emptied,"
+            " whoever wrote their rows"
+            for target in targets
         ]
     return [
-        f"{one.node.id}: database {one.database}, which the restore has published, is dropped"
-        for one in targets
-        if found.databases.get(one.shard) == one.database
+        f"{target.node.id}: database {target.database}, which the restore has published, is dropped"
+        for target in targets
+        if found.databases.get(target.shard) == target.database
     ]
 
 
@@ -205,20 +205,22 @@ def abandon_restore(
     report = AbandonReport()
     with _saying_unfinished(name, nodes), hold_undoable(source, target, name, progress, nodes) as undoable:
         store = undoable.store
-        confirm([line for one in undoable.found for line in _lines_to_confirm(undoable, one)])
+        confirm([line for restore in undoable.found for line in _lines_to_confirm(undoable, restore)])
         closed = find_closed(undoable.targets, undoable.connections)
         if undoable.found:
             progress.step("undo")
         # The newest first: it may have replaced what an older one published.
-        for one in reversed(undoable.found):
-            if one.is_filling:
-                _empty_filled(undoable, one, progress, report)
+        for restore in reversed(undoable.found):
+            if restore.is_filling:
+                _empty_filled(undoable, restore, progress, report)
             else:
-                _abandon(undoable, one, progress, report)
+                _abandon(undoable, restore, progress, report)
         _open_left(undoable, progress)
         report.done, made_nothing = settle_recorded(store, undoable.targets, undoable.connections)
         # Of one without a record only the suffix was known.
-        report.operations = [one for one in report.operations if not _is_named(one, made_nothing)] + made_nothing
+        report.operations = [
+            operation for operation in report.operations if not _is_named(operation, made_nothing)
+        ] + made_nothing
         left = find_closed(undoable.targets, undoable.connections)
         report.opened = [one for one in closed if one not in left]
     return _checked(report, source.store.open(), name, left)
@@ -245,23 +247,25 @@ def preview_abandon(
     with hold_undoable(source, target, name, progress, nodes) as undoable:
         closed = find_closed(undoable.targets, undoable.connections)
         report.opened = list(closed)
-        for one in reversed(undoable.found):
-            own = undoable.own[one.suffix]
-            to_confirm += _lines_to_confirm(undoable, one)
-            report.operations.append(_label_of(one))
-            report.slots_dropped += [f"{node}: {slot}" for node, slot in _find_slots(undoable, one)]
+        for restore in reversed(undoable.found):
+            own = undoable.own[restore.suffix]
+            to_confirm += _lines_to_confirm(undoable, restore)
+            report.operations.append(_label_of(restore))
+            report.slots_dropped += [f"{node}: {slot}" for node, slot in _find_slots(undoable, restore)]
             for place in own:
-                if one.is_filling:
-                    filling = Filling(place.node.id, undoable.inside[place.shard], one.suffix)
+                if restore.is_filling:
+                    filling = Filling(place.node.id, undoable.inside[place.shard], restore.suffix)
                     report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
                     continue
                 # A published one gets its former name before it is dropped.
-                if place.shard in one.databases:
+                if place.shard in restore.databases:
                     report.dropped.append(f"{place.node.id}: {place.loading}")
                 if place.aside in list_databases(undoable.connections[place.shard]):
                     report.put_back.append(f"{place.node.id}: {place.database}")
         for intent, is_done in find_recorded(undoable.store, undoable.targets, undoable.connections, undoable.own):
-            report.operations = [one for one in report.operations if not _is_named(one, [intent.operation])]
+            report.operations = [
+                operation for operation in report.operations if not _is_named(operation, [intent.operation])
+            ]
             if intent.operation not in report.operations:
                 (report.done if is_done else report.operations).append(intent.operation)
     return _checked(report, source.store.open(), name, closed), to_confirm
@@ -298,7 +302,7 @@ def _label_of(found: UnfinishedRestore) -> str:
 
 def _is_named(label: str, operations: Iterable[str]) -> bool:
     """Whether the label is that of a restore without a record, and one of these operations is that restore."""
-    return label.startswith(CUT) and any(label == f"{CUT}{suffix_of(one)}" for one in operations)
+    return label.startswith(CUT) and any(label == f"{CUT}{suffix_of(operation)}" for operation in operations)
 
 
 def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progress, report: AbandonReport) -> None:
@@ -314,8 +318,8 @@ def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progre
             )
 
     def mark(target: Target) -> None:
-        one = structs.replace(found.records[target.shard], phase=Phase.ABANDONED)
-        Filling(target.node.id, inside[target.shard], found.suffix).write(record_text(one))
+        record = structs.replace(found.records[target.shard], phase=Phase.ABANDONED)
+        Filling(target.node.id, inside[target.shard], found.suffix).write(record_text(record))
         progress.reached(RestoreCrashPoint.ABANDONED, node=target.node.id)
 
     def empty(target: Target) -> None:
@@ -394,9 +398,9 @@ def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> I
 
 def _open_left(undoable: Undoable, progress: Progress) -> None:
     """Let everybody into databases that a restore had closed on nodes where nothing else of it is left."""
-    for one in undoable.found:
-        left = [target for target in undoable.targets if target.shard in one.shards - one.databases.keys()]
-        if left and not one.is_filling and one.was_closing:
+    for restore in undoable.found:
+        left = [target for target in undoable.targets if target.shard in restore.shards - restore.databases.keys()]
+        if left and not restore.is_filling and restore.was_closing:
             for line in open_databases(left, undoable.connections):
                 progress.note(line)
 

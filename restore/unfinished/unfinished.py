@@ -122,11 +122,13 @@ class UnfinishedRestore:
     @property
     def shards(self) -> set[str]:
         """All that it restores, as far as records say so."""
-        return {shard for one in self.records.values() for shard in one.shards}
+        return {shard for record in self.records.values() for shard in record.shards}
 
     def is_over(self, store: ObjectStore) -> bool:
         """Whether nothing is left to do but to remove the records: it has ended well, as its outcome says."""
-        if not self.records or any(one.phase != Phase.PUBLISHED or not one.in_store for one in self.records.values()):
+        if not self.records or any(
+            record.phase != Phase.PUBLISHED or not record.in_store for record in self.records.values()
+        ):
             return False
         outcome = read_outcome(store, next(iter(self.records.values())).operation)
         return outcome is not None and outcome.state == DONE
@@ -135,19 +137,21 @@ class UnfinishedRestore:
     def fills_all(self) -> bool:
         """Whether it has begun to fill the tables of all databases, and nothing of that was undone or has ended."""
         records = self.records.values()
-        if any(one.undoing or one.phase in (Phase.PUBLISHED, Phase.ABANDONED) for one in records):
+        if any(record.undoing or record.phase in (Phase.PUBLISHED, Phase.ABANDONED) for record in records):
             return False
-        return any(one.parts or one.phase in (Phase.INDEXING, Phase.FINISHED) for one in records)
+        return any(record.parts or record.phase in (Phase.INDEXING, Phase.FINISHED) for record in records)
 
     @property
     def was_closing(self) -> bool:
         """Whether it may have closed databases: it does when all are loaded."""
-        return any(one.phase in (Phase.FINISHED, Phase.PUBLISHED, Phase.ABANDONED) for one in self.records.values())
+        return any(
+            record.phase in (Phase.FINISHED, Phase.PUBLISHED, Phase.ABANDONED) for record in self.records.values()
+        )
 
     @property
     def is_published(self) -> bool:
         """Whether all of its databases have their real names, so that it can't be undone."""
-        return bool(self.records) and all(one.phase == Phase.PUBLISHED for one in self.records.values())
+        return bool(self.records) and all(record.phase == Phase.PUBLISHED for record in self.records.values())
 
     def is_decided(self, store: ObjectStore) -> bool:
         """Whether it is decided that its databases get their real names, or that the rows stay."""
@@ -155,7 +159,10 @@ class UnfinishedRestore:
         if record is None:
             return False
         # Whoever is published was decided: the record with the decision may be removed already.
-        if any(one.publishes or one.phase == Phase.PUBLISHED for one in self.records.values()):
+        if any(
+            database_record.publishes or database_record.phase == Phase.PUBLISHED
+            for database_record in self.records.values()
+        ):
             return True
         decision = read_decision(store, record.operation) if record.in_store else None
         return self.may_be_decided and decision is not None and decision.decision == PUBLISH
@@ -167,7 +174,10 @@ class UnfinishedRestore:
         So a decision in the store before that was planted there. All databases have records before one is finished: one
         without a record has lost it.
         """
-        return bool(self.records) and {one.phase for one in self.records.values()} <= {Phase.FINISHED, Phase.PUBLISHED}
+        return bool(self.records) and {record.phase for record in self.records.values()} <= {
+            Phase.FINISHED,
+            Phase.PUBLISHED,
+        }
 
     def may_be_undone(self, store: ObjectStore) -> bool:
         """Whether it can be undone: one that fills tables only until it is decided that their rows stay."""
@@ -176,15 +186,16 @@ class UnfinishedRestore:
     @property
     def is_abandoned(self) -> bool:
         """Whether a command has begun to undo it."""
-        return any(one.phase == Phase.ABANDONED for one in self.records.values())
+        return any(record.phase == Phase.ABANDONED for record in self.records.values())
 
     def label(self) -> str:
         """The restore, for a message."""
-        one = self.record
-        if one is None:
+        record = self.record
+        if record is None:
             return f"a restore (…{self.suffix})"
         return (
-            f"restore {one.operation} of {one.snapshot} at increment {one.increment}, begun {one.began_at} ({one.by})"
+            f"restore {record.operation} of {record.snapshot} at increment {record.increment},"
+            f" begun {record.began_at} ({record.by})"
         )
 
 
@@ -234,7 +245,7 @@ def find_unfinished(
     for suffix, found in restores.items():
         lacking = found.shards - found.databases.keys()
         found.foreign = {shard: one for shard, one in foreign.get(suffix, {}).items() if shard in lacking}
-    unfinished = [one for one in restores.values() if not one.is_over(store)]
+    unfinished = [restore for restore in restores.values() if not restore.is_over(store)]
     return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
 
 
@@ -291,9 +302,9 @@ def find_recorded(
     another time: of one server the other may be a physical copy. What is left of those with the suffixes `without` is
     not looked at.
     """
-    asked = [one for one in targets if not is_shut(one, connections[one.shard])]
+    asked = [target for target in targets if not is_shut(target, connections[target.shard])]
     places = frozenset(place_of(target, connections[target.shard]) for target in asked)
-    servers, started = (frozenset(ask(connections[one.shard]) for one in asked) for ask in (server_of, start_of))
+    servers, started = (frozenset(ask(connections[target.shard]) for target in asked) for ask in (server_of, start_of))
     remains = find_remains(asked, connections).keys() - set(without)
     for intent in read_open_intents(store, skips_unreadable=True):
         made = intent.targets if isinstance(intent.targets, tuple) else ()
@@ -560,20 +571,20 @@ def check_no_unfinished(
     """
     targets = list(targets)
     nodes = {target.shard: target.node.id for target in targets}
-    for found in find_unfinished(store, targets, connections, progress):
-        check_readable(found, targets)
-        what = "rows in tables of database " * found.is_filling
-        where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
-        command = restore_command(found.record.snapshot if found.record else name, found.scope.nodes)
-        ends = [f"to undo it: {command} --abandon"] if found.may_be_undone(store) else []
-        if found.record is not None and not found.is_abandoned:
+    for restore in find_unfinished(store, targets, connections, progress):
+        check_readable(restore, targets)
+        what = "rows in tables of database " * restore.is_filling
+        where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(restore.databases.items()))
+        command = restore_command(restore.record.snapshot if restore.record else name, restore.scope.nodes)
+        ends = [f"to undo it: {command} --abandon"] if restore.may_be_undone(store) else []
+        if restore.record is not None and not restore.is_abandoned:
             ends.insert(0, f"to go on with it: {command} --resume")
         closed = find_closed(targets, connections)
         until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
         raise UnfinishedRestoreError(
-            f"{found.label()} ended unfinished: it left {where}{until}",
+            f"{restore.label()} ended unfinished: it left {where}{until}",
             hint=[*ends, SAME_TARGET],
-            details={"operation": found.record.operation if found.record else None, "databases": found.databases},
+            details={"operation": restore.record.operation if restore.record else None, "databases": restore.databases},
         )
 
 
@@ -600,7 +611,7 @@ def find_resumable(
         raise NothingUnfinishedError(store, name, find_closed(targets, connections))
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(
-            f"several restores are unfinished: {'; '.join(one.label() for one in unfinished)}",
+            f"several restores are unfinished: {'; '.join(restore.label() for restore in unfinished)}",
             hint=f"undo them, and begin again: snapshot restore {name} --abandon; or name the --node of one of them",
         )
     (found,) = unfinished

@@ -82,8 +82,10 @@ def plan_ranges(
         if pages > task_pages:
             bounds = [*range(0, pages - task_pages // 2, task_pages), None]
             for low, high in pairwise(bounds):
-                one = PageRange(table.group, table.oid, low or 0, high)
-                planned.append(PlannedRanges((one,), ((pages if high is None else high) - one.low) * PAGE_BYTES))
+                page_range = PageRange(table.group, table.oid, low or 0, high)
+                planned.append(
+                    PlannedRanges((page_range,), ((pages if high is None else high) - page_range.low) * PAGE_BYTES)
+                )
             continue
         if pages_together + pages > task_pages or len(together) == TASK_TABLES:
             end_task()
@@ -107,8 +109,10 @@ def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, task
     for turn in range(max((len(planned) for _, planned in queues), default=0)):
         for source, planned in queues:
             if turn < len(planned):
-                one = planned[turn]
-                tasks.append(CopyTask(source.node, len(tasks), source.exported, one.ranges, destination, one.size))
+                ranges = planned[turn]
+                tasks.append(
+                    CopyTask(source.node, len(tasks), source.exported, ranges.ranges, destination, ranges.size)
+                )
     return tasks
 
 
@@ -134,7 +138,7 @@ def copy_tables(
     reports = run_tasks(session, copy_ranges, tasks, shares, dealing, sessions.watch)
     raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
-    return [one for report in reports for one in report.entries]
+    return [entry for report in reports for entry in report.entries]
 
 
 def _with_undivided(source: TableSource, connection: psycopg.Connection[Any]) -> TableSource:

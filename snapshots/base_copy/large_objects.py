@@ -106,9 +106,9 @@ class LargeObjectSource:
 def plan_large_objects(sources: Iterable[LargeObjectSource], destination: CopyDestination) -> list[LargeObjectTask]:
     """The tasks that copy the large objects of all sources."""
     return [
-        LargeObjectTask(one.node, number, one.exported, low, high, destination)
-        for one in sources
-        for number, (low, high) in enumerate(oid_ranges(one.connection, TASKS_PER_NODE_MAX) or [(0, None)])
+        LargeObjectTask(source.node, number, source.exported, low, high, destination)
+        for source in sources
+        for number, (low, high) in enumerate(oid_ranges(source.connection, TASKS_PER_NODE_MAX) or [(0, None)])
     ]
 
 

@@ -93,7 +93,7 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
         written = write_markers(sessions.primaries, Marker(state.chain, context.operation.id, "archive"))
     except psycopg.OperationalError as error:
         raise UnreachableError(str(error).strip(), hint="see whether the node is up, and its log") from error
-    finishes = {shard: one.position for shard, one in written.items()}
+    finishes = {shard: marker.position for shard, marker in written.items()}
     tasks = [replace(task, finish=finishes[task.node.shard]) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     standbys = [task.node for task in tasks if task.node.backup_of is not None]

@@ -55,7 +55,7 @@ class GlobalIdRuleChangedError(RefusedError):
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     """Return the nodes that the chain has copies of; raise unless fleet.toml describes the fleet of the chain."""
-    nodes = check_presence(chain.baseline, fleet, {(one.node, one.name) for one in chain.too_old})
+    nodes = check_presence(chain.baseline, fleet, {(out.node, out.name) for out in chain.too_old})
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
             f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is {fleet.global_id!r}",
@@ -156,7 +156,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     """
     copies = "lists" if any(commit.object_lists for commit in chain.commits) else "base"
     folders = [f"snapshots/{chain.name}/{part}" for part in (copies, "wal", "schema")]
-    sizes: dict[str, int | None] = {one.key: one.size for folder in folders for one in store.inventory(folder)}
+    sizes: dict[str, int | None] = {listed.key: listed.size for folder in folders for listed in store.inventory(folder)}
     if chain.is_partial and any(key not in sizes for key in _segment_keys(chain)):
         # The error names the increment that lost the object.
         chain = read_chain(store, chain.name)
@@ -167,7 +167,10 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     sizes |= sizes_of(store, [key for key, size in named.items() if sizes.get(key) != size])
     # The next commit stores these again, so a lost one does not end the chain.
     stored_again = {
-        one.key for commit in chain.commits for one in commit.own_objects if one.kind in (GLOBALS, EXTENSION_ROWS)
+        own_object.key
+        for commit in chain.commits
+        for own_object in commit.own_objects
+        if own_object.kind in (GLOBALS, EXTENSION_ROWS)
     }
     for commit in chain.commits:
         for key, size in ((one.key, one.size) for one in commit.named if one.key not in stored_again):

@@ -87,7 +87,7 @@ def with_warnings(
     A warning about a table holds for all later commits, until the table is `copied` (node and name) again.
     """
     kind = LeftOutKind.UNCOUNTED_TABLE
-    before = [one for one in chain.left_out if one.kind == kind and (one.node, one.name) not in copied]
+    before = [out for out in chain.left_out if out.kind == kind and (out.node, out.name) not in copied]
     return tuple(dict.fromkeys((*left_out, *before, *warnings)))
 
 
@@ -205,7 +205,9 @@ def latest_sequences(
     latest: dict[str, tuple[Sequence, ...]] = {}
     for shard, sequences in after.items():
         earlier = {(one.schema, one.name): one for one in before[shard]}
-        latest[shard] = tuple(_latest(earlier.get((one.schema, one.name), one), one) for one in sequences)
+        latest[shard] = tuple(
+            _latest(earlier.get((sequence.schema, sequence.name), sequence), sequence) for sequence in sequences
+        )
     return latest
 
 

@@ -170,10 +170,14 @@ def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -
     """The definitions that may occur in the node's WAL; those of one table in the order of their creation."""
     plan = prepared.plan.shards[node.shard]
     present_oids = {state.oid for state in plan.states.values()}
-    old = (Definition(one.oid, one.group, is_gone=one.oid not in present_oids) for one in known.before(node.shard))
+    old = (
+        Definition(before.oid, before.group, is_gone=before.oid not in present_oids)
+        for before in known.before(node.shard)
+    )
     copied_from = prepared.positions.get(node.id)
     new = (
-        Definition(one.table.oid, one.table.group, copied_from if one.after is None else None) for one in plan.changed
+        Definition(table.table.oid, table.table.group, copied_from if table.after is None else None)
+        for table in plan.changed
     )
     return (*old, *new)
 
@@ -200,7 +204,7 @@ def _check_copies(
         plan = prepared.plan.shards[shard]
         oids = {table.oid for table in plan.to_copy}
         numbers = {table.group.number for table in plan.to_copy}
-        numbers |= {one.group.number for one in known.before(shard) if one.oid in oids}
+        numbers |= {before.group.number for before in known.before(shard) if before.oid in oids}
         if gids := find_late_writers(store, cut.segments[node], position, numbers):
             raise ChangedError(
                 f"node {node}: prepared transactions changed tables while they were copied: {', '.join(gids)}"

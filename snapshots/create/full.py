@@ -101,17 +101,17 @@ class FullPlan:
     @property
     def tables(self) -> dict[str, tuple[Table, ...]]:
         """Every shard's tables."""
-        return {shard: one.tables for shard, one in self.node_tables.items()}
+        return {shard: tables.tables for shard, tables in self.node_tables.items()}
 
     @property
     def states(self) -> dict[str, Mapping[str, TableState]]:
         """The states of every shard's tables, by name."""
-        return {shard: one.states for shard, one in self.node_tables.items()}
+        return {shard: tables.states for shard, tables in self.node_tables.items()}
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of every shard's catalogs."""
-        return {shard: one.fingerprint for shard, one in self.node_tables.items()}
+        return {shard: tables.fingerprint for shard, tables in self.node_tables.items()}
 
 
 def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
@@ -308,7 +308,7 @@ def _copy_large_objects(
     shares.begin()
     reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch)
     raise_first([report.problem for report in reports])
-    return [one for report in reports for one in report.entries]
+    return [entry for report in reports for entry in report.entries]
 
 
 def _initial_state(base: BaseCopy, chain: str) -> ChainState:

@@ -211,7 +211,7 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         unknown = check_append_only(sessions, states_to_compare(plan, known_tables(chain)), last_commit_label(chain))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
-        groups = {shard: one.groups for shard, one in plan.shards.items()}
+        groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules_since(chain, fleet), groups)
         left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
         return IncrementPlan(waiting, with_warnings(left_out, chain, unknown))

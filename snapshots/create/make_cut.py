@@ -96,7 +96,9 @@ def write_cut_markers(
         raise AttemptFailedError(_session_lost_text(primaries, error)) from error
     seconds = time.monotonic() - began
     _warn_of_skew(clock_skew(starts), progress)
-    readings = [ClockReading(node, one.written_at, one.sent_at, one.confirmed_at) for node, one in starts.items()]
+    readings = [
+        ClockReading(node, marker.written_at, marker.sent_at, marker.confirmed_at) for node, marker in starts.items()
+    ]
     believed = check_clocks(readings, progress, last_at)
     # One session wrote both markers of a node, so the node was not restarted between them.
     return CutMarkers(start, starts, finishes, seconds, Time.of(latest_time(finishes, believed.nodes, last_at)))
@@ -204,7 +206,7 @@ class ArchivedCut:
     @property
     def segments(self) -> dict[str, tuple[Segment, ...]]:
         """The segments by node, as a commit lists them."""
-        return {node: tuple(one.segment for one in segments) for node, segments in self.archived.items()}
+        return {node: tuple(segment.segment for segment in segments) for node, segments in self.archived.items()}
 
 
 def make_cut(
@@ -286,7 +288,7 @@ def _drain(
     tasks = [replace(task, finish=marked.finishes[task.node.shard].position) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     standbys = [task.node for task in tasks if task.node.backup_of is not None]
-    finishes = {shard: one.position for shard, one in marked.finishes.items()}
+    finishes = {shard: marker.position for shard, marker in marked.finishes.items()}
     try:
         await_standbys(standbys, finishes, plan.wait_seconds, progress, "the cut")
     except NodeUnreachableError as error:
@@ -331,11 +333,11 @@ def _resolve(
     for node, task in plan.tasks.items():
         before = plan.last_cut[task.node.shard]
         window = [
-            one
-            for one in (*plan.known.get(node, ()), *(one.segment for one in archived[node]))
-            if one.through > before.position
+            segment
+            for segment in (*plan.known.get(node, ()), *(segment.segment for segment in archived[node]))
+            if segment.through > before.position
         ]
-        tables = [read_events(store, one) for one in window]
+        tables = [read_events(store, segment) for segment in window]
         events = pa.concat_tables(
             [pa.Table.from_batches([], SEGMENT_SCHEMA), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
         )

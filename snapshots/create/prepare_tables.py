@@ -159,12 +159,15 @@ def collect_definition_changes(
     ddl = _dump_ddl(context.store, sessions, context.operation, dumped, progress)
     roles = sessions.ask_primaries(read_roles) if dumped else {}
     states = {
-        shard: tuple(state for name, state in one.states.items() if known.states[shard].get(name) != state)
-        for shard, one in plan.shards.items()
+        shard: tuple(state for name, state in shard_plan.states.items() if known.states[shard].get(name) != state)
+        for shard, shard_plan in plan.shards.items()
     }
     changes = DefinitionChanges(
         groups=_drop_empty(
-            {shard: tuple(one.table.group for one in shard_plan.changed) for shard, shard_plan in plan.shards.items()}
+            {
+                shard: tuple(table.table.group for table in shard_plan.changed)
+                for shard, shard_plan in plan.shards.items()
+            }
         ),
         gone=_drop_empty({shard: shard_plan.gone for shard, shard_plan in plan.shards.items()}),
         successions=_drop_empty({shard: shard_plan.successions for shard, shard_plan in plan.shards.items()}),
@@ -195,9 +198,9 @@ def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable
     begun: dict[str, dict[int, Lsn]] = {node.id: {} for node in nodes}
     for node in nodes:
         archived = cut.archived[node.id]
-        for one in prepared.plan.shards[node.shard].changed:
-            number = one.table.group.number
-            if one.after is None:
+        for table in prepared.plan.shards[node.shard].changed:
+            number = table.table.group.number
+            if table.after is None:
                 begun[node.id][number] = prepared.positions[node.id]
             else:
                 first = [segment.first_changes[number] for segment in archived if number in segment.first_changes]

@@ -66,14 +66,14 @@ def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, p
     included = included_and_prepared(cut.nodes)
 
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:
-        prepared = [one for one in _list_prepared(node, connection) if int(one.xid) in included[node.id]]
+        prepared = [awaited for awaited in _list_prepared(node, connection) if int(awaited.xid) in included[node.id]]
         locking = {xid for (xid,) in connection.execute(DDL_QUERY, (list(PUBLISHING),))} if prepared else set()
         found: list[Awaited] = []
-        for one in prepared:
+        for awaited in prepared:
             # Its own record knows better than its locks, if it can still be read.
-            recorded = changes_catalogs(node, included[node.id][int(one.xid)].lsn, int(one.xid))
-            if recorded or (recorded is None and one.xid in locking):
-                found.append(replace(one, is_committed_elsewhere=True))
+            recorded = changes_catalogs(node, included[node.id][int(awaited.xid)].lsn, int(awaited.xid))
+            if recorded or (recorded is None and awaited.xid in locking):
+                found.append(replace(awaited, is_committed_elsewhere=True))
         return found
 
     return any(included.values()) and _await(sessions, seconds_max, progress, "the cut (it includes their DDL)", find)
@@ -88,7 +88,7 @@ def await_lockers(sessions: Sessions, tables: Mapping[str, set[int]], seconds_ma
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:
         oids = list(tables.get(node.id, ()))
         lockers = {xid for (xid,) in connection.execute(LOCKERS_QUERY, (list(PUBLISHING), oids))} if oids else set()
-        return [one for one in _list_prepared(node, connection) if one.xid in lockers]
+        return [awaited for awaited in _list_prepared(node, connection) if awaited.xid in lockers]
 
     _await(sessions, seconds_max, progress, "the cut (WAL has rows under their DDL)", find)
 
@@ -102,13 +102,15 @@ def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str
             raise wait_error(what, notes.waited_seconds, left)
         notes.report_transactions(left)
         time.sleep(POLL_SECONDS)
-        prepared = {one.key for one in _on_primaries(sessions, _list_prepared)}
+        prepared = {on_primary.key for on_primary in _on_primaries(sessions, _list_prepared)}
         left = [one for one in awaited if one.key in prepared]
     return bool(awaited)
 
 
 def _on_primaries(sessions: Sessions, find: List) -> list[Awaited]:
-    return [one for found in sessions.ask_named_primaries(find).values() for one in found]
+    return [
+        awaited for ask_named_primary in sessions.ask_named_primaries(find).values() for awaited in ask_named_primary
+    ]
 
 
 def _list_prepared(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:

@@ -93,7 +93,7 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
     sessions, operation, request = context.sessions, context.operation, context.request
     slot = slot_name(operation.id)
     with export_snapshots(context.fleet, sessions.nodes, slot, request.wait_seconds, progress) as slots:
-        base = {node: one.position for node, one in slots.items()}
+        base = {node: exported_slot.position for node, exported_slot in slots.items()}
     progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
     await_prepared(sessions, request.wait_seconds, progress)
     progress.reached(CrashPoint.PREPARED_OVER)

@@ -42,4 +42,4 @@ def _find_problem(fleet: Fleet, chain: Chain) -> tuple[str, str]:
     query = NodesQuery(nodes, lambda _, connection: slot_state(connection, slot), ASKING_SECONDS_MAX)
     states = query.answers().found
     problems = ((node, slot_problem(slot, state)) for node, state in states.items())
-    return next((one for one in problems if one[1]), ("", ""))
+    return next((problem for problem in problems if problem[1]), ("", ""))

@@ -112,7 +112,9 @@ def check_final(
             if segment.through > end:
                 numbers |= read_changed_groups(store, segment, end)
         if numbers:
-            names = sorted({one.group.name for one in task.definitions if one.group.number in numbers})
+            names = sorted(
+                {definition.group.name for definition in task.definitions if definition.group.number in numbers}
+            )
             raise _not_final_error(task.node, f"tables were written after writes had ended: {', '.join(names)}", names)
 
     def check(node: str) -> None:

@@ -210,7 +210,7 @@ READS_USER_MAPPINGS = "SELECT has_table_privilege('pg_user_mapping', 'SELECT')"
 
 # What everybody may read by default.
 PUBLIC_CATALOGS = (
-    *(one.name for one in CATALOGS),
+    *(catalog.name for catalog in CATALOGS),
     "pg_class",
     "pg_database",
     "pg_depend",
@@ -333,13 +333,13 @@ def _without_freeze(
         frozen = read_record(node, connection)
     except FreezeRecordError:
         # What it was before is not known: that of the server.
-        return tuple(one for one in settings if one.name != READ_ONLY or not is_on(one.value))
-    before = {one.role or "": one.value for one in frozen.before} if frozen else {}
+        return tuple(setting for setting in settings if setting.name != READ_ONLY or not is_on(setting.value))
+    before = {setting.role or "": setting.value for setting in frozen.before} if frozen else {}
     kept: list[DatabaseSetting] = []
-    for one in settings:
+    for setting in settings:
         # Another value was set since.
-        if one.name != READ_ONLY or one.role not in before or not is_on(one.value):
-            kept.append(one)
-        elif (value := before[one.role]) is not None:
-            kept.append(DatabaseSetting(one.name, value, one.role))
+        if setting.name != READ_ONLY or setting.role not in before or not is_on(setting.value):
+            kept.append(setting)
+        elif (value := before[setting.role]) is not None:
+            kept.append(DatabaseSetting(setting.name, value, setting.role))
     return tuple(kept)

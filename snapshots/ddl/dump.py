@@ -168,7 +168,7 @@ def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
         names.setdefault(oid, []).append(UnquotedName(raw_text(constraint), raw_text(column)))
     inherited: dict[int, list[InheritedNotNull]] = {}
     for oid, *texts in inherited_columns:
-        inherited.setdefault(oid, []).append(InheritedNotNull(*(raw_text(one) for one in texts)))
+        inherited.setdefault(oid, []).append(InheritedNotNull(*(raw_text(text) for text in texts)))
     types: dict[int, OtherType] = {}
     for oid, *given in others:
         name = [raw_text(one) for one in given[:5]]
@@ -180,9 +180,12 @@ def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
     """The statement of a table with the names of these constraints quoted, where they stand outside of quotes."""
     # A longer name may begin with the text of a shorter one.
     corrections = [
-        (f"{BEGIN}{one.constraint} NOT NULL {column}", f"{BEGIN}{quote_identifier(one.constraint)} NOT NULL {column}")
-        for one in sorted(names, key=lambda name: -len(name.constraint))
-        for column in [quote_identifier(one.column)]
+        (
+            f"{BEGIN}{unquoted_name.constraint} NOT NULL {column}",
+            f"{BEGIN}{quote_identifier(unquoted_name.constraint)} NOT NULL {column}",
+        )
+        for unquoted_name in sorted(names, key=lambda name: -len(name.constraint))
+        for column in [quote_identifier(unquoted_name.column)]
     ]
     pieces: list[str] = []
     offset = done = 0
@@ -203,8 +206,8 @@ def set_not_null(text: str, inherited: Iterable[InheritedNotNull]) -> str:
 
     So a pg_dump before 18 writes it; where it did, nothing is changed.
     """
-    for one in inherited:
-        column = quote_identifier(one.column)
+    for null in inherited:
+        column = quote_identifier(null.column)
         written = f"{BEGIN_UNNAMED}{column}"
         for found in QUOTED_OR_BEGIN.finditer(text):
             start, end = found.start(), found.start() + len(written)
@@ -212,7 +215,7 @@ def set_not_null(text: str, inherited: Iterable[InheritedNotNull]) -> str:
                 before, after = text[:start], text[end:]
                 # The comma behind it goes, or, at the end of the list, the one before it.
                 text = before + after[1:] if after.startswith(",") else before.removesuffix(",") + after
-                table = f"{quote_identifier(one.schema)}.{quote_identifier(one.table)}"
+                table = f"{quote_identifier(null.schema)}.{quote_identifier(null.table)}"
                 text += f"\nALTER TABLE ONLY {table} ALTER COLUMN {column} SET NOT NULL;\n"
                 break
     return text

@@ -175,13 +175,17 @@ class ExtensionsOfShard:
 
     def digests(self) -> dict[str, bytes]:
         """For each table a digest of its rows, and of what surrounds them in statements. It looks at every row."""
-        return {table_name(one.table.schema, one.table.name): _digest_rows(one.statements) for one in self.tables}
+        return {
+            table_name(table.table.schema, table.table.name): _digest_rows(table.statements) for table in self.tables
+        }
 
     def of(self, extensions: Collection[str]) -> ExtensionsOfShard:
         """What these extensions have."""
-        tables = tuple(one for one in self.tables if one.table.extension in extensions)
+        tables = tuple(table for table in self.tables if table.table.extension in extensions)
         return replace(
-            self, tables=tables, sequences=tuple(one for one in self.sequences if one.extension in extensions)
+            self,
+            tables=tables,
+            sequences=tuple(sequence for sequence in self.sequences if sequence.extension in extensions),
         )
 
 
@@ -202,8 +206,8 @@ def store_extension_rows(
         key = f"{prefix}/{EXTENSION_ROWS}-{secrets.token_hex(4)}.sql.zst"
         return StoredObject(key, EXTENSION_ROWS, shard, len(body), create_or_find(store, key, body), {})
 
-    stored = tuple(one for one in in_parallel(store_one, read) if one is not None)
-    return stored, tuple(one for _, left_out in read.values() for one in left_out)
+    stored = tuple(stored_object for stored_object in in_parallel(store_one, read) if stored_object is not None)
+    return stored, tuple(out for _, left_out in read.values() for out in left_out)
 
 
 def _read_rows(

@@ -134,8 +134,10 @@ def store_globals(
     What the chain lists and the store has lost, or has otherwise, is stored again, with a note.
     """
     passwords = sessions.fleet.with_passwords
-    found = sessions.ask_primaries(partial(read_globals, passwords=passwords))
-    if lacking := [shard for shard, one in found.items() if passwords and not one.with_verifiers]:
+    primaries = sessions.ask_primaries(partial(read_globals, passwords=passwords))
+    if lacking := [
+        shard for shard, server_globals in primaries.items() if passwords and not server_globals.with_verifiers
+    ]:
         progress.note(
             f"{', '.join(lacking)}: our role may not read pg_authid, so roles are stored without their passwords"
         )
@@ -143,7 +145,7 @@ def store_globals(
     def is_stored(shard: str) -> bool:
         try:
             # Digests don't tell: those of encrypted objects differ.
-            return chain is not None and read_stored_globals(store, chain, shard) == found[shard]
+            return chain is not None and read_stored_globals(store, chain, shard) == primaries[shard]
         except ObjectDamagedError as error:
             progress.note(f"{error.message}; roles and tablespaces of {shard} are stored again")
             return False
@@ -151,12 +153,12 @@ def store_globals(
     def store_one(shard: str) -> StoredObject | None:
         if is_stored(shard):
             return None
-        body = zstandard.compress(msgspec.json.encode(to_builtins(found[shard])))
+        body = zstandard.compress(msgspec.json.encode(to_builtins(primaries[shard])))
         prefix = ddl_prefix(operation.snapshot, shard, operation.id)
         key = f"{prefix}/{GLOBALS}-{secrets.token_hex(4)}.json.zst"
         return StoredObject(key, GLOBALS, shard, len(body), create_or_find(store, key, body), {})
 
-    return [one for one in in_parallel(store_one, found) if one is not None]
+    return [stored_object for stored_object in in_parallel(store_one, primaries) if stored_object is not None]
 
 
 def read_stored_globals(store: ObjectStore, chain: Chain, shard: str) -> ServerGlobals | None:

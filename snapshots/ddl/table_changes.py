@@ -88,17 +88,17 @@ class ShardPlan:
     @property
     def to_copy(self) -> tuple[Table, ...]:
         """The tables that need a new base copy."""
-        return tuple(one.table for one in self.changed if one.after is None)
+        return tuple(table.table for table in self.changed if table.after is None)
 
     @property
     def new_groups(self) -> tuple[Group, ...]:
         """The definitions that begin."""
-        return tuple(one.table.group for one in self.changed)
+        return tuple(table.table.group for table in self.changed)
 
     @property
     def successions(self) -> dict[int, int]:
         """For the number of each definition that is converted to, the number of the one before."""
-        return {one.table.group.number: one.after for one in self.changed if one.after is not None}
+        return {table.table.group.number: table.after for table in self.changed if table.after is not None}
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -120,10 +120,10 @@ def plan_shard(
     changes under an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
     """
     tables, states = now
-    previous = {one.oid: one for one in before}
+    previous = {table_before.oid: table_before for table_before in before}
     attempts: dict[int, list[TableBefore]] = {}
-    for one in archived:
-        attempts.setdefault(one.oid, []).append(one)
+    for table_before in archived:
+        attempts.setdefault(table_before.oid, []).append(table_before)
     unchanged: list[Group] = []
     changed: list[ChangedTable] = []
     for table in tables:
@@ -144,7 +144,13 @@ def plan_shard(
         new_number = tried[0].group.number if tried else number
         changed.append(ChangedTable(_assign_number(table, new_number, was.group.partitions), was.group.number))
     unchanged_numbers = {group.number for group in unchanged}
-    gone = tuple(sorted(one.group.number for one in previous.values() if one.group.number not in unchanged_numbers))
+    gone = tuple(
+        sorted(
+            table_before.group.number
+            for table_before in previous.values()
+            if table_before.group.number not in unchanged_numbers
+        )
+    )
     return ShardPlan(tuple(unchanged), tuple(changed), gone, dict(states))
 
 
@@ -172,7 +178,7 @@ def _why_copy(
         return "it is new"
     if is_moved:
         return "its columns differed in between, and rows were written then"
-    if any(one.is_copied or one.group.definition() != table.group.definition() for one in tried):
+    if any(before.is_copied or before.group.definition() != table.group.definition() for before in tried):
         return "a failed attempt archived it under another definition"
     if was.state is None:
         return "its state at the last commit is not known"
@@ -255,7 +261,7 @@ class KnownTables:
     def before(self, shard: str) -> list[TableBefore]:
         """The shard's tables as the plan compares them."""
         states = self.states[shard]
-        return [TableBefore(states[one.name].oid, one, states[one.name]) for one in self.groups[shard]]
+        return [TableBefore(states[group.name].oid, group, states[group.name]) for group in self.groups[shard]]
 
 
 def known_tables(chain: Chain) -> KnownTables:
@@ -289,7 +295,7 @@ class DdlPlan:
     @property
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of every shard's catalogs."""
-        return {shard: one.fingerprint for shard, one in self.node_tables.items()}
+        return {shard: tables.fingerprint for shard, tables in self.node_tables.items()}
 
     @property
     def unpublished(self) -> dict[str, list[str]]:
@@ -318,8 +324,8 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
 def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[str]]:
     """The names of the tables in no publication of Cutline, by shard, without shards that have none."""
     unpublished = {
-        shard: [name for name, state in one.states.items() if not state.membership]
-        for shard, one in node_tables.items()
+        shard: [name for name, state in tables.states.items() if not state.membership]
+        for shard, tables in node_tables.items()
     }
     return {shard: names for shard, names in unpublished.items() if names}
 
@@ -346,10 +352,12 @@ def read_current_tables(
 
     primaries = list(sessions.primaries)
     read_current_tables = dict(zip(primaries, in_parallel(read, primaries), strict=True))
-    tables = {node: list(one.tables) for node, one in read_current_tables.items()}
+    tables = {node: list(node_tables.tables) for node, node_tables in read_current_tables.items()}
     check_admissible(tables)
     numbered = number_groups(tables, PARTITION_ROWS)
-    return {node: replace(one, tables=tuple(numbered[node])) for node, one in read_current_tables.items()}
+    return {
+        node: replace(node_tables, tables=tuple(numbered[node])) for node, node_tables in read_current_tables.items()
+    }
 
 
 def plan_ddl(
@@ -364,7 +372,7 @@ def plan_ddl(
     WAL has changes under unknown definitions. Raises PublicationChangedError.
     """
     tried = {shard: [_archived_table(definition) for definition in archived.get(shard, ())] for shard in node_tables}
-    highest = max([known.highest, *(one.group.number for tables in tried.values() for one in tables)])
+    highest = max([known.highest, *(table.group.number for tables in tried.values() for table in tables)])
     shards: dict[str, ShardPlan] = {}
     for shard, one in node_tables.items():
         now = (one.tables, one.states)
@@ -380,9 +388,9 @@ def _archived_table(definition: Definition) -> TableBefore:
 def report_changes(plan: DdlPlan, progress: Progress) -> None:
     """Note which tables changed, and what the increment does with them."""
     for shard, shard_plan in plan.shards.items():
-        for one in shard_plan.changed:
-            what = f"needs a new base copy: {one.reason}" if one.after is None else "has a new definition"
-            progress.note(News(f"node {shard}: table {one.table.group.name} {what}"))
+        for table in shard_plan.changed:
+            what = f"needs a new base copy: {table.reason}" if table.after is None else "has a new definition"
+            progress.note(News(f"node {shard}: table {table.table.group.name} {what}"))
 
 
 def add_to_publications(
@@ -417,7 +425,7 @@ def add_to_publications(
     try:
         in_parallel(publish, names)
     finally:
-        for node in (one for one in names if one in done):
+        for node in (name for name in names if name in done):
             progress.note(News(f"node {node}: new tables were published: {', '.join(names[node])}"))
 
 

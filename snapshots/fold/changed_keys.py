@@ -146,8 +146,8 @@ def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
     node, group, hashes, keys = node[order], group[order], hashes[order], keys.take(order)
     for of_node in runs(node):
         sets = result.setdefault(int(node[of_node.start]), {})
-        for one in runs(group[of_node]):
-            rows = slice(of_node.start + one.start, of_node.start + one.stop)
+        for run in runs(group[of_node]):
+            rows = slice(of_node.start + run.start, of_node.start + run.stop)
             sets[int(group[rows.start])] = _in_order(hashes[rows], keys.part(rows))
     return result
 

@@ -42,8 +42,8 @@ def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> 
 
     If two keys have the same hash, all rows are returned as last: that costs time, but never a row.
     """
-    found = find_last(groups, keys, lsn, seq)
-    return np.ones(len(groups), np.bool_) if found is None else found
+    last = find_last(groups, keys, lsn, seq)
+    return np.ones(len(groups), np.bool_) if last is None else last
 
 
 def find_last(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags | None:
@@ -95,7 +95,7 @@ class ChangeForm:
     @classmethod
     def of(cls, sources: Sources, *, hashed: bool) -> ChangeForm:
         """The form of the changes of these sources."""
-        whole = frozenset(one.source.number for one in sources.segments if one.segment.partials)
+        whole = frozenset(segment.source.number for segment in sources.segments if segment.segment.partials)
         return cls(sources.multisets, hashed, whole)
 
     @property
@@ -124,7 +124,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *,
     segments = balance_by_size(sources.segments, tasks)
     number_of = segment_numbers(sources)
     # What is broadcast goes to an executor once, what a function refers to goes with every task.
-    listed = broadcast(spark, [(number_of[one.source.key], one) for one in segments])
+    listed = broadcast(spark, [(number_of[segment.source.key], segment) for segment in segments])
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -138,7 +138,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *,
 def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
     """Order the segments so that runs of equal count, one per task, are about equally large."""
     largest_first = sorted(segments, key=lambda one: -one.source.size)
-    return tuple(one for task in range(tasks) for one in largest_first[task::tasks])
+    return tuple(source for task in range(tasks) for source in largest_first[task::tasks])
 
 
 def changes_of(store: OpensStore, number: int, one: SegmentSource, form: ChangeForm) -> Iterator[pa.RecordBatch]:
@@ -198,7 +198,7 @@ def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table 
     `read` yields the changes of a segment (`schema`). Spark has to fold changes that are many, rows of groups without a
     key, and partial images.
     """
-    size = sum(one.source.size for one in sources.segments)
+    size = sum(segment.source.size for segment in sources.segments)
     if sources.has_partials or sources.changes > limits.CHANGES_MAX or size > limits.STORED_BYTES_MAX:
         return None
     try:
@@ -305,7 +305,9 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     segments = sorted(sources.segments, key=lambda one: -one.source.size)
     if (shares := reported_shares(segments)) is None:
         return None
-    tasks = [SegmentTask(one, sources.multisets, share, store) for one, share in zip(segments, shares, strict=True)]
+    tasks = [
+        SegmentTask(source, sources.multisets, share, store) for source, share in zip(segments, shares, strict=True)
+    ]
     reports = run_tasks(spark, find_last_changes, tasks, Silent(), Dealing(lambda task: task.segment.source.size))
     problems = [report.problem for report in reports if report.problem]
     if problems:
@@ -335,8 +337,8 @@ def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
     shared = REPORTED_BYTES_MAX - REPORTED_BYTES_MIN * len(segments)
     if shared < 0:
         return None
-    changes = max(sum(one.segment.changes for one in segments), 1)
-    return [REPORTED_BYTES_MIN + shared * one.segment.changes // changes for one in segments]
+    changes = max(sum(segment.segment.changes for segment in segments), 1)
+    return [REPORTED_BYTES_MIN + shared * segment.segment.changes // changes for segment in segments]
 
 
 def keys_size(changes: pa.Table) -> int:
@@ -381,7 +383,7 @@ def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[st
     order = np.flatnonzero(is_image)
     order = order[np.argsort(segment[order], kind="stable")]
     images: dict[str, SegmentImages] = {}
-    for rows in (order[one] for one in runs(segment[order])):
+    for rows in (order[run] for run in runs(segment[order])):
         wanted = np.zeros(int(index[rows].max()) + 1, np.bool_)
         wanted[index[rows]] = True
         groups = frozenset(np.unique(group[rows]).tolist())

@@ -221,9 +221,9 @@ def _fold_multisets(
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     places = ["node", "group", "partition", "row"]
-    one = F.when(F.col("op") == INSERT, 1).otherwise(-1)
+    column = F.when(F.col("op") == INSERT, 1).otherwise(-1)
     place = F.max("place").alias("place")
-    net = changes.groupBy(*places).agg(F.sum(one).alias("net"), place).where("net <> 0").persist()
+    net = changes.groupBy(*places).agg(F.sum(column).alias("net"), place).where("net <> 0").persist()
     folded.cached.append(net)
     deleted = net.where("net < 0").selectExpr("node", "`group`", "row AS key", f"{DELETE}Y AS op", "place")
     lines = collect_changed_keys(deleted, count).keys

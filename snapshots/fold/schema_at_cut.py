@@ -218,10 +218,10 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
         yield _replace_columns(_choose_rows(table, rest), {"group": numbers})
     rows = np.flatnonzero(converted)
     rows = rows[np.argsort(group[rows], kind="stable")]
-    for one in runs(group[rows]):
-        conversion = mapping.conversions[int(group[rows[one.start]])]
-        is_whole = one.stop - one.start == len(table)
-        chosen = table if is_whole else table.take(pa.array(rows[one]))
+    for run in runs(group[rows]):
+        conversion = mapping.conversions[int(group[rows[run.start]])]
+        is_whole = run.stop - run.start == len(table)
+        chosen = table if is_whole else table.take(pa.array(rows[run]))
         for block in _blocks(chosen, conversion):
             yield _convert(block, conversion)
 

@@ -303,7 +303,7 @@ class BaseForm:
 
     def sources(self, objects: Iterable[StoredObject]) -> tuple[BaseSource, ...]:
         """The sources of those of the objects that have wanted rows."""
-        return tuple(self.source(one) for one in objects if self.takes(one.rows))
+        return tuple(self.source(stored_object) for stored_object in objects if self.takes(stored_object.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class ListedBases:
         if all(form.takes([number]) for number in listed.rows):
             # All of its objects, which are as many as it says.
             return cls(replace(form, chosen=None), listed, listed.objects)
-        return cls(form, listed, sum(form.takes(one.rows) for one in listed_objects(listed)))
+        return cls(form, listed, sum(form.takes(listed_object.rows) for listed_object in listed_objects(listed)))
 
     @property
     def groups(self) -> frozenset[int]:
@@ -356,7 +356,7 @@ class HeldBases:
     @property
     def groups(self) -> frozenset[int]:
         """The numbers at the cut of the groups whose rows they have."""
-        return frozenset[int]().union(*(one.groups for one in self.held))
+        return frozenset[int]().union(*(source.groups for source in self.held))
 
     def read(self) -> tuple[BaseSource, ...]:
         """The sources."""
@@ -370,7 +370,7 @@ class HeldBases:
     @property
     def size(self) -> int:
         """The bytes of the objects."""
-        return sum(one.source.size for one in self.held)
+        return sum(source.source.size for source in self.held)
 
     def __len__(self) -> int:
         return len(self.held)
@@ -443,11 +443,11 @@ class BaseSources:
 
     def groups_of(self, number: int) -> frozenset[int]:
         """The numbers at the cut of the groups of which the base sources of a node have rows."""
-        return frozenset[int]().union(*(one.groups for one in self.nodes if one.number == number))
+        return frozenset[int]().union(*(node.groups for node in self.nodes if node.number == number))
 
     def without(self, numbers: Collection[int]) -> BaseSources:
         """The sources of all nodes but these."""
-        return BaseSources(tuple(one for one in self.nodes if one.number not in numbers))
+        return BaseSources(tuple(node for node in self.nodes if node.number not in numbers))
 
     def numbers_with(self, groups: Mapping[int, frozenset[int]]) -> Ints:
         """The numbers of the sources with rows of these groups, by node number."""
@@ -458,7 +458,7 @@ class BaseSources:
                 if not wanted.isdisjoint(part.groups):
                     # If all groups of a part are wanted, its list need not be read.
                     is_whole = wanted.issuperset(part.groups)
-                    has_rows = is_whole or [not wanted.isdisjoint(one.groups) for one in part.read()]
+                    has_rows = is_whole or [not wanted.isdisjoint(source.groups) for source in part.read()]
                     found.append(first + np.flatnonzero(np.broadcast_to(has_rows, len(part))))
                 first += len(part)
         return np.concatenate(found)
@@ -503,16 +503,16 @@ class Sources:
     @property
     def changes(self) -> int:
         """How many changes the segments hold, including those that do not belong to the state."""
-        return sum(one.segment.changes for one in self.segments)
+        return sum(segment.segment.changes for segment in self.segments)
 
     @property
     def has_partials(self) -> bool:
         """Whether a segment holds partial images."""
-        return any(one.segment.partials for one in self.segments)
+        return any(segment.segment.partials for segment in self.segments)
 
     def without(self, nodes: Collection[str]) -> Sources:
         """The sources without those of these nodes, whose numbers stay."""
-        segments = tuple(one for one in self.segments if one.source.node not in nodes)
+        segments = tuple(segment for segment in self.segments if segment.source.node not in nodes)
         numbers = {number for number, node in enumerate(self.nodes) if node in nodes}
         return replace(self, bases=self.bases.without(numbers), segments=segments)
 
@@ -537,12 +537,12 @@ def sources_of(
         if node in skip or (groups is not None and not groups):
             continue
         needed = [
-            one
-            for one in segment_sources(chain, number, node)
-            if one.segment.changes and one.segment.after < one.position
+            segment_source
+            for segment_source in segment_sources(chain, number, node)
+            if segment_source.segment.changes and segment_source.segment.after < segment_source.position
         ]
         truncated = truncations(store, needed)
-        segments += [replace(one, truncated=truncated, groups=groups) for one in needed]
+        segments += [replace(source, truncated=truncated, groups=groups) for source in needed]
         bases.append(node_bases(chain, number, node, frozenset(truncated), groups))
     counts = {
         (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
@@ -556,9 +556,14 @@ def segment_sources(chain: Chain, number: int, node: str, among: Collection[str]
     mapping = mapping_to_cut(chain, node, among)
     return [
         SegmentSource(
-            Source(one.key, node, number, one.size, one.digest, segment=one), one, position, excluded, {}, mapping
+            Source(segment.key, node, number, segment.size, segment.digest, segment=segment),
+            segment,
+            position,
+            excluded,
+            {},
+            mapping,
         )
-        for one in chain.segments(node)
+        for segment in chain.segments(node)
     ]
 
 
@@ -583,20 +588,20 @@ def node_bases(
     is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
     multisets = multiset_numbers_of(chain, node)
     form = BaseForm(node, number, truncated, multisets, None if is_unchanged else mapping, chosen)
-    own = HeldBases(form.sources(one for one in entries if isinstance(one, StoredObject)))
-    parts: list[BasePart] = [own, *(ListedBases.of(form, one) for one in entries if isinstance(one, ObjectList))]
+    own = HeldBases(form.sources(entry for entry in entries if isinstance(entry, StoredObject)))
+    parts: list[BasePart] = [own, *(ListedBases.of(form, entry) for entry in entries if isinstance(entry, ObjectList))]
     return NodeBases(number, tuple(part for part in parts if len(part)))
 
 
 def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, tuple[int, int]]:
     """Find the last TRUNCATE of every truncated group, as (lsn, seq)."""
     last: dict[int, tuple[int, int]] = {}
-    for one in segments:
-        if not one.segment.truncates:
+    for segment in segments:
+        if not segment.segment.truncates:
             continue
-        for table in read_at_cut(store, one, SEGMENT_SCHEMA):
+        for table in read_at_cut(store, segment, SEGMENT_SCHEMA):
             truncates = table.filter(to_mask(numbers_of(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
             for row in truncates.to_pylist():  # bounded by the TRUNCATE commands
-                if row["lsn"] < one.position and row["lsn"] not in one.excluded:
+                if row["lsn"] < segment.position and row["lsn"] not in segment.excluded:
                     last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
     return last

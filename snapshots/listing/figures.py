@@ -83,9 +83,14 @@ def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
     usual = median(spans) if len(spans) >= SPANS_MIN else None
     candidates = [Gap(after, before, before.at, after.ended) for after, before in pairs]
     candidates += [Gap(newest, None, now, newest.ended) for newest in ordered[-1:]]
-    found = Gaps(usual, ())
-    limit = found.limit_seconds
-    return Gaps(usual, tuple(one for one in candidates if one.why or (limit is not None and one.seconds > limit)))
+    gaps = Gaps(usual, ())
+    limit = gaps.limit_seconds
+    return Gaps(
+        usual,
+        tuple(
+            candidate for candidate in candidates if candidate.why or (limit is not None and candidate.seconds > limit)
+        ),
+    )
 
 
 # So many of the newest are read of operations without an intent (checks, gc, prunes), and of those with one that have
@@ -147,23 +152,23 @@ def collect_operations(
     ended: Iterable[Ended], snapshot: str | None = None, *, are_all: bool = True
 ) -> OperationFigures:
     """The figures of operations, the newest first: of one snapshot, or of all."""
-    found = list(ended)
-    own = [one for one in found if one.outcome and one.outcome.state == "done" and snapshot in (None, one.snapshot)]
+    endeds = list(ended)
+    own = [one for one in endeds if one.outcome and one.outcome.state == "done" and snapshot in (None, one.snapshot)]
     timed = [one for one in own if one.phases]
-    checks = [check for one in found for check in checks_of(one) if snapshot in (None, check.point.snapshot)]
-    return OperationFigures(len(found), are_all, len(own) - len(timed), _phases(timed), tuple(checks))
+    checks = [check for one in endeds for check in checks_of(one) if snapshot in (None, check.point.snapshot)]
+    return OperationFigures(len(endeds), are_all, len(own) - len(timed), _phases(timed), tuple(checks))
 
 
 def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
     """By kind, in the order of the operation that has most of them."""
     seconds: dict[str, dict[str, list[float]]] = {}
-    for one in sorted(timed, key=lambda one: -len(one.phases)):
+    for ended in sorted(timed, key=lambda one: -len(one.phases)):
         of_kind, checked = (
-            seconds.setdefault(operation_kind(one.kind, one.increment, one.intent), {}),
-            {point.snapshot for point in one.checked},
+            seconds.setdefault(operation_kind(ended.kind, ended.increment, ended.intent), {}),
+            {point.snapshot for point in ended.checked},
         )
         own: dict[str, float] = {}
-        for phase, taken in one.phases.items():
+        for phase, taken in ended.phases.items():
             # A check has a step for each snapshot, named for it.
             name = "check commits" if phase.removeprefix("check ") in checked else phase
             own[name] = own.get(name, 0.0) + taken
@@ -237,13 +242,13 @@ class SnapshotFigures:
     @property
     def bytes(self) -> int:
         """The size of all objects of the chain."""
-        return sum(one.bytes for one in self.points)
+        return sum(point.bytes for point in self.points)
 
     @property
     def growth_bytes_per_day(self) -> float | None:
         """What increments add in a day, from the first cut to the last; None with fewer than two cuts."""
         seconds = (self.points[-1].cut_at - self.points[0].cut_at).total_seconds() if self.points else 0.0
-        return sum(one.bytes for one in self.points[1:]) / seconds * SECONDS_PER_DAY if seconds > 0 else None
+        return sum(point.bytes for point in self.points[1:]) / seconds * SECONDS_PER_DAY if seconds > 0 else None
 
     @property
     def is_counted(self) -> bool:
@@ -264,8 +269,8 @@ class StoreFigures:
     @property
     def points(self) -> list[PointFigures]:
         """The restore points of all snapshots, in the order of their cuts."""
-        found = (point for one in self.snapshots for point in one.points)
-        return sorted(found, key=lambda point: (point.cut_at, point.snapshot, point.increment))
+        figureses = (point for snapshot in self.snapshots for point in snapshot.points)
+        return sorted(figureses, key=lambda point: (point.cut_at, point.snapshot, point.increment))
 
     @property
     def nodes(self) -> list[str]:
@@ -301,20 +306,22 @@ def read_figures_of(fleet: Fleet, details: SnapshotDetails, now: datetime) -> St
     store, name = fleet.store.open(), details.entry.name
     snapshots = [figures_of(details.entry, details.chain)]
     identity = read_identity(store, fleet)
-    others = _increments_of(store, identity, [one for one in snapshot_names(store) if one != name])
+    others = _increments_of(
+        store, identity, [snapshot_name for snapshot_name in snapshot_names(store) if snapshot_name != name]
+    )
     operations = read_operation_figures(store, name, increments=_increments_in(snapshots), others=others)
     return _collect(fleet, now, snapshots, operations)
 
 
 def _increments_in(snapshots: Iterable[SnapshotFigures]) -> list[str]:
     """The operations that have committed the increments."""
-    return [point.operation for one in snapshots for point in one.points if point.increment]
+    return [point.operation for snapshot in snapshots for point in snapshot.points if point.increment]
 
 
 def _increments_of(store: ObjectStore, identity: StoreIdentity, names: Iterable[str]) -> list[str]:
     """The operations that have committed the increments of these snapshots, of which few commits are read for that."""
-    entries = (read_entry(store, identity, one) for one in names)
-    return [one.operation for entry in entries if entry is not None for one in entry.summaries]
+    entries = (read_entry(store, identity, name) for name in names)
+    return [summary.operation for entry in entries if entry is not None for summary in entry.summaries]
 
 
 def _collect(
@@ -327,11 +334,14 @@ def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
     """The gaps between all restore points that have rows."""
     ends = [
         RestorePlace(
-            one.name, point.increment, point.cut_at, one.remark if one.is_given_up and point is one.points[-1] else ""
+            snapshot.name,
+            point.increment,
+            point.cut_at,
+            snapshot.remark if snapshot.is_given_up and point is snapshot.points[-1] else "",
         )
-        for one in snapshots
-        if one.is_counted
-        for point in one.points
+        for snapshot in snapshots
+        if snapshot.is_counted
+        for point in snapshot.points
     ]
     return find_gaps(ends, now)
 
@@ -373,11 +383,11 @@ def _point_of(commit: Commit) -> PointFigures:
 def _lags(commit: Commit) -> Iterator[tuple[str, NodeLag]]:
     """The lag of each primary of which the commit says its time."""
     cut_at = cut_time(commit)
-    for one in commit.cut.nodes:
-        if isinstance(at := node_time(one), str):
-            last = one.last_commit_at
+    for node in commit.cut.nodes:
+        if isinstance(at := node_time(node), str):
+            last = node.last_commit_at
             idle_seconds = _seconds_since(last, cut_at) if isinstance(last, str) else None
-            yield one.node, NodeLag(_seconds_since(at, cut_at), idle_seconds)
+            yield node.node, NodeLag(_seconds_since(at, cut_at), idle_seconds)
 
 
 def _seconds_since(time: str, moment: datetime) -> float:

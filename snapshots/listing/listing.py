@@ -153,7 +153,7 @@ def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], en
     second = _second_of(entry.chain.last.operation)
     ids = sorted(set(list_ended(documents, has_intent=True)) - committed_by([entry]))
     later = _read(store, documents, [one for one in ids if one >= second][:READ_MAX])
-    return find_missing(store, [one for one in later if one.snapshot == entry.name], [entry])
+    return find_missing(store, [ended for ended in later if ended.snapshot == entry.name], [entry])
 
 
 def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[Entry]) -> list[MissingPoint]:
@@ -161,22 +161,22 @@ def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[E
 
     The entries, as a listing has them, only spare reads: each commit file is looked for by its key.
     """
-    by_name = {one.name: one for one in entries}
+    by_name = {entry.name: entry for entry in entries}
     points: dict[str, set[int]] = {}
     for one in ended:
         is_done = one.outcome is not None and one.outcome.state == DONE
         is_commit = one.kind == "create" and one.increment is not None and is_done
         if is_commit and _may_be_missing(one.id, by_name.get(one.snapshot)):
             points.setdefault(one.snapshot, set()).add(one.increment or 0)
-    return [one for name in sorted(points) for one in _look_for(store, name, sorted(points[name]))]
+    return [point for name in sorted(points) for point in _look_for(store, name, sorted(points[name]))]
 
 
 def committed_by(entries: Iterable[Entry]) -> set[str]:
     """The operations that have committed the restore points of the entries."""
     found = set[str]()
-    for one in entries:
-        found |= {one.chain.full.operation} if one.chain else set()
-        found |= {summary.operation for summary in one.summaries}
+    for entry in entries:
+        found |= {entry.chain.full.operation} if entry.chain else set()
+        found |= {summary.operation for summary in entry.summaries}
     return found
 
 
@@ -231,7 +231,7 @@ class Listing:
         """A line for every restore point that is missing, and for every chain past half of a node's limit."""
         entries_by_slot = {slot_name(one.chain.full.chain): one for one in self.entries if one.chain}
         warnings = missing_texts(self.missing)
-        for slot in sorted({one.slot for one in self.answers.retained}):
+        for slot in sorted({retained.slot for retained in self.answers.retained}):
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
             if entry and entry.lost:

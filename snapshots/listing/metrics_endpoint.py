@@ -33,12 +33,12 @@ class _Collector:
         from prometheus_client.core import GaugeMetricFamily
 
         by_metric: dict[Metric, list[Sample]] = {}
-        for one in self.samples:
-            by_metric.setdefault(one.metric, []).append(one)
+        for sample in self.samples:
+            by_metric.setdefault(sample.metric, []).append(sample)
         for metric, found in by_metric.items():
             family = GaugeMetricFamily(metric.name, metric.help, labels=(FLEET, *metric.labels))
-            for one in found:
-                family.add_metric((self.fleet, *one.labels), one.value)
+            for sample in found:
+                family.add_metric((self.fleet, *sample.labels), sample.value)
             yield family
 
 

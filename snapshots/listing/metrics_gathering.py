@@ -129,7 +129,7 @@ class EntryReader:
         known = self._known.get(name)
         if known is not None and known.listed == listed:
             return known
-        if not any(one.startswith(FULL_COMMIT) for one in listed.files) or not is_committed(store, name):
+        if not any(file.startswith(FULL_COMMIT) for file in listed.files) or not is_committed(store, name):
             return _Known(listed, None)
         return _Known(listed, read_entry(store, identity, name))
 
@@ -143,8 +143,8 @@ def _list_snapshot(store: ObjectStore, name: str, *, is_deleted: bool) -> _Liste
     files = tuple(store.list_children(f"snapshots/{name}"))
     increments = store.inventory(f"snapshots/{name}/increments") if "increments" in files else []
     digest = sha256()
-    for one in increments:
-        digest.update(f"{one.key} {one.size} {one.created_at.timestamp()}\n".encode())
+    for increment in increments:
+        digest.update(f"{increment.key} {increment.size} {increment.created_at.timestamp()}\n".encode())
     return _Listed(name, is_deleted, files, digest.hexdigest())
 
 
@@ -152,18 +152,18 @@ def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mappi
     """All samples of the nodes; `archived` is by node, without those of which the store has no WAL."""
     for node in fleet.nodes:
         role = metrics.STANDBY if node.backup_of else metrics.PRIMARY
-        found = lags[node.id]
-        yield metrics.NODE_UP.of(not found.problem, node.id, role)
+        node_lags = lags[node.id]
+        yield metrics.NODE_UP.of(not node_lags.problem, node.id, role)
         yield metrics.RETAINED_LIMIT.of(node.retained_wal_bytes_max, node.id)
-        if not found.problem:
-            yield from _samples_of_node(node, found, archived.get(node.id))
+        if not node_lags.problem:
+            yield from _samples_of_node(node, node_lags, archived.get(node.id))
 
 
 def _samples_of_node(node: Node, found: NodeLags, archived: Lsn | None) -> Iterator[Sample]:
     yield metrics.NODE_IN_RECOVERY.of(found.is_in_recovery, node.id)
-    for one in found.slots:
-        yield metrics.SLOT_LAG.of(one.lag_bytes, node.id, one.slot)
-        yield metrics.RETAINED.of(one.retained_bytes, node.id, one.slot)
+    for slot in found.slots:
+        yield metrics.SLOT_LAG.of(slot.lag_bytes, node.id, slot.slot)
+        yield metrics.RETAINED.of(slot.retained_bytes, node.id, slot.slot)
     if (behind := found.behind(archived)) is not None:
         yield metrics.ARCHIVE_LAG.of(behind, node.id)
     if found.replay is not None:
@@ -244,28 +244,31 @@ def end_of_commit(commit: Commit, kind: str) -> KindEnd:
 
 def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, ActivityState]) -> Iterator[Sample]:
     """How many operations of every kind are in each state; `states` is by operation."""
-    found = Counter((_label_of(one.kind, one.increment, one.intent), states[one.id].value) for one in operations)
+    counter = Counter(
+        (_label_of(operation.kind, operation.increment, operation.intent), states[operation.id].value)
+        for operation in operations
+    )
     for kind in metrics.KINDS:
         for state in ActivityState:
-            yield metrics.OPEN_OPERATIONS.of(found[kind, state.value], kind, state.value)
+            yield metrics.OPEN_OPERATIONS.of(counter[kind, state.value], kind, state.value)
 
 
 def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: float) -> Iterator[Sample]:
     """What ended within the window, and the last one of every kind; `committed` is what no outcome is read of."""
-    ends = [*committed, *(end for one in read.found if (end := end_of(one)) is not None)]
+    ends = [*committed, *(end for ended in read.found if (end := end_of(ended)) is not None)]
     window = WINDOW_SECONDS if read.since is None else min(WINDOW_SECONDS, max(now - read.since.timestamp(), 0.0))
     yield metrics.HISTORY_WINDOW.of(window)
-    counts = Counter((one.kind, _code_text(one)) for one in ends if one.ended_at >= now - window)
+    counts = Counter((kind_end.kind, _code_text(kind_end)) for kind_end in ends if kind_end.ended_at >= now - window)
     for (kind, code), count in sorted(counts.items()):
         yield metrics.ENDED.of(count, kind, code)
     for kind in metrics.KINDS:
-        own = sorted((one for one in ends if one.kind == kind), key=lambda one: one.ended_at)
+        own = sorted((kind_end for kind_end in ends if kind_end.kind == kind), key=lambda one: one.ended_at)
         if own and own[-1].code is not None:
             yield metrics.LAST_CODE.of(own[-1].code, kind)
-        successes = [one for one in own if one.is_done and not one.code]
+        successes = [kind_end for kind_end in own if kind_end.is_done and not kind_end.code]
         if successes:
             yield from _success(successes[-1])
-    measured = [one for one in ends if one.figures is not None]
+    measured = [kind_end for kind_end in ends if kind_end.figures is not None]
     if measured:
         yield from _restored(max(measured, key=lambda one: one.ended_at))
 
@@ -330,7 +333,7 @@ def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = No
 
 def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
     """The chains that can be read, by the time of their newest cut."""
-    return sorted((one.chain for one in entries if one.chain), key=lambda one: cut_time(one.last))
+    return sorted((entry.chain for entry in entries if entry.chain), key=lambda one: cut_time(one.last))
 
 
 def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
@@ -345,29 +348,34 @@ def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
 
 def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     """All samples of a store."""
-    states = Counter(one.state for one in facts.entries)
+    states = Counter(entry.state for entry in facts.entries)
     for state in STATES:
         yield metrics.SNAPSHOTS.of(states[state], state)
-    yield metrics.DAMAGED_MARKS.of(sum(one.has_damaged_mark for one in facts.entries))
+    yield metrics.DAMAGED_MARKS.of(sum(entry.has_damaged_mark for entry in facts.entries))
     yield metrics.MISSING_POINTS.of(len(facts.missing))
     checks = NewestChecks()
     checks.add_all(facts.ended.found)
-    conflicts = [one.name for one in facts.entries if checks.standing_conflicts(one.name, 1 + len(one.summaries))]
+    conflicts = [
+        entry.name for entry in facts.entries if checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
+    ]
     yield metrics.STANDING_CONFLICTS.of(len(conflicts))
-    sizes = {one.name: _size_bytes(one) for one in facts.entries if one.chain}
-    yield metrics.RESTORE_POINTS.of(sum(1 + len(one.summaries) for one in facts.entries if one.chain))
+    sizes = {entry.name: _size_bytes(entry) for entry in facts.entries if entry.chain}
+    yield metrics.RESTORE_POINTS.of(sum(1 + len(entry.summaries) for entry in facts.entries if entry.chain))
     yield metrics.COMMITTED_BYTES.of(sum(sizes.values()))
     chains = facts.chains
     yield from _samples_of_names(facts.entries, chains, sizes)
-    if restorable := chains_by_cut(one for one in facts.entries if _has_rows(one) and one.state != BROKEN):
+    if restorable := chains_by_cut(entry for entry in facts.entries if _has_rows(entry) and entry.state != BROKEN):
         yield from _samples_of_newest(restorable[-1])
-    yield from samples_of_open(facts.open_operations, {one.id: one.state(now) for one in facts.open_operations})
+    yield from samples_of_open(
+        facts.open_operations,
+        {open_operation.id: open_operation.state(now) for open_operation in facts.open_operations},
+    )
     yield from samples_of_ends(facts.ended, _committed_ends(facts.entries), now.timestamp())
 
 
 def _size_bytes(entry: Entry) -> int:
     full = entry.chain.full.counts.get("bytes", 0) if entry.chain else 0
-    return full + sum(one.bytes for one in entry.summaries)
+    return full + sum(summary.bytes for summary in entry.summaries)
 
 
 def _has_rows(entry: Entry) -> bool:
@@ -375,7 +383,7 @@ def _has_rows(entry: Entry) -> bool:
 
 
 def _samples_of_names(entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int]) -> Iterator[Sample]:
-    increments = {one.name: len(one.summaries) for one in entries}
+    increments = {entry.name: len(entry.summaries) for entry in entries}
     for chain in chains[-NAMED_MAX:]:
         yield metrics.SNAPSHOT_BYTES.of(sizes[chain.name], chain.name)
         yield metrics.SNAPSHOT_INCREMENTS.of(increments[chain.name], chain.name)
@@ -390,9 +398,9 @@ def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
         yield metrics.SAFE_TIME.of(moment_of(commit.cut.safe_at))
     if not isinstance(commit.cut.skew_seconds, UnsetType):
         yield metrics.CLOCK_SKEW.of(commit.cut.skew_seconds)
-    for one in commit.cut.nodes:
-        if isinstance(one.last_commit_at, str):
-            yield metrics.NODE_LAST_COMMIT.of(moment_of(one.last_commit_at), one.node)
+    for node in commit.cut.nodes:
+        if isinstance(node.last_commit_at, str):
+            yield metrics.NODE_LAST_COMMIT.of(moment_of(node.last_commit_at), node.node)
 
 
 def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
@@ -401,13 +409,13 @@ def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
         if (chain := entry.chain) is None:
             continue
         yield end_of_commit(chain.full, ONLY_CUT if chain.full.only_cut else FULL)
-        for one in entry.summaries:
-            if one.operation == chain.last.operation:
+        for summary in entry.summaries:
+            if summary.operation == chain.last.operation:
                 yield end_of_commit(chain.last, INCREMENT)
             else:
-                ended_at = moment_of(one.created_at) + one.seconds
-                volumes = {"bytes": one.bytes, "changes": one.changes, "transactions": one.transactions}
-                yield KindEnd(INCREMENT, ended_at, code=0, is_done=True, seconds=one.seconds, volumes=volumes)
+                ended_at = moment_of(summary.created_at) + summary.seconds
+                volumes = {"bytes": summary.bytes, "changes": summary.changes, "transactions": summary.transactions}
+                yield KindEnd(INCREMENT, ended_at, code=0, is_done=True, seconds=summary.seconds, volumes=volumes)
 
 
 GATHERING_SECONDS_MAX = 10.0
@@ -446,7 +454,7 @@ class MetricsGatherer:
             samples += samples_of_store(facts, now)
         samples += samples_of_nodes(fleet, lags, archived_positions(facts.chains) if facts else {})
         samples += [metrics.GATHERED.of(now.timestamp()), metrics.GATHERING.of(time.monotonic() - began)]
-        problems = [f"node {one.node}: {one.problem}" for one in lags.values() if one.problem]
+        problems = [f"node {lag.node}: {lag.problem}" for lag in lags.values() if lag.problem]
         return Gathered(tuple(samples), tuple([problem] * bool(problem) + problems), now)
 
     def _read(self, fleet: Fleet, seconds_max: float) -> tuple[StoreFacts | None, str]:

@@ -122,7 +122,7 @@ class NodeRecovery:
     def statements(self) -> list[str]:
         """What decides the prepared transactions, once the server is promoted."""
         verbs = {True: "COMMIT", False: "ROLLBACK"}
-        return [f"{verbs[one.is_included]} PREPARED {_literal(one.gid)};" for one in self.prepared]
+        return [f"{verbs[doubt.is_included]} PREPARED {_literal(doubt.gid)};" for doubt in self.prepared]
 
     def to_json(self) -> dict[str, Any]:
         """The plan as scripts read it."""
@@ -132,7 +132,7 @@ class NodeRecovery:
             **self.settings,
             "wal_through": str(self.wal_through),
             "postgresql_auto_conf": self.configuration,
-            "prepared": [{"gid": one.gid, "decision": decision_of(one)} for one in self.prepared],
+            "prepared": [{"gid": doubt.gid, "decision": decision_of(doubt)} for doubt in self.prepared],
             "statements": self.statements,
         }
 
@@ -147,7 +147,7 @@ def plan_recovery(chain: Chain) -> tuple[NodeRecovery, ...]:
             chain.baseline[cut.node].timeline,
             cut.position,
             cut.finish,
-            tuple(one for one in in_doubt_on(chain.last, cut) if one.is_prepared),
+            tuple(doubt for doubt in in_doubt_on(chain.last, cut) if doubt.is_prepared),
         )
         for cut in chain.last.cut.nodes
     )

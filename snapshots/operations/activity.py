@@ -203,28 +203,28 @@ class Activity(Forwarding):
             # The next round asks again.
             with suppress(Exception):
                 signs = self._follow(signs)
-            for one in signs:
+            for sign in signs:
                 # The command's end waits for what is asked of the store here.
-                if not self._ended.is_set() and time.monotonic() >= one.due:
+                if not self._ended.is_set() and time.monotonic() >= sign.due:
                     # Before it looks for requests: whoever makes one then sees that a process is there to stop.
                     with suppress(Exception):
                         # It may be gone: what is stored in its place would be found by nobody.
                         self._open_store()
-                        one.store_next(self._sign(one))
+                        sign.store_next(self._sign(sign))
             if signs and not self._ended.is_set():
                 with suppress(Exception):
                     self._look(signs[0].store)
-        for one in [*signs, *(shown for shown in self._shown if shown not in signs)]:
-            one.clear()
+        for sign in [*signs, *(shown for shown in self._shown if shown not in signs)]:
+            sign.clear()
 
     def _follow(self, signs: list[_Signs]) -> list[_Signs]:
         """The signs of the command's own operation, if it is one, and of the one that it works on now, if any."""
         with self._lock:
             wanted = [one for one in (self._own, *self._operations[-1:]) if one]
             known = {one.operation: one for one in (*self._shown, *signs)}
-        for one in signs:
-            if one.operation not in wanted:
-                one.clear()
+        for sign in signs:
+            if sign.operation not in wanted:
+                sign.clear()
         return [known.get(one) or self._signs_of(one) for one in wanted]
 
     def _signs_of(self, operation: str) -> _Signs:
@@ -295,13 +295,13 @@ class Activity(Forwarding):
             nodes=tuple(
                 NodeSign(
                     node=node,
-                    done=one.reading.done,
-                    total=one.reading.total,
-                    unit=one.reading.unit,
-                    rate=_rounded(one.rate),
-                    seconds_left=_rounded(one.seconds_left),
+                    done=pace.reading.done,
+                    total=pace.reading.total,
+                    unit=pace.reading.unit,
+                    rate=_rounded(pace.rate),
+                    seconds_left=_rounded(pace.seconds_left),
                 )
-                for node, one in sorted(paces.items())
+                for node, pace in sorted(paces.items())
             ),
             other_nodes=others or UNSET,
             seconds_left=_rounded(max(left[0] - (now - left[1]), 0.0) if left else whole.seconds_left),

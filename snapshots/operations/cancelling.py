@@ -78,23 +78,23 @@ def cancel_operations(
     read_identity(store, fleet)
     results: dict[str, Cancelled] = {}
     alive, dead = list[UnderWay](), list[UnderWay]()
-    for one in operations:
-        if one.state(now) is ActivityState.PUBLISHING:
+    for operation in operations:
+        if operation.state(now) is ActivityState.PUBLISHING:
             text = "the restore has decided to publish its databases: it only goes forward, or is undone afterwards"
-            results[one.id] = Cancelled(one, CancelResult.REFUSED, text)
+            results[operation.id] = Cancelled(operation, CancelResult.REFUSED, text)
             continue
-        store_request(store, CancelRequest(one.id, own_label("cancel", one.snapshot), current_time()))
-        (dead if one.state(now) is ActivityState.DEAD else alive).append(one)
+        store_request(store, CancelRequest(operation.id, own_label("cancel", operation.snapshot), current_time()))
+        (dead if operation.state(now) is ActivityState.DEAD else alive).append(operation)
     if alive:
         progress.step("wait for operations to stop", total=len(alive), unit="operations")
-        results |= {one.operation.id: one for one in _await(store, alive, wait_seconds, progress)}
-        late = {one.operation.id for one in results.values() if one.result is CancelResult.STILL_RUNNING}
+        results |= {cancelled.operation.id: cancelled for cancelled in _await(store, alive, wait_seconds, progress)}
+        late = {result.operation.id for result in results.values() if result.result is CancelResult.STILL_RUNNING}
         # One that was killed just before it was asked is known to be dead by now.
-        found = [one for one in read_under_way(store) if one.id in late]
-        dead += [one for one in found if one.state(utc_now()) is ActivityState.DEAD]
+        ways = [way for way in read_under_way(store) if way.id in late]
+        dead += [way for way in ways if way.state(utc_now()) is ActivityState.DEAD]
     if dead:
         progress.step("settle dead operations")
-        results |= {one.operation.id: one for one in _settle_all(store, fleet, dead, progress)}
+        results |= {cancelled.operation.id: cancelled for cancelled in _settle_all(store, fleet, dead, progress)}
     return list(results.values())
 
 
@@ -103,37 +103,37 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
     deadline, waiting = time.monotonic() + wait_seconds, list(asked)
     watch = _SignWatch(store)
     while waiting:
-        for one in list(waiting):
+        for way in list(waiting):
             # Looked at first: the signs are deleted after the outcome is stored.
-            is_over = watch.is_over(one)
-            if not is_open(store, one.id):
-                ended = _ended(one, read_outcome(store, one.id))
-                if ended.result is CancelResult.CANCELLED and one.opened is None:
+            is_over = watch.is_over(way)
+            if not is_open(store, way.id):
+                ended = _ended(way, read_outcome(store, way.id))
+                if ended.result is CancelResult.CANCELLED and way.opened is None:
                     ended = _with_unfinished_part(store, ended)
             elif is_over:
-                ended = _left_open(one)
+                ended = _left_open(way)
             else:
                 continue
-            waiting.remove(one)
+            waiting.remove(way)
             progress.advance(1)
             yield ended
         if not waiting or time.monotonic() >= deadline:
             break
         time.sleep(POLL_SECONDS)
-    for one in waiting:
+    for way in waiting:
         text = f"it is asked to stop, and has not ended in {wait_seconds:.0f} s"
-        yield Cancelled(one, CancelResult.STILL_RUNNING, text)
+        yield Cancelled(way, CancelResult.STILL_RUNNING, text)
 
 
 def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
     """What became of a command that works on operations one after the other: some of these may be left, of a prune."""
     whole = ended.operation
     remedies = [
-        one.remedy
-        for one in read_under_way(store)
-        if one.opened is not None
-        and (one.began_at or "") >= (whole.began_at or "")
-        and is_of_one_process(one.label, whole.label)
+        way.remedy
+        for way in read_under_way(store)
+        if way.opened is not None
+        and (way.began_at or "") >= (whole.began_at or "")
+        and is_of_one_process(way.label, whole.label)
     ]
     return Cancelled(whole, CancelResult.UNFINISHED, _unfinished_text(remedies)) if remedies else ended
 
@@ -180,14 +180,14 @@ def _ended(one: UnderWay, outcome: Outcome | None) -> Cancelled:
 
 def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress: Progress) -> Iterator[Cancelled]:
     """Settle the dead operations, those of the fleet's nodes under its lock, which is taken once."""
-    for one in dead:
-        if not one.is_known:
-            yield Cancelled(one, CancelResult.REFUSED, "; ".join(one.problems))
-        elif one.intent is None:
-            yield _hanging(store, fleet, one) or forget(store, one, progress)
-        elif one.intent.kind == RESTORE:
-            yield Cancelled(one, CancelResult.REFUSED, f"{SILENT}; {one.remedy}")
-    under_lock = [one for one in dead if one.intent is not None and one.intent.kind != RESTORE]
+    for way in dead:
+        if not way.is_known:
+            yield Cancelled(way, CancelResult.REFUSED, "; ".join(way.problems))
+        elif way.intent is None:
+            yield _hanging(store, fleet, way) or forget(store, way, progress)
+        elif way.intent.kind == RESTORE:
+            yield Cancelled(way, CancelResult.REFUSED, f"{SILENT}; {way.remedy}")
+    under_lock = [way for way in dead if way.intent is not None and way.intent.kind != RESTORE]
     if not under_lock:
         return
     problem: BusyError | RefusedError | UnreachableError | None = None
@@ -198,7 +198,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
             settle_operations(store, fleet, progress)
     except (BusyError, RefusedError, UnreachableError) as error:
         problem = error
-    yield from (_settled(store, one, problem) for one in under_lock)
+    yield from (_settled(store, way, problem) for way in under_lock)
 
 
 def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | None:
@@ -251,5 +251,7 @@ def _settled(
     if problem is None:
         return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, and it can't be undone; {one.remedy}")
     result = {BusyError: CancelResult.BUSY, UnreachableError: CancelResult.UNREACHABLE}
-    kind = next((found for base, found in result.items() if isinstance(problem, base)), CancelResult.REFUSED)
+    kind = next(
+        (cancel_result for base, cancel_result in result.items() if isinstance(problem, base)), CancelResult.REFUSED
+    )
     return Cancelled(one, kind, f"it {one.dead_text}, and it can't be settled now: {problem.message}")

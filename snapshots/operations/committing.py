@@ -80,7 +80,7 @@ def listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
         folder = key.rpartition("/")[0]
         folders[folder] = folders.get(folder, 0) + 1
     wanted = [folder for folder, count in folders.items() if count >= LISTED_MIN]
-    return {one.key: one.size for folder in wanted for one in store.inventory(folder)}
+    return {listed.key: listed.size for folder in wanted for listed in store.inventory(folder)}
 
 
 def sizes_of(store: ObjectStore, keys: Iterable[str]) -> dict[str, int | None]:

@@ -172,9 +172,9 @@ def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = N
     With `has_intent`, only those that have an intent, or only those that have none: checks, gc and prunes.
     """
     return [
-        one
-        for one in sorted(documents, reverse=True)
-        if "outcome.json" in documents[one] and has_intent in (None, "intent.json" in documents[one])
+        document
+        for document in sorted(documents, reverse=True)
+        if "outcome.json" in documents[document] and has_intent in (None, "intent.json" in documents[document])
     ]
 
 
@@ -202,15 +202,15 @@ def read_batches(
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for first in range(0, len(operations), AT_ONCE):
             batch = operations[first : first + AT_ONCE]
-            found = threads.map(lambda one: read_ended(store, one, has_intent="intent.json" in documents[one]), batch)
-            yield [one for one in found if one is not None]
+            endeds = threads.map(lambda one: read_ended(store, one, has_intent="intent.json" in documents[one]), batch)
+            yield [ended for ended in endeds if ended is not None]
 
 
 def read_history(store: ObjectStore, count: int, snapshot: str | None = None) -> list[Ended]:
     """The last `count` operations that have ended, of one snapshot or of all, the newest first."""
     documents = document_names(store)
     read = chain.from_iterable(read_batches(store, documents, list_ended(documents)))
-    return list(islice((one for one in _newest_first(read) if snapshot in (None, one.snapshot)), count))
+    return list(islice((ended for ended in _newest_first(read) if snapshot in (None, ended.snapshot)), count))
 
 
 def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
@@ -254,13 +254,13 @@ class EndedReader:
         wanted = [one for ids in classes for one in ids[: self._count_max]]
         self._known = {one: self._known[one] for one in wanted if one in self._known}
         new = [one for one in wanted if one not in self._known]
-        self._known |= {one.id: one for batch in read_batches(store, documents, new) for one in batch}
+        self._known |= {ended.id: ended for batch in read_batches(store, documents, new) for ended in batch}
         cut_off = [ids[: self._count_max] for ids in classes if len(ids) > self._count_max]
         since = max((time for ids in cut_off if (time := self._first_end(ids)) is not None), default=None)
         return EndedOperations(tuple(self._known[one] for one in sorted(self._known, reverse=True)), since)
 
     def _first_end(self, operations: Iterable[str]) -> datetime | None:
-        ends = (self._known[one].ended_at for one in operations if one in self._known)
+        ends = (self._known[operation].ended_at for operation in operations if operation in self._known)
         return min((end for end in ends if end is not None), default=None)
 
 
@@ -340,8 +340,8 @@ class NewestChecks:
 
     def standing_conflicts(self, snapshot: str, count: int) -> EndedCheck | None:
         """The check with conflicts that stands for its `count` restore points; None if another one stands, or none."""
-        found = standing_check(self.by_snapshot.get(snapshot, []), count)
-        return found if found and found.point.result == CONFLICTS else None
+        check = standing_check(self.by_snapshot.get(snapshot, []), count)
+        return check if check and check.point.result == CONFLICTS else None
 
 
 def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:
@@ -359,8 +359,8 @@ def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck
     """
     covering: list[EndedCheck | None] = []
     newest_first = sorted(checks, key=lambda one: one.moment, reverse=True)
-    for one in sorted(newest_first, key=lambda one: one.point.result == INCONCLUSIVE):
-        covering += [one] * (min(one.point.increment + 1, count) - len(covering))
+    for check in sorted(newest_first, key=lambda one: one.point.result == INCONCLUSIVE):
+        covering += [check] * (min(check.point.increment + 1, count) - len(covering))
     covering += [None] * (count - len(covering))
     carried: EndedCheck | None = None
     for increment, own in enumerate(covering):
@@ -378,10 +378,12 @@ def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | Non
     them valid: a check of less, or an inconclusive one, may have passed over the damage.
     """
     settling = [
-        one for one in checks if one.point.result == CONFLICTS or (one.point.full and one.point.result == VALID)
+        check
+        for check in checks
+        if check.point.result == CONFLICTS or (check.point.full and check.point.result == VALID)
     ]
-    covering = [one for one in newest_covering(settling, count) if one is not None]
-    conflicts = [one for one in covering if one.point.result == CONFLICTS]
+    covering = [check for check in newest_covering(settling, count) if check is not None]
+    conflicts = [check for check in covering if check.point.result == CONFLICTS]
     return max(conflicts or covering, key=lambda one: one.moment, default=None)
 
 
@@ -403,14 +405,14 @@ def read_checks(
 
     With `wanted`, reading ends once a full and valid check of each of these snapshots is found.
     """
-    found = NewestChecks()
+    checks = NewestChecks()
     ids = [one for one in list_ended(documents, has_intent=False) if OPERATION_ID.fullmatch(one)]
     problems: list[str] = []
     for batch in read_batches(store, documents, ids[: READ_MAX if count_max is None else count_max]):
-        problems += found.add_all(batch)
-        if wanted is not None and wanted <= found.valid.keys():
+        problems += checks.add_all(batch)
+        if wanted is not None and wanted <= checks.valid.keys():
             break
     # A read may have been cut short.
     for batch in read_batches(store, documents, problems):
-        found.unread.extend(found.add_all(batch))
-    return found
+        checks.unread.extend(checks.add_all(batch))
+    return checks

@@ -102,7 +102,9 @@ class HeldLease:
             volumes["transactions"] = figures.transactions
         if self.is_typical:
             return OutcomeDetails(code, volumes, figures=figures)
-        return OutcomeDetails(code, volumes, phases={name: one.seconds for name, one in figures.steps.items()})
+        return OutcomeDetails(
+            code, volumes, phases={name: step_figures.seconds for name, step_figures in figures.steps.items()}
+        )
 
 
 @contextmanager

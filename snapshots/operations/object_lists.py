@@ -72,8 +72,8 @@ def store_lists_above(
 def split_entries(entries: Iterable[NamedObject]) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
     """The objects and the lists among the entries."""
     entries = list(entries)
-    objects = tuple(one for one in entries if isinstance(one, StoredObject))
-    return objects, tuple(one for one in entries if isinstance(one, ObjectList))
+    objects = tuple(entry for entry in entries if isinstance(entry, StoredObject))
+    return objects, tuple(entry for entry in entries if isinstance(entry, ObjectList))
 
 
 def replace_by_lists(store: ObjectStore, commit: C, progress: Progress) -> C:
@@ -122,7 +122,7 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
     check_stored(store, {one.key: one.size for one in commit.named})
     by_node = sorted(commit.object_lists, key=lambda one: one.node)
     for _, lists in groupby(by_node, lambda one: one.node):
-        objects = [stored for one in lists for stored in _read_list(store, commit, one)[1].objects]
+        objects = [stored for object_list in lists for stored in _read_list(store, commit, object_list)[1].objects]
         check_stored(store, {stored.key: stored.size for stored in objects})
 
 
@@ -158,12 +158,14 @@ def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> 
 
 def _read_lists(store: ObjectStore, commit: C, named: Mapping[str, int], *, allow_damage: bool) -> C:
     """Read the commit's lists. None may list an object that a commit names; `named` has its increment, by key."""
-    by_key = {one.key: one for one in _read_each(store, commit, named, allow_damage=allow_damage)}
+    by_key = {
+        object_list.key: object_list for object_list in _read_each(store, commit, named, allow_damage=allow_damage)
+    }
     if isinstance(commit, FullSnapshot) and commit.lists:
-        commit = structs.replace(commit, lists=tuple(by_key[one.key] for one in commit.lists))
+        commit = structs.replace(commit, lists=tuple(by_key[object_list.key] for object_list in commit.lists))
     changes: DefinitionChanges | None = commit.definition_changes
     if changes and changes.lists:
-        changes = structs.replace(changes, lists=tuple(by_key[one.key] for one in changes.lists))
+        changes = structs.replace(changes, lists=tuple(by_key[object_list.key] for object_list in changes.lists))
         commit = structs.replace(commit, definition_changes=changes)
     return commit
 

@@ -71,10 +71,10 @@ def document_names(store: ObjectStore) -> dict[str, set[str]]:
     Something in the place of an outcome that is too short to be one is left out.
     """
     documents: dict[str, set[str]] = {}
-    for one in store.inventory("operations"):
-        operation_id, _, name = one.key.removeprefix("operations/").partition("/")
+    for listed in store.inventory("operations"):
+        operation_id, _, name = listed.key.removeprefix("operations/").partition("/")
         names = documents.setdefault(operation_id, set())
-        if name != "outcome.json" or one.size >= OUTCOME_BYTES_MIN:
+        if name != "outcome.json" or listed.size >= OUTCOME_BYTES_MIN:
             names.add(name)
     return dict(sorted(documents.items()))
 
@@ -181,14 +181,14 @@ class OpenOperation:
     @property
     def text(self) -> str:
         """One line for people: where it is running, or what to do next."""
-        one = self.operation
-        if one is None:
+        intent = self.operation
+        if intent is None:
             return f"operation {self.id} has no known result: {self.problem}"
-        into = f" into {targets}" if (targets := name_targets(one)) else ""
-        what = f"operation {self.id} ({self.kind} {one.snapshot}{into}, begun {one.began_at})"
+        into = f" into {targets}" if (targets := name_targets(intent)) else ""
+        what = f"operation {self.id} ({self.kind} {intent.snapshot}{into}, begun {intent.began_at})"
         if self.problem:
             return f"{what} has no known result: {self.problem}"
-        made = increment_label(one.snapshot, one.increment) if one.kind == CREATE else ""
+        made = increment_label(intent.snapshot, intent.increment) if intent.kind == CREATE else ""
         if made and self.committed:
             return f"{what} has no outcome yet: its commit is in the store, so {made} exists"
         if self.is_running:
@@ -205,22 +205,22 @@ class OpenOperation:
     @property
     def remedy(self) -> str:
         """What ends it if its process is gone; "" if its intent can't be read."""
-        one = self.operation
-        if one is None:
+        intent = self.operation
+        if intent is None:
             return ""
-        if one.kind == RESTORE and one.is_drill:
+        if intent.kind == RESTORE and intent.is_drill:
             return "the next drill on its machine settles it, any other after a week"
-        if one.kind == RESTORE:
-            again = f"{restore_command(one.snapshot, one.nodes if one.only_nodes is True else ())} --resume"
+        if intent.kind == RESTORE:
+            again = f"{restore_command(intent.snapshot, intent.nodes if intent.only_nodes is True else ())} --resume"
             return (
                 f"to end it: {again}   or: --abandon   (with the same --to FILE, if it had one); until then these"
                 " databases may accept no connections"
             )
-        if one.kind != CREATE:
-            again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"
+        if intent.kind != CREATE:
+            again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind} --yes"
             return f"to resume it: {again}"
         is_read_only = "; until then the fleet may accept no writes, unless you run: snapshot resume"
-        return f"the next create, delete, prune or gc settles it{is_read_only if one.is_terminal else ''}"
+        return f"the next create, delete, prune or gc settles it{is_read_only if intent.is_terminal else ''}"
 
     def concerns(self, name: str) -> bool:
         """Whether it may concern the snapshot `name`."""
@@ -256,7 +256,7 @@ def name_targets(intent: Intent) -> str:
 
 def _databases_of(intent: Intent) -> list[str]:
     """The names; each target is a server's identifier and a database's name."""
-    return sorted({one.partition("/")[2] for one in intent.targets}) if isinstance(intent.targets, tuple) else []
+    return sorted({target.partition("/")[2] for target in intent.targets}) if isinstance(intent.targets, tuple) else []
 
 
 def _servers_of(intent: Intent) -> list[str]:
@@ -272,7 +272,9 @@ def read_open_operations(
     """
     listed = document_names(store) if documents is None else documents
     operations = (read_open_operation(store, one, listed[one]) for one in open_operation_ids(store, listed))
-    return tuple(one for one in operations if one is not None and (name is None or one.concerns(name)))
+    return tuple(
+        operation for operation in operations if operation is not None and (name is None or operation.concerns(name))
+    )
 
 
 def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) -> OpenOperation | None:
@@ -305,6 +307,6 @@ def naming_open_operations(operations: tuple[OpenOperation, ...]) -> Iterator[No
         yield
     except SnapshotMissingError as error:
         if operations:
-            error.details["open_operations"] = [one.to_json() for one in operations]
-            error.hint = "; ".join([*(one.text.replace("\n", "\\n") for one in operations), error.hint])
+            error.details["open_operations"] = [operation.to_json() for operation in operations]
+            error.hint = "; ".join([*(operation.text.replace("\n", "\\n") for operation in operations), error.hint])
         raise

@@ -185,8 +185,8 @@ def code_of(error: BaseException) -> int:
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
         # SIGTERM gives its number.
         return CANCELLED if interrupt.args else INTERRUPTED
-    found = find_used_up(error) or error
-    return found.exit_code if isinstance(found, SnapshotError) else BUG
+    exception = find_used_up(error) or error
+    return exception.exit_code if isinstance(exception, SnapshotError) else BUG
 
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
@@ -302,7 +302,9 @@ def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:
     try:
         since = str(error.details.get("since"))[:SECOND]
         candidates = [
-            one for one in read_open_intents(store) if one.snapshot == name and one.began_at[:SECOND] >= since
+            open_intent
+            for open_intent in read_open_intents(store)
+            if open_intent.snapshot == name and open_intent.began_at[:SECOND] >= since
         ]
     except SnapshotError:
         return None

@@ -95,7 +95,7 @@ def _cause(store: ObjectStore, operation: Intent) -> str:
 
 def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
     """Note the open restores into the sessions' databases: what ends one may end the chains of these."""
-    places = {f"{one.system_identifier}/{one.database}" for one in sessions.identities.values()}
+    places = {f"{identity.system_identifier}/{identity.database}" for identity in sessions.identities.values()}
     for intent in restores:
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
             names = set(store.list_children(f"operations/{intent.operation}"))

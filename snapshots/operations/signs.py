@@ -97,7 +97,7 @@ def request_numbers(names: Iterable[str]) -> list[int]:
 
 def next_number(numbers: Iterable[int]) -> int:
     """The number after these."""
-    return max((one for one in numbers if one < NUMBER_MAX), default=0) + 1
+    return max((number for number in numbers if number < NUMBER_MAX), default=0) + 1
 
 
 def clear_signs(store: ObjectStore, operation: str) -> None:

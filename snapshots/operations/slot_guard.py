@@ -157,7 +157,7 @@ def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progres
     for kept in read_kept_chains(store, sessions, progress):
         if kept.chain or kept.slot.endswith(COPY_SUFFIX):
             continue
-        nodes = sorted({one.node for one in kept.retained})
+        nodes = sorted({retained.node for retained in kept.retained})
         progress.note(
             f"{_wal_text(kept, kept.worst)}; if the store that it belongs to is gone, drop it on {', '.join(nodes)}:"
             f" SELECT pg_drop_replication_slot('{kept.slot}')"
@@ -241,7 +241,7 @@ def over_limit_text(kept: KeptChain) -> str:
 
 def ended_text(kept: KeptChain) -> str:
     """The message for a chain that gets no more increments."""
-    nodes = sorted({one.node for one in kept.retained})
+    nodes = sorted({retained.node for retained in kept.retained})
     return f"{_wal_text(kept, kept.worst)}, which gets no more increments; it has slots on {', '.join(nodes)}"
 
 

@@ -165,7 +165,7 @@ class UnderWay:
             "total": sign.total if sign else None,
             "unit": (sign.unit or None) if sign else None,
             "rate": sign.rate if sign else None,
-            "nodes": [fields_of(one) | {"phase": sign.phase} for one in sign.nodes] if sign else [],
+            "nodes": [fields_of(node) | {"phase": sign.phase} for node in sign.nodes] if sign else [],
             "other_nodes": sign.other_nodes or 0 if sign else 0,
             "seconds_left": sign.seconds_left if sign else None,
             "seconds_left_is_rough": sign.is_rough if sign else None,
@@ -183,8 +183,8 @@ def read_under_way(store: ObjectStore, documents: Mapping[str, Set[str]] | None 
     `documents` are those of document_names, if they have been listed.
     """
     listed = document_names(store) if documents is None else documents
-    found = (_read(store, operation, names) for operation, names in listed.items())
-    return [one for one in found if one is not None]
+    ways = (_read(store, operation, names) for operation, names in listed.items())
+    return [way for way in ways if way is not None]
 
 
 def read_one(store: ObjectStore, operation: str) -> UnderWay | None:
@@ -220,11 +220,11 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
 
 def working_watch(operations: Iterable[UnderWay], own: str, now: datetime) -> UnderWay | None:
     """The watch that has the turn, and shows signs of life; None if that is the operation `own`, or none has."""
-    for one in operations:
-        state = one.sign.watch if one.kind == WATCH and one.sign else UNSET
+    for operation in operations:
+        state = operation.sign.watch if operation.kind == WATCH and operation.sign else UNSET
         has_turn = not isinstance(state, UnsetType) and state.had_turn
-        if has_turn and one.id != own and one.state(now) is not ActivityState.DEAD:
-            return one
+        if has_turn and operation.id != own and operation.state(now) is not ActivityState.DEAD:
+            return operation
     return None
 
 
@@ -233,7 +233,9 @@ def hanging_watch(operations: Iterable[UnderWay], label: str, now: datetime) -> 
 
     A container that was started again has the label of the one before: a dead watch says nothing while one is alive.
     """
-    found = [one for one in operations if one.kind == WATCH and is_of_one_process(one.label, label)]
-    if any(one.state(now) is not ActivityState.DEAD for one in found):
+    ways = [
+        operation for operation in operations if operation.kind == WATCH and is_of_one_process(operation.label, label)
+    ]
+    if any(way.state(now) is not ActivityState.DEAD for way in ways):
         return None
-    return max(found, key=lambda one: one.seen_at or "", default=None)
+    return max(ways, key=lambda one: one.seen_at or "", default=None)

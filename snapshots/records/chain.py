@@ -110,12 +110,14 @@ class Chain:
             return ChainHistory(last.digest)
         if last.history is None:
             self._check_whole()
-            redefinitions = {one.increment: one.digest for one in self.increments if one.definition_changes}
+            redefinitions = {
+                increment.increment: increment.digest for increment in self.increments if increment.definition_changes
+            }
             recent = tuple(map(_brief, self.increments[first_summarized(number) - 1 :]))
             return ChainHistory(self.full.digest, redefinitions, recent)
         redefinitions = last.history.redefinitions | ({number - 1: last.digest} if last.definition_changes else {})
         summaries = (*last.history.recent, _brief(last))
-        recent = tuple(one for one in summaries if one.increment >= first_summarized(number))
+        recent = tuple(summary for summary in summaries if summary.increment >= first_summarized(number))
         return ChainHistory(self.full.digest, redefinitions, recent)
 
     def position(self, node: str) -> Lsn:
@@ -198,7 +200,7 @@ class Chain:
 
     def database_facts(self, shard: str) -> DatabaseFacts | None:
         """The newest facts of the shard's database; None if no commit has any."""
-        return next((one.databases[shard] for one in reversed(self.commits) if shard in one.databases), None)
+        return next((commit.databases[shard] for commit in reversed(self.commits) if shard in commit.databases), None)
 
     def database_properties(self, shard: str) -> DatabaseProperties | None:
         """What belongs to the shard's database itself; None if no commit says it."""
@@ -217,14 +219,14 @@ class Chain:
 
         Only commits that changed definitions have any.
         """
-        entries = (one for commit in self.commits for one in commit.entries)
-        return tuple(one for one in entries if (one.kind, one.node) == (BASE, node))
+        entries = (entry for commit in self.commits for entry in commit.entries)
+        return tuple(entry for entry in entries if (entry.kind, entry.node) == (BASE, node))
 
     def base_rows(self, node: str) -> Mapping[int, int]:
         """How many rows the node's base copies have, by the number under which they are stored."""
         rows = Counter[int]()
-        for one in self.base_entries(node):
-            rows.update(one.rows)
+        for base_entry in self.base_entries(node):
+            rows.update(base_entry.rows)
         return rows
 
     def sequences(self, shard: str) -> tuple[Sequence, ...]:
@@ -244,12 +246,12 @@ class Chain:
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
         """The standbys of which the chain has no copy, because they can't decode their WAL. Every output names them."""
-        return tuple(one for one in self.full.left_out or () if one.kind == LeftOutKind.STANDBY_COPY)
+        return tuple(out for out in self.full.left_out or () if out.kind == LeftOutKind.STANDBY_COPY)
 
     @property
     def append_only(self) -> list[str]:
         """The groups that any shard follows for INSERT and TRUNCATE only. Every output names them."""
-        return sorted({one.name for one in append_only_of(self.all_groups)})
+        return sorted({out.name for out in append_only_of(self.all_groups)})
 
     def check_archive(self) -> None:
         """Raise ArchiveError if a node's segments have a hole between its base and the last cut's finish marker.

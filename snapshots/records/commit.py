@@ -231,9 +231,9 @@ class CutRecord(Record, frozen=True, kw_only=True):
 
     def of(self, shard: str) -> NodeCut:
         """The cut of one primary; raise KeyError if there is none."""
-        for one in self.nodes:
-            if one.node == shard:
-                return one
+        for node in self.nodes:
+            if node.node == shard:
+                return node
         raise KeyError(shard)
 
 
@@ -357,8 +357,8 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
         The objects of one list at a time are in memory; those that a LostList lists are omitted.
         """
         yield from self.named
-        for one in self.object_lists:
-            yield from listed_objects(one)
+        for object_list in self.object_lists:
+            yield from listed_objects(object_list)
 
     @property
     def object_sizes(self) -> dict[str, int]:
@@ -458,25 +458,25 @@ def parse_definition(text: str) -> LargeObjectDefinition:
 
 def list_large_objects(commit: FullSnapshot) -> tuple[StoredObject, ...]:
     """The stored objects of a full snapshot that hold large objects."""
-    entries = [one for one in commit.entries if one.kind == LARGE_OBJECTS]
-    return tuple(stored for one in entries for stored in listed_objects(one))
+    entries = [entry for entry in commit.entries if entry.kind == LARGE_OBJECTS]
+    return tuple(stored for entry in entries for stored in listed_objects(entry))
 
 
 def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObject, ...]]:
     """The objects of each copy task in their order: their keys share a prefix and end in their numbers."""
     by_prefix: dict[str, list[StoredObject]] = {}
-    for one in sorted(objects, key=lambda stored: stored.key):
-        by_prefix.setdefault(one.key.rsplit("-", 2)[0], []).append(one)
+    for stored_object in sorted(objects, key=lambda stored: stored.key):
+        by_prefix.setdefault(stored_object.key.rsplit("-", 2)[0], []).append(stored_object)
     return [tuple(together) for together in by_prefix.values()]
 
 
 def count_by_node(commit: FullSnapshot) -> dict[str, int]:
     """The number of large objects of each node in a full snapshot; nodes without any are omitted."""
     counts: dict[str, int] = {}
-    for one in commit.entries:
-        if one.kind != LARGE_OBJECTS:
+    for entry in commit.entries:
+        if entry.kind != LARGE_OBJECTS:
             continue
-        counts[one.node] = counts.get(one.node, 0) + one.rows.get(LARGE_OBJECTS_COUNT, 0)
+        counts[entry.node] = counts.get(entry.node, 0) + entry.rows.get(LARGE_OBJECTS_COUNT, 0)
     return {node: count for node, count in counts.items() if count}
 
 

@@ -185,12 +185,12 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
         content = body[: seal.start()] + b"\n}"
         if digest(content) == seal[1].decode():
             return content, seal[1].decode()
-    found = FORMAT.search(body)
-    is_newer = found is not None and int(found[2]) > FORMAT_MAX
+    match = FORMAT.search(body)
+    is_newer = match is not None and int(match[2]) > FORMAT_MAX
     raise ManifestError(
         f"object {key} is damaged: its bytes are not those that were written",
-        hint=f"{NEWER_HINT}: its format is {found[1].decode()}"
-        if found and is_newer
+        hint=f"{NEWER_HINT}: its format is {match[1].decode()}"
+        if match and is_newer
         else "put it back from a copy of the store; without it, what it describes can't be trusted",
         details={"object": key},
     )

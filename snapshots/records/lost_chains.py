@@ -134,7 +134,7 @@ class ChainMarks:
     @property
     def problem(self) -> str:
         """What is wrong with the marks, "" if nothing is."""
-        return "; ".join(one.text for one in self.damaged)
+        return "; ".join(mark.text for mark in self.damaged)
 
 
 def read_marks(store: ObjectStore, snapshot: str, chain: str) -> ChainMarks:

@@ -127,7 +127,7 @@ def check_states(where: str, states: Iterable[TableState]) -> None:
     states = list(states)
     check_distinct(where, "table", [state.table for state in states])
     for state in states:
-        if any(one.startswith(XML_STAMP) and not XML_NUMBER.fullmatch(one) for one in state.types):
+        if any(kind.startswith(XML_STAMP) and not XML_NUMBER.fullmatch(kind) for kind in state.types):
             raise ValueError(f"{where}: types of {state.table} has a column without a number")
 
 
@@ -305,21 +305,23 @@ def check_cut(cut: CutRecord) -> None:
         raise ValueError("cut.included_early is more than cut.in_flight")
     if cut.safe_at != safe_time_of_nodes(cut.nodes):
         raise ValueError("cut.safe_at is not that of its nodes")
-    for one in cut.nodes:
-        if one.start > one.finish or one.position < one.start:
-            raise ValueError(f"cut of node {one.node}: start, finish and position are not in order")
-        check_distinct(f"cut of node {one.node}", "position", [*(each.lsn for each in one.undecided), *one.rolled_back])
+    for node in cut.nodes:
+        if node.start > node.finish or node.position < node.start:
+            raise ValueError(f"cut of node {node.node}: start, finish and position are not in order")
+        check_distinct(
+            f"cut of node {node.node}", "position", [*(each.lsn for each in node.undecided), *node.rolled_back]
+        )
         # Early versions did not store `in_doubt`.
-        parts = () if isinstance(one.in_doubt, UnsetType) else one.in_doubt
-        check_distinct(f"cut of node {one.node}", "position in doubt", [each.lsn for each in parts])
+        parts = () if isinstance(node.in_doubt, UnsetType) else node.in_doubt
+        check_distinct(f"cut of node {node.node}", "position in doubt", [each.lsn for each in parts])
 
 
 def check_continues(before: Commit, commit: Commit) -> None:
     """Raise ValueError unless the commit's cut and objects come after those of the commit before."""
-    earlier: dict[str, NodeCut] = {one.node: one for one in before.cut.nodes}
-    for one in commit.cut.nodes:
-        if one.position < earlier[one.node].position or one.start < earlier[one.node].start:
-            raise ValueError(f"cut of node {one.node} is before that of the commit before")
+    earlier: dict[str, NodeCut] = {node.node: node for node in before.cut.nodes}
+    for node in commit.cut.nodes:
+        if node.position < earlier[node.node].position or node.start < earlier[node.node].start:
+            raise ValueError(f"cut of node {node.node} is before that of the commit before")
     if {one.key for one in before.named} & {one.key for one in commit.named}:
         raise ValueError("the commit lists an object of the commit before")
 
@@ -327,16 +329,19 @@ def check_continues(before: Commit, commit: Commit) -> None:
 def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> None:
     """Raise ValueError unless the segments are of this node's archive, and their counts are possible."""
     prefix = archive_prefix(commit.snapshot, node, commit.chain)
-    for one in segments:
-        if one.node != node:
+    for segment in segments:
+        if segment.node != node:
             raise ValueError(f"segments.{node} lists a segment of another node")
-        if one.key != segment_key(prefix, one.number):
-            raise ValueError(f"segments.{node} has key {one.key}, which is not that of its segment {one.number}")
-        if one.partials + one.truncates > one.changes or one.after > one.through:
-            raise ValueError(f"segments.{node}: the numbers of segment {one.number} don't fit")
-        if one.events_at is not None and one.events_at > one.size:
+        if segment.key != segment_key(prefix, segment.number):
             raise ValueError(
-                f"segments.{node}: segment {one.number} has its events at {one.events_at} of {one.size} bytes"
+                f"segments.{node} has key {segment.key}, which is not that of its segment {segment.number}"
+            )
+        if segment.partials + segment.truncates > segment.changes or segment.after > segment.through:
+            raise ValueError(f"segments.{node}: the numbers of segment {segment.number} don't fit")
+        if segment.events_at is not None and segment.events_at > segment.size:
+            raise ValueError(
+                f"segments.{node}: segment {segment.number} has its events"
+                f" at {segment.events_at} of {segment.size} bytes"
             )
 
 
@@ -345,8 +350,8 @@ def check_objects(commit: Commit) -> None:
     check_distinct("objects", "key", [one.key for one in commit.named])
     for stored in commit.own_objects:
         check_object(commit.snapshot, stored)
-    for one in commit.object_lists:
-        _check_list(commit, one)
+    for object_list in commit.object_lists:
+        _check_list(commit, object_list)
     archives = Counter((stored.node, stored.kind) for stored in commit.own_objects if stored.kind in WITHOUT_ROWS)
     by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
     for (node, kind), times in archives.items():
@@ -406,15 +411,15 @@ def check_counts(full: FullSnapshot, commit: Commit) -> None:
 
 def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
     """Rows, changes and transactions of the primaries, and objects and bytes of all nodes, that the commit lists."""
-    segments = [(node, one) for node, listed in commit.segments.items() for one in listed]
+    segments = [(node, segment) for node, listed in commit.segments.items() for segment in listed]
     lists = commit.object_lists
-    copies = [one for one in commit.entries if one.node in primaries and one.kind == BASE]
+    copies = [entry for entry in commit.entries if entry.node in primaries and entry.kind == BASE]
     return {
-        "rows": sum(sum(one.rows.values()) for one in copies),
+        "rows": sum(sum(copy.rows.values()) for copy in copies),
         "changes": sum(one.changes for node, one in segments if node in primaries),
-        "transactions": sum(one.local_transactions for one in commit.cut.nodes) + commit.cut.global_transactions,
-        "objects": len(commit.named) + sum(one.objects for one in lists),
-        "bytes": sum(one.size for one in commit.named) + sum(one.bytes for one in lists),
+        "transactions": sum(cut.local_transactions for cut in commit.cut.nodes) + commit.cut.global_transactions,
+        "objects": len(commit.named) + sum(object_list.objects for object_list in lists),
+        "bytes": sum(one.size for one in commit.named) + sum(object_list.bytes for object_list in lists),
     }
 
 
@@ -430,7 +435,7 @@ def check_commit(commit: Commit) -> None:
             raise ValueError(f"counts has no {name}")
     for one in commit.named:
         check_key(one.key)
-    check_distinct("cut", "node", [one.node for one in commit.cut.nodes])
+    check_distinct("cut", "node", [cut.node for cut in commit.cut.nodes])
     check_cut(commit.cut)
     for node, segments in commit.segments.items():
         check_segments(commit, node, segments)
@@ -466,8 +471,8 @@ def _is_of(chain: Chain, history: ChainHistory) -> bool:
 
     Earlier versions did not summarize the times of cuts.
     """
-    expected, found = chain.next_history, {one.increment: one for one in history.recent}
-    recent = (_without_lacking(one, found.get(one.increment, one)) for one in expected.recent)
+    expected, found = chain.next_history, {summary.increment: summary for summary in history.recent}
+    recent = (_without_lacking(summary, found.get(summary.increment, summary)) for summary in expected.recent)
     return history == structs.replace(expected, recent=tuple(recent))
 
 
@@ -478,7 +483,7 @@ def _without_lacking(expected: CommitSummary, found: CommitSummary) -> CommitSum
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:
     """Raise ValueError unless the history has the numbers before the commit, and for each the same as `previous`."""
-    recent = {one.increment: one for one in history.recent}
+    recent = {summary.increment: summary for summary in history.recent}
     if list(recent) != list(range(first_summarized(commit.increment), commit.increment)):
         raise ValueError("history.recent does not have the increments before this one")
     if not all(0 < number < commit.increment for number in history.redefinitions):
@@ -502,7 +507,7 @@ def _check_at_commit(before: Chain | None, chain: Chain) -> None:
 
 def _check_nodes(full: FullSnapshot, commit: Commit) -> None:
     nodes, primaries = set(full.parts), set(full.primaries)
-    _check_same("cut", [one.node for one in commit.cut.nodes], primaries)
+    _check_same("cut", [node.node for node in commit.cut.nodes], primaries)
     _check_same("sequences", commit.sequences, primaries)
     _check_same("segments", commit.segments, nodes)
     if commit.definition_changes:
@@ -667,8 +672,8 @@ def free_turn(store: ObjectStore, name: str, increment: int) -> int:
 
 def operation_of(store: ObjectStore, key: str) -> str:
     """The operation that wrote the commit at `key`, "" for a void; raise ObjectMissingError, ManifestError."""
-    found = read_turn(store, key)
-    return "" if isinstance(found, Void) else found.operation
+    turn = read_turn(store, key)
+    return "" if isinstance(turn, Void) else turn.operation
 
 
 def increment_label(name: str, increment: int) -> str:
@@ -786,10 +791,10 @@ def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
 def listed_sizes(store: ObjectStore, name: str) -> dict[int, int]:
     """For the numbers from 1 on that a listing shows, the bytes of the largest: of a commit, if it is not voided."""
     found: dict[int, int] = {}
-    for one in store.inventory(f"snapshots/{name}/increments"):
-        match = INCREMENT_FILE.fullmatch(one.key.rpartition("/")[2])
+    for listed in store.inventory(f"snapshots/{name}/increments"):
+        match = INCREMENT_FILE.fullmatch(listed.key.rpartition("/")[2])
         if match and (number := int(match[1])):
-            found[number] = max(found.get(number, 0), one.size)
+            found[number] = max(found.get(number, 0), listed.size)
     return found
 
 
@@ -972,7 +977,7 @@ def _read_increments(store: ObjectStore, name: str, numbers: Iterable[int]) -> d
     """The increments of these numbers, in order."""
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
         commits = threads.map(lambda number: read_commit(store, name, number), sorted(numbers))
-        return {one.increment: one for one in commits if isinstance(one, Increment)}
+        return {commit.increment: commit for commit in commits if isinstance(commit, Increment)}
 
 
 def _continued(chain: Chain, commit: Increment) -> Chain:

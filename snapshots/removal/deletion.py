@@ -168,9 +168,9 @@ def remove_recorded(
 def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Intent]:
     """The deletions and prunings without an outcome, of `snapshot` or of all."""
     return [
-        one
-        for one in read_open_intents(store, skips_unreadable=True)
-        if one.kind in (DELETE, PRUNE) and snapshot in (None, one.snapshot)
+        open_intent
+        for open_intent in read_open_intents(store, skips_unreadable=True)
+        if open_intent.kind in (DELETE, PRUNE) and snapshot in (None, open_intent.snapshot)
     ]
 
 
@@ -201,14 +201,18 @@ def _remove(
         removed.publications, removed.publications_left = nodes.drop_publications(is_ours)
     seen: set[str] = set()
     for _ in range(ROUNDS_MAX):
-        objects = [one for one in removal.find_objects(store, mark.snapshot) if one.key not in seen]
+        objects = [
+            stored_object
+            for stored_object in removal.find_objects(store, mark.snapshot)
+            if stored_object.key not in seen
+        ]
         if not objects:
             break
-        seen |= {one.key for one in objects}
-        refused = remove_objects(store, [one.key for one in objects], progress)
+        seen |= {stored_object.key for stored_object in objects}
+        refused = remove_objects(store, [stored_object.key for stored_object in objects], progress)
         removed.refused |= refused
         removed.objects += len(objects) - len(refused)
-        removed.bytes += sum(one.size for one in objects if one.key not in refused)
+        removed.bytes += sum(stored_object.size for stored_object in objects if stored_object.key not in refused)
     return removed
 
 
@@ -297,7 +301,7 @@ class DeletionPlan:
 
 def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
     """Plan the deletion of the snapshot; raise unless it may be deleted."""
-    others = tuple(one for one in snapshot_names(store) if one != name)
+    others = tuple(snapshot_name for snapshot_name in snapshot_names(store) if snapshot_name != name)
     leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(utc_now()))
     if _has_tombstone(store, name, force=force):
         mark = unfinished_mark(store, fleet, name)
@@ -329,8 +333,10 @@ def _was_committed(store: ObjectStore, name: str) -> bool:
     """Whether an outcome records a commit of the snapshot."""
     documents = document_names(store)
     batches = read_batches(store, documents, list_ended(documents, has_intent=True))
-    found = (one for batch in batches for one in batch if one.outcome is not None and one.outcome.state == DONE)
-    return any((one.kind, one.snapshot) == ("create", name) for one in found)
+    endeds = (
+        ended for batch in batches for ended in batch if ended.outcome is not None and ended.outcome.state == DONE
+    )
+    return any((ended.kind, ended.snapshot) == ("create", name) for ended in endeds)
 
 
 def _check_deletable(store: ObjectStore, surveyed: SurveyedSnapshot, others: tuple[str, ...]) -> None:
@@ -408,7 +414,7 @@ def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
     except ManifestError:
         survey = SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(left), SizeTotal())
         return tombstone_of(store, fleet, survey)
-    return structs.replace(mark, objects=len(left), bytes=sum(one.size for one in left))
+    return structs.replace(mark, objects=len(left), bytes=sum(listed.size for listed in left))
 
 
 def servers_of(chain: Chain) -> dict[str, str]:
@@ -466,7 +472,7 @@ def list_unfinished_deletions(store: ObjectStore) -> tuple[list[str], dict[str, 
     Also those whose tombstone can't be read, with the reason: nothing of them is removed.
     """
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
-    unfinished = {*store.list_children("snapshots"), *(one.snapshot for one in open_removals(store))}
+    unfinished = {*store.list_children("snapshots"), *(removal.snapshot for removal in open_removals(store))}
     names: list[str] = []
     unreadable: dict[str, str] = {}
     for name in sorted(deleted & unfinished):

@@ -169,7 +169,7 @@ class GarbageRules:
     def _find_restore(self) -> GarbageVerdict | None:
         """A restore that began before the snapshot was marked keeps its objects; None if there is none."""
         try:
-            running = [one for one in open_leases(self.store, self.snapshot) if one.is_running(utc_now())]
+            running = [lease for lease in open_leases(self.store, self.snapshot) if lease.is_running(utc_now())]
         except ManifestError as error:
             return GarbageVerdict(GarbageReason.UNCLEAR, error.message)
         return (
@@ -240,9 +240,9 @@ class GarbageRules:
         is_settled = self._lost.get(lost_key(self.snapshot, full.operation), False)
         # A restore needs only what commits list, and may stay unfinished for days.
         open_here = [
-            one.id
-            for one in read_open_operations(self.store, self.snapshot)
-            if one.operation is None or one.operation.kind != RESTORE
+            open_operation.id
+            for open_operation in read_open_operations(self.store, self.snapshot)
+            if open_operation.operation is None or open_operation.operation.kind != RESTORE
         ]
         chain = read_chain(self.store, self.snapshot)
         listed = {one.key: (one.node, one.number) for commit in chain.commits for one in _segments_of(commit)}
@@ -323,7 +323,7 @@ def _outcome_of_commit(expected: tuple[str, int], key: str, commit: Commit) -> C
 
 
 def _segments_of(commit: Commit) -> list[Any]:
-    return [one for segments in commit.segments.values() for one in segments]
+    return [segment for segments in commit.segments.values() for segment in segments]
 
 
 def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
@@ -336,7 +336,7 @@ def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
         commit = read_commit(store, full.snapshot, newest) if newest else full
     except RefusedError:
         return {}
-    return {node: max(one.number for one in segments) for node, segments in commit.segments.items() if segments}
+    return {node: max(segment.number for segment in segments) for node, segments in commit.segments.items() if segments}
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +353,7 @@ class Garbage:
     @property
     def sizes(self) -> list[int]:
         """The size in bytes of each."""
-        sizes = [one.size for one in self.objects]
+        sizes = [stored_object.size for stored_object in self.objects]
         return [*sizes, self.leftover.size_bytes] if self.leftover else sizes
 
 
@@ -443,30 +443,37 @@ class RecordJudge:
             (folder, tuple(group)) for folder, group in groupby(listed, key=lambda one: one.key.split("/", 2)[1])
         ]
         with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-            found = list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
+            record_folders = list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
         old, needed = GarbageVerdict(GarbageReason.OLD_RECORD), GarbageVerdict(GarbageReason.NEEDED)
         standing = self._standing_checks() if self._checked else set()
-        return [replace(one, verdict=needed) if one.verdict == old and one.folder in standing else one for one in found]
+        return [
+            replace(record_folder, verdict=needed)
+            if record_folder.verdict == old and record_folder.folder in standing
+            else record_folder
+            for record_folder in record_folders
+        ]
 
     def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> list[RecordFolder]:
         objects = tuple(sorted(listed, key=_removal_order))
         if not OPERATION_ID.fullmatch(folder):
             return [RecordFolder(folder, objects, None)]
-        names = {one: one.key.split("/", 2)[2] for one in objects}
+        names = {stored_object: stored_object.key.split("/", 2)[2] for stored_object in objects}
         # Nobody answers a request without an operation.
         is_alone = not {INTENT, OUTCOME} & set(names.values())
         signs = tuple(
-            one for one in objects if sign_numbers([names[one]]) or (is_alone and request_numbers([names[one]]))
+            stored_object
+            for stored_object in objects
+            if sign_numbers([names[stored_object]]) or (is_alone and request_numbers([names[stored_object]]))
         )
-        others = tuple(one for one in objects if one not in signs)
-        found = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []
+        others = tuple(stored_object for stored_object in objects if stored_object not in signs)
+        folders = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []
         if signs:
             is_open = INTENT in names.values() and OUTCOME not in names.values()
-            newest = max(one.created_at for one in objects)
+            newest = max(stored_object.created_at for stored_object in objects)
             is_over = not is_open and newest <= self.now - timedelta(seconds=SIGN_SECONDS)
             why = GarbageReason.LEFT_OVER if is_over else GarbageReason.NEEDED
-            found.append(RecordFolder(folder, signs, GarbageVerdict(why)))
-        return found
+            folders.append(RecordFolder(folder, signs, GarbageVerdict(why)))
+        return folders
 
     def _verdict(self, operation: str, last: Listed) -> GarbageVerdict:
         is_closed = last.key.endswith(f"/{OUTCOME}")
@@ -482,7 +489,7 @@ class RecordJudge:
         if has_committed and not self._is_removed(outcome.snapshot, is_full=outcome.increment == 0):
             return GarbageVerdict(GarbageReason.NEEDED)
         checked = () if isinstance(outcome.checked, UnsetType) else outcome.checked
-        self._checked.update(one.snapshot for one in checked if not self._is_removed(one.snapshot, is_full=True))
+        self._checked.update(point.snapshot for point in checked if not self._is_removed(point.snapshot, is_full=True))
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _standing_checks(self) -> set[str]:
@@ -490,9 +497,9 @@ class RecordJudge:
         checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
         of_each = (checks[name] for name in self._checked if name in checks)
         # The increments may have been pruned since: then only what stands for the full snapshot counts.
-        counts = ((found, {1, max(one.point.increment for one in found) + 1}) for found in of_each)
+        counts = ((found, {1, max(check.point.increment for check in found) + 1}) for found in of_each)
         standing = (standing_check(found, count) for found, some in counts for count in some)
-        return {one.operation for one in standing if one is not None}
+        return {check.operation for check in standing if check is not None}
 
     def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
         """Whether the removal of the committed snapshot, or of the committed increment, is finished."""
@@ -577,7 +584,10 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
             # Until then it can be resumed, and list names it. The machine's time alone ends nobody's restore.
             if is_time_known and not lease.is_running(utc_now() - timedelta(seconds=RESUMABLE_SECONDS)):
                 record_outcome(store, lease.operation, "failed", "its lease expired")
-        if not any(one.operation is None or one.operation.kind == CREATE for one in read_open_operations(store)):
+        if not any(
+            open_operation.operation is None or open_operation.operation.kind == CREATE
+            for open_operation in read_open_operations(store)
+        ):
             return ""
         with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, "gc", ""):
             settle_operations(store, fleet, progress)
@@ -614,13 +624,13 @@ class _GarbageSearch:
         self._search_probes()
         self._sort_leftovers(leftovers)
         for folder, form in PERMANENT.items():
-            for one in self._store.inventory(folder):
-                if form.fullmatch(one.key):
-                    self._report.keep("", GarbageVerdict(GarbageReason.NEEDED), one.size)
+            for listed in self._store.inventory(folder):
+                if form.fullmatch(listed.key):
+                    self._report.keep("", GarbageVerdict(GarbageReason.NEEDED), listed.size)
                 else:
-                    self._report.unknown.append(one.key)
+                    self._report.unknown.append(listed.key)
         known = {FLEET_KEY, SNAPSHOTS, OPERATIONS, PROBES, *PERMANENT}
-        self._report.unknown += [self._label(one) for one in self._store.list_children("") if one not in known]
+        self._report.unknown += [self._label(child) for child in self._store.list_children("") if child not in known]
 
     def _search_snapshot(self, name: str) -> None:
         listed = self._store.inventory(f"{SNAPSHOTS}/{name}")
@@ -637,51 +647,53 @@ class _GarbageSearch:
             self._sort(Garbage(parsed.kind, verdict.why, (one,), name, parsed.owner), verdict, one.created_at)
 
     def _search_records(self) -> None:
-        unfinished = {one.snapshot for one in open_removals(self._store)}
+        unfinished = {removal.snapshot for removal in open_removals(self._store)}
         judge = RecordJudge(self._store, self._owners, unfinished, self._now)
         for record in judge.judge(self._store.inventory(OPERATIONS)):
             if record.verdict is None:
-                self._report.unknown += [one.key for one in record.objects]
+                self._report.unknown += [stored_object.key for stored_object in record.objects]
                 continue
-            newest = max(one.created_at for one in record.objects)
+            newest = max(stored_object.created_at for stored_object in record.objects)
             garbage = Garbage(Kind.RECORD, record.verdict.why, record.objects, operation=record.folder)
             self._sort(garbage, record.verdict, newest)
 
     def _search_probes(self) -> None:
-        for one in self._store.inventory(PROBES):
-            verdict = judge_probe(one, self._now)
+        for listed in self._store.inventory(PROBES):
+            verdict = judge_probe(listed, self._now)
             if verdict is None:
-                self._report.unknown.append(one.key)
+                self._report.unknown.append(listed.key)
             else:
-                self._sort(Garbage(Kind.PROBE, verdict.why, (one,)), verdict, one.created_at)
+                self._sort(Garbage(Kind.PROBE, verdict.why, (listed,)), verdict, listed.created_at)
 
     def _sort_leftovers(self, leftovers: Iterable[Unfinished]) -> None:
         """Sort unfinished uploads: left by creates that died, or in progress. They were listed before all else."""
         self._report.open_operations = read_open_operations(self._store)
-        running = [one.operation for one in self._report.open_operations if one.operation]
-        snapshots = {one.snapshot: one.id for one in running if one.kind == CREATE}
-        oldest = min((datetime.fromisoformat(one.began_at) for one in running), default=None)
+        running = [
+            open_operation.operation for open_operation in self._report.open_operations if open_operation.operation
+        ]
+        snapshots = {intent.snapshot: intent.id for intent in running if intent.kind == CREATE}
+        oldest = min((datetime.fromisoformat(intent.began_at) for intent in running), default=None)
         if len(running) < len(self._report.open_operations):
             # The intent of one can't be read, so it may have begun at any time.
             oldest = datetime.min.replace(tzinfo=UTC)
         margin = timedelta(seconds=UNNAMED_SECONDS)
-        for one in leftovers:
-            top, _, rest = one.key.partition("/")
+        for leftover in leftovers:
+            top, _, rest = leftover.key.partition("/")
             snapshot = rest.partition("/")[0] if top == SNAPSHOTS else ""
-            if one.key and (
-                parse_key(snapshot, one.key) is None if snapshot else top not in (OPERATIONS, PROBES, *PERMANENT)
+            if leftover.key and (
+                parse_key(snapshot, leftover.key) is None if snapshot else top not in (OPERATIONS, PROBES, *PERMANENT)
             ):
-                self._report.unknown.append(f"{one.key} (unfinished)")
+                self._report.unknown.append(f"{leftover.key} (unfinished)")
                 continue
-            verdict, since = GarbageVerdict(GarbageReason.LEFT_OVER), one.began_at
+            verdict, since = GarbageVerdict(GarbageReason.LEFT_OVER), leftover.began_at
             if snapshot in snapshots:
                 verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {snapshots[snapshot]} has no outcome")
             elif not snapshot:
                 # Its key is unknown or in no snapshot. The latter are small objects, whose puts take no time.
                 since += margin
-                if oldest and one.began_at + margin >= oldest:
+                if oldest and leftover.began_at + margin >= oldest:
                     verdict = GarbageVerdict(GarbageReason.OPEN, "an operation without an outcome may be writing it")
-            self._sort(Garbage(Kind.UNFINISHED, verdict.why, (), snapshot, leftover=one), verdict, since)
+            self._sort(Garbage(Kind.UNFINISHED, verdict.why, (), snapshot, leftover=leftover), verdict, since)
 
     def _sort(self, candidate: Garbage, verdict: GarbageVerdict, since: datetime) -> None:
         if verdict.why.is_garbage and since > self._now - timedelta(seconds=self._report.grace_seconds):
@@ -719,10 +731,10 @@ def _remove_one(store: ObjectStore, garbage: Garbage) -> tuple[list[int], Refuse
     removed: list[int] = []
     key = ""
     try:
-        for one in garbage.objects:
-            key = one.key
+        for stored_object in garbage.objects:
+            key = stored_object.key
             store.delete(key)
-            removed.append(one.size)
+            removed.append(stored_object.size)
         if garbage.leftover:
             key = garbage.leftover.key or garbage.leftover.id
             store.abandon(garbage.leftover)

@@ -101,7 +101,7 @@ class PrunePlan:
     def warnings(self) -> list[str]:
         """What conflicts change in the plan, and how that ends; what may be wrong because a record can't be read."""
         warnings: list[str] = []
-        restorable = [one.name for one in self.verdicts if self.held[one.name].is_restorable]
+        restorable = [verdict.name for verdict in self.verdicts if self.held[verdict.name].is_restorable]
         conflicts = [name for name in restorable if self.held[name].has_conflicts]
         names = list_some(conflicts, NAMES_SHOWN_MAX)
         if conflicts and conflicts == restorable:
@@ -184,7 +184,9 @@ def prune_locked(
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """Plan what the rules remove from the store as it is now."""
-    surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
+    surveys = {
+        survey_snapshot.name: survey_snapshot for survey_snapshot in survey_snapshots(store, snapshot_names(store))
+    }
     checks = read_checks(store, document_names(store), count_max=REMOVAL_READ_MAX)
     held, now = _held_snapshots(surveys, checks), utc_now()
     verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
@@ -192,7 +194,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
     deleted, unreadable = list_unfinished_deletions(store)
     left = [plan_deletion(store, fleet, name, force=True).mark for name in deleted]
     steps = [PruneStep(DELETE, mark, mark.slots, is_resumed=True) for mark in left]
-    being_pruned = {one.snapshot for one in open_removals(store) if one.kind == PRUNE}
+    being_pruned = {removal.snapshot for removal in open_removals(store) if removal.kind == PRUNE}
     for verdict in reversed(verdicts):
         surveyed = surveys[verdict.name]
         if verdict.fate is RetentionFate.DELETE:
@@ -204,8 +206,8 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         elif verdict.fate is RetentionFate.ONLY_FULL:
             mark = _only_full_mark(surveyed)
             steps.append(PruneStep(PRUNE, mark, mark.slots if surveyed.is_continuable else ()))
-    steps = [replace(one, left_behind=slots_left_behind(store, fleet, one.mark)) for one in steps]
-    problems = unreadable | {name: one.problem for name, one in surveys.items() if one.problem}
+    steps = [replace(step, left_behind=slots_left_behind(store, fleet, step.mark)) for step in steps]
+    problems = unreadable | {name: snapshot.problem for name, snapshot in surveys.items() if snapshot.problem}
     return PrunePlan(
         rules, tuple(verdicts), tuple(steps), problems, held, tuple(kept_instead), tuple(sorted(checks.unread))
     )
@@ -214,10 +216,12 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
 def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
     """The snapshots as the rules see them, each with the check whose result stands for it."""
     found = checks.by_snapshot
-    standing = {name: standing_check(found.get(name, ()), len(one.points)) for name, one in surveys.items()}
+    standing = {name: standing_check(found.get(name, ()), len(snapshot.points)) for name, snapshot in surveys.items()}
     return {
-        name: HeldSnapshot(name, one.moments, one.is_whole, one.is_only_cut, standing[name], one.is_continuable)
-        for name, one in surveys.items()
+        name: HeldSnapshot(
+            name, snapshot.moments, snapshot.is_whole, snapshot.is_only_cut, standing[name], snapshot.is_continuable
+        )
+        for name, snapshot in surveys.items()
     }
 
 

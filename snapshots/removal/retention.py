@@ -96,7 +96,7 @@ def apply_retention(
     newest_first = sorted(held, key=lambda one: (one.points[0] if one.points else now, one.name), reverse=True)
     places = _places(newest_first)
     reasons = {place.one.name: _keeping_rule(place, rules, now) for place in places}
-    reasons |= {one.name: _keeping_days(one, rules, now) for one in newest_first if one.is_only_cut}
+    reasons |= {snapshot.name: _keeping_days(snapshot, rules, now) for snapshot in newest_first if snapshot.is_only_cut}
     proven = None if takes_last else _find_proven(places)
     if not takes_last:
         reasons |= _reasons_of_last(places, reasons)
@@ -104,27 +104,31 @@ def apply_retention(
             reasons[proven.one.name] = (f"it is the newest that a check found valid, and {FOUND_IN_NEWER}",)
     by_name = {place.one.name: place for place in places}
     verdicts: list[RetentionVerdict] = []
-    for one in newest_first:
-        if not one.is_whole:
+    for snapshot in newest_first:
+        if not snapshot.is_whole:
             verdicts.append(
-                RetentionVerdict(one.name, RetentionFate.KEEP, ("it is damaged, so it is unknown what would be lost",))
+                RetentionVerdict(
+                    snapshot.name, RetentionFate.KEEP, ("it is damaged, so it is unknown what would be lost",)
+                )
             )
-        elif one.is_only_cut and (why := reasons[one.name]):
-            verdicts.append(RetentionVerdict(one.name, RetentionFate.KEEP, why))
-        elif why := reasons[one.name]:
-            place = by_name[one.name]
+        elif snapshot.is_only_cut and (why := reasons[snapshot.name]):
+            verdicts.append(RetentionVerdict(snapshot.name, RetentionFate.KEEP, why))
+        elif why := reasons[snapshot.name]:
+            place = by_name[snapshot.name]
             verdicts.append(_with_increments(place, rules, now, why, is_proven=place is proven))
         else:
-            verdicts.append(RetentionVerdict(one.name, RetentionFate.DELETE, ("no rule keeps it",)))
+            verdicts.append(RetentionVerdict(snapshot.name, RetentionFate.DELETE, ("no rule keeps it",)))
     return verdicts
 
 
 def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool) -> list[str]:
     """The snapshots that would be deleted, or lose their increments, if checks had found no conflicts; newest first."""
-    found = apply_retention(held, rules, now, takes_last=takes_last)
-    unchecked = [replace(one, checked=None) for one in held]
-    otherwise = {one.name: one.fate for one in apply_retention(unchecked, rules, now, takes_last=takes_last)}
-    return [one.name for one in found if one.fate is not otherwise[one.name]]
+    verdicts = apply_retention(held, rules, now, takes_last=takes_last)
+    unchecked = [replace(snapshot, checked=None) for snapshot in held]
+    otherwise = {
+        verdict.name: verdict.fate for verdict in apply_retention(unchecked, rules, now, takes_last=takes_last)
+    }
+    return [verdict.name for verdict in verdicts if verdict.fate is not otherwise[verdict.name]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
     """The places of the restorable snapshots, the newest first."""
     places: list[_Place] = []
     with_conflicts = 0
-    for number, one in enumerate(one for one in newest_first if one.is_restorable):
+    for number, one in enumerate(snapshot for snapshot in newest_first if snapshot.is_restorable):
         if one.has_conflicts:
             places.append(_Place(one, number, passed_over=False))
             with_conflicts += 1

@@ -114,7 +114,7 @@ class SurveyedSnapshot:
     def points(self) -> tuple[RestorePoint, ...]:
         """The restore points that can be read."""
         commits = self.chain.commits if self.chain else ()
-        return tuple(RestorePoint(one.increment, one.created_at, one.cut.made_at) for one in commits)
+        return tuple(RestorePoint(commit.increment, commit.created_at, commit.cut.made_at) for commit in commits)
 
     @property
     def moments(self) -> tuple[datetime, ...]:
@@ -136,7 +136,7 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
         return SurveyedSnapshot(name, None, unreadable, "", 0, total, SizeTotal())
     marks = read_marks(store, name, chain.full.chain)
     is_of_increments = of_increments(chain.full)
-    to_prune = SizeTotal.of(one for one in objects if is_of_increments(one.key))
+    to_prune = SizeTotal.of(stored_object for stored_object in objects if is_of_increments(stored_object.key))
     try:
         restorable, lack = _count_restorable(read_chain_lists(store, chain, allow_damage=True), objects)
     except ManifestError as error:
@@ -173,9 +173,9 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
     """Count the restore points, from the first on, that lack nothing; also return what the next one lacks."""
-    sizes = {one.key: one.size for one in objects}
+    sizes = {stored_object.key: stored_object.size for stored_object in objects}
     for number, commit in enumerate(chain.commits):
-        lost = [one for one in commit.object_lists if isinstance(one, LostList)]
+        lost = [object_list for object_list in commit.object_lists if isinstance(object_list, LostList)]
         if lost:
             return number, f"object {lost[0].key}: {lost[0].detail}"
         for key, size in commit.object_sizes.items():

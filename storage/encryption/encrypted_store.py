@@ -98,7 +98,7 @@ class EncryptedStore:
     def inventory(self, prefix: str) -> Inventory:
         from cutline.storage.encryption.cipher import plain_size
 
-        return [replace(one, size=plain_size(one.size)) for one in self.raw.inventory(prefix)]
+        return [replace(listed, size=plain_size(listed.size)) for listed in self.raw.inventory(prefix)]
 
     def delete(self, key: str) -> None:
         self.raw.delete(key)

@@ -137,8 +137,8 @@ def stored_keys(raw: ObjectStore) -> list[StoredKey]:
 def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
     """The store's data key; raise StoreKeyError if no document opens with `key`."""
     stored = stored_keys(raw)
-    for one in stored:
-        data_key = key.unwrap(one.document) if one.document else None
+    for stored_key in stored:
+        data_key = key.unwrap(stored_key.document) if stored_key.document else None
         if data_key is not None:
             return data_key
     if not stored:
@@ -147,7 +147,7 @@ def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
             hint=f"run: snapshot init   if it is new; if it was encrypted, put {KEYS}/ back from a copy of the store",
             details={"store": raw.url, "key": key.id},
         )
-    others = ", ".join(one.name for one in stored)
+    others = ", ".join(stored_key.name for stored_key in stored)
     raise StoreKeyError(
         f"store {raw.url} does not open with encryption key {key.id}, fleet name {key.fleet!r}; its keys are: {others}",
         hint="correct [encryption] or name in fleet.toml; without one of these keys nothing in the store can be read",
@@ -182,14 +182,14 @@ def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDo
     """Store the data key encrypted with `added`; return its document, also if there was one. Raises StoreKeyError."""
     data_key = find_data_key(raw, key)
     stored = stored_keys(raw)
-    for one in stored:
-        if one.document and added.unwrap(one.document) == data_key:
-            return one.document
+    for stored_key in stored:
+        if stored_key.document and added.unwrap(stored_key.document) == data_key:
+            return stored_key.document
     return _store_document(raw, added.wrap(data_key))
 
 
 def _store_document(raw: ObjectStore, document: KeyDocument) -> KeyDocument:
-    taken = {one.place for one in stored_keys(raw)}
+    taken = {stored_key.place for stored_key in stored_keys(raw)}
     # Something else may have a number, or take it meanwhile.
     for place in islice((place for place in map(_place, count(1)) if place not in taken), ATTEMPTS_MAX):
         with suppress(ObjectExistsError):
@@ -212,7 +212,11 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
             details={"key": removed},
         )
     # Those too that only bear its name: somebody planted them.
-    places = [one.place for one in stored_keys(raw) if one.document and one.document.key == removed]
+    places = [
+        stored_key.place
+        for stored_key in stored_keys(raw)
+        if stored_key.document and stored_key.document.key == removed
+    ]
     if not places:
         raise StoreKeyError(
             f"store {raw.url} has no encryption key {removed}", hint="see: snapshot key list", details={"key": removed}
@@ -220,7 +224,7 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
     for place in places:
         raw.delete(place)
     # Who held that key may have removed ours meanwhile. Whoever is last finds no document and puts its own back.
-    if not any(one.document and key.unwrap(one.document) == data_key for one in stored_keys(raw)):
+    if not any(stored_key.document and key.unwrap(stored_key.document) == data_key for stored_key in stored_keys(raw)):
         _store_document(raw, key.wrap(data_key))
     return places
 

@@ -83,9 +83,11 @@ class FleetEvents:
 
 def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
     """Convert the windows' events to columns; drop events before a window, as segments may begin before it."""
-    limits = np.array([(one.previous, one.start, one.finish) for one in windows.values()], np.int64).reshape(-1, 3)
+    limits = np.array(
+        [(window.previous, window.start, window.finish) for window in windows.values()], np.int64
+    ).reshape(-1, 3)
     previous, starts, finishes = limits.T
-    tables = [one.events for one in windows.values()]
+    tables = [window.events for window in windows.values()]
     node = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     together = pa.concat_tables(tables)
     op, lsn, end = (to_numpy(together.column(name).combine_chunks()) for name in ("op", "lsn", "end_lsn"))

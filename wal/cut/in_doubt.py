@@ -35,11 +35,11 @@ def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
     """The resolved cut with what is in doubt on each node; without it if that is not known of the cut before."""
     if any(window.in_doubt is UNSET for window in windows.values()):
         return cut
-    events = pa.concat_tables([windows[one.node].events for one in cut.nodes])
-    node = np.repeat(np.arange(len(cut.nodes)), [len(windows[one.node].events) for one in cut.nodes])
+    events = pa.concat_tables([windows[node_cut.node].events for node_cut in cut.nodes])
+    node = np.repeat(np.arange(len(cut.nodes)), [len(windows[node_cut.node].events) for node_cut in cut.nodes])
     op, lsn, end, xid = (to_numpy(events.column(name)) for name in ("op", "lsn", "end_lsn", "xid"))
-    previous = np.array([windows[one.node].previous for one in cut.nodes], np.int64)[node]
-    position = np.array([one.position for one in cut.nodes], np.int64)[node]
+    previous = np.array([windows[node_cut.node].previous for node_cut in cut.nodes], np.int64)[node]
+    position = np.array([node_cut.position for node_cut in cut.nodes], np.int64)[node]
     is_within = (lsn >= previous) & (lsn < position)
     # Of a ROLLBACK PREPARED only the end is known.
     is_rollback = (op == ROLLBACK_PREPARED) & (end > previous) & (end <= position)
@@ -49,7 +49,7 @@ def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
 
     found = _carried(windows, cut, part[is_commit], part[is_rollback])
     found += _read(events, node, is_open, is_prepared=True)
-    open_ids = {one.global_id for _, one in found if one.is_prepared}
+    open_ids = {doubt.global_id for _, doubt in found if doubt.is_prepared}
     if open_ids:
         is_decided = is_within & ~is_open & ((op == PREPARE) | (op == COMMIT))
         found += _read(events, node, is_decided & _is_among(events["global_id"], open_ids), is_prepared=False)
@@ -59,18 +59,19 @@ def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
 def included_and_prepared(nodes: Iterable[NodeCut]) -> dict[str, dict[int, InDoubt]]:
     """The parts that the cut includes and that are prepared at it, by node and xid: the catalogs lack their DDL."""
     return {
-        cut.node: {one.xid: one for one in cut.in_doubt or () if one.is_prepared and one.is_included} for cut in nodes
+        cut.node: {doubt.xid: doubt for doubt in cut.in_doubt or () if doubt.is_prepared and doubt.is_included}
+        for cut in nodes
     }
 
 
 def _carried(windows: Mapping[str, NodeWindow], cut: Cut, committed: Ints, rolled_back: Ints) -> list[_Found]:
     """What was in doubt at the cut before, without what was rolled back since."""
-    before = [(number, one) for number, each in enumerate(cut.nodes) for one in windows[each.node].in_doubt or ()]
-    part = np.array([(number << XID_BITS) | one.xid for number, one in before], np.int64)
+    before = [(number, doubt) for number, each in enumerate(cut.nodes) for doubt in windows[each.node].in_doubt or ()]
+    part = np.array([(number << XID_BITS) | doubt.xid for number, doubt in before], np.int64)
     is_committed, is_rolled_back = np.isin(part, committed).tolist(), np.isin(part, rolled_back).tolist()
     return [
-        (number, structs.replace(one, is_prepared=one.is_prepared and not is_over))
-        for (number, one), is_over, is_gone in zip(before, is_committed, is_rolled_back, strict=True)
+        (number, structs.replace(doubt, is_prepared=doubt.is_prepared and not is_over))
+        for (number, doubt), is_over, is_gone in zip(before, is_committed, is_rolled_back, strict=True)
         if not is_gone
     ]
 
@@ -95,9 +96,11 @@ def _is_among(names: Any, wanted: set[str]) -> Flags:
 def _listed(cut: Cut, found: list[_Found], open_ids: set[str]) -> tuple[NodeCut, ...]:
     """The nodes with the parts of these transactions, those that were rolled back left out; ordered by position."""
     listed: list[list[InDoubt]] = [[] for _ in cut.nodes]
-    excluded = [{*(each.lsn for each in one.undecided), *one.rolled_back} for one in cut.nodes]
+    excluded = [{*(each.lsn for each in node.undecided), *node.rolled_back} for node in cut.nodes]
     for number, part in sorted(found, key=lambda one: one[1].lsn):
         is_included = part.lsn not in excluded[number]
         if part.global_id in open_ids and (part.is_prepared or is_included):
             listed[number].append(structs.replace(part, is_included=is_included))
-    return tuple(structs.replace(one, in_doubt=tuple(parts)) for one, parts in zip(cut.nodes, listed, strict=True))
+    return tuple(
+        structs.replace(node_cut, in_doubt=tuple(parts)) for node_cut, parts in zip(cut.nodes, listed, strict=True)
+    )

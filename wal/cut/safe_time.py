@@ -32,13 +32,13 @@ SKEW_SECONDS_MAX = 1.0
 
 def with_markers(cut: Cut, markers: Mapping[str, WrittenMarker]) -> tuple[NodeCut, ...]:
     """The nodes of a cut with the times of their start markers."""
-    return tuple(structs.replace(one, marked_at=Time.of(markers[one.node].written_at)) for one in cut.nodes)
+    return tuple(structs.replace(node, marked_at=Time.of(markers[node.node].written_at)) for node in cut.nodes)
 
 
 def safe_time_of_nodes(nodes: Iterable[NodeCut]) -> Time | UnsetType:
     """The safe time of the cut of these nodes; UNSET if an early version made it."""
-    times = [node_time(one) for one in nodes]
-    known = [one for one in times if isinstance(one, str)]
+    times = [node_time(node) for node in nodes]
+    known = [time for time in times if isinstance(time, str)]
     return min(known, key=datetime.fromisoformat) if known and len(known) == len(times) else UNSET
 
 
@@ -73,8 +73,8 @@ def clock_skew(markers: Mapping[str, WrittenMarker]) -> Skew:
     A node's clock was read at some moment between the one at which we sent its marker and the one at which we had its
     answer.
     """
-    lowest = {node: (one.written_at - one.confirmed_at).total_seconds() for node, one in markers.items()}
-    highest = {node: (one.written_at - one.sent_at).total_seconds() for node, one in markers.items()}
+    lowest = {node: (marker.written_at - marker.confirmed_at).total_seconds() for node, marker in markers.items()}
+    highest = {node: (marker.written_at - marker.sent_at).total_seconds() for node, marker in markers.items()}
     behind, ahead = min(highest, key=lambda node: highest[node]), max(lowest, key=lambda node: lowest[node])
     most = max(highest.values()) - min(lowest.values()) if len(markers) > 1 else 0.0
     return Skew(max(lowest[ahead] - highest[behind], 0.0), most, behind, ahead)
@@ -87,7 +87,7 @@ LATEST_MICROSECONDS = (datetime.max.replace(tzinfo=UTC) - POSTGRESQL_EPOCH) // t
 
 def with_last_commits(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
     """The resolved cut with the time of each node's newest commit before it."""
-    return replace(cut, nodes=tuple(_with_last_commit(windows[one.node], one) for one in cut.nodes))
+    return replace(cut, nodes=tuple(_with_last_commit(windows[node.node], node) for node in cut.nodes))
 
 
 def _with_last_commit(window: NodeWindow, cut: NodeCut) -> NodeCut:

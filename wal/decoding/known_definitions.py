@@ -29,7 +29,7 @@ class SchemaMovedError(SchemaChangedError):
     """
 
     def __init__(self, *, node: str, moved: Iterable[TableDescription]) -> None:
-        tables = [{"node": node, "group": one.name, "oid": one.oid} for one in moved]
+        tables = [{"node": node, "group": description.name, "oid": description.oid} for description in moved]
         super().__init__(
             f"node {node}: table {tables[0]['group']} was changed under a definition that is neither in the last commit"
             " nor in the catalogs",
@@ -87,7 +87,10 @@ class KnownDefinitions:
 
 def signature_of(relation: Relation) -> Signature:
     """The content of a relation message, to compare with Group.signature."""
-    columns = tuple(ColumnSignature(one.name, one.type_oid, one.type_modifier) for one in relation.columns)
+    columns = tuple(
+        ColumnSignature(relation_column.name, relation_column.type_oid, relation_column.type_modifier)
+        for relation_column in relation.columns
+    )
     is_full = relation.replica_identity == "f"
     # With REPLICA IDENTITY FULL, every column is flagged as part of the key.
     keys = frozenset(column.name for column in relation.columns if column.is_key and not is_full)

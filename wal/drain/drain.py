@@ -95,12 +95,14 @@ class _Archive:
         """Read the segments that other processes have stored after the last one."""
         # Read by key: a listing may lag behind, and a slot ahead of the archive would be taken for lost WAL.
         number, through, before = self.number, self.through, len(self.segments)
-        for one in list_unlisted(self.store, self.prefix, number):
-            if one.segment.number > self.task.planned and one.definitions != self.task.unlisted_definitions:
+        for segment in list_unlisted(self.store, self.prefix, number):
+            if segment.segment.number > self.task.planned and segment.definitions != self.task.unlisted_definitions:
                 raise archive_busy_error(self.task)
-            self.segments.append(one)
+            self.segments.append(segment)
             self.grown_at = time.monotonic()
-        check_contiguous(self.task.node.id, through, (one.segment for one in self.segments[before:]), first=number + 1)
+        check_contiguous(
+            self.task.node.id, through, (segment.segment for segment in self.segments[before:]), first=number + 1
+        )
 
     def add(self, through: Lsn, opened: OpenTransaction | None, tables: tuple[pa.Table, pa.Table]) -> None:
         """Create the next segment."""

@@ -50,7 +50,7 @@ class DrainTask:
     @property
     def unlisted_definitions(self) -> tuple[Definition, ...]:
         """The definitions that no commit lists yet."""
-        return tuple(one for one in self.definitions if one.group.number in self.unlisted_numbers)
+        return tuple(definition for definition in self.definitions if definition.group.number in self.unlisted_numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -554,7 +554,7 @@ def _event_row_groups(metadata: Any, changes: int) -> list[int]:
 def _first_changes(changes: pa.Table, definitions: Iterable[Definition]) -> dict[int, Lsn]:
     """The position of the first change under each of the definitions, by group number; without those unused."""
     groups, lsns = to_numpy(changes["group"]), to_numpy(changes["lsn"])
-    positions = ((one.group.number, lsns[groups == one.group.number]) for one in definitions)
+    positions = ((definition.group.number, lsns[groups == definition.group.number]) for definition in definitions)
     return {number: Lsn(found.min()) for number, found in positions if len(found)}
 
 

@@ -169,7 +169,7 @@ class RetainedAnswers:
 
     def of_slot(self, slot: str) -> tuple[Retained, ...]:
         """What the nodes retain for one slot."""
-        return tuple(one for one in self.retained if one.slot == slot)
+        return tuple(retained for retained in self.retained if retained.slot == slot)
 
 
 def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retained]:
@@ -211,9 +211,9 @@ class RetainedQuery:
         """Wait for the answers until the time limit."""
         answers = self._query.answers()
         return RetainedAnswers(
-            tuple(one for found in answers.found.values() for one in found.retained),
+            tuple(retained for found in answers.found.values() for retained in found.retained),
             answers.problems,
-            tuple(one for found in answers.found.values() for one in found.old),
+            tuple(database for found in answers.found.values() for database in found.old),
         )
 
 

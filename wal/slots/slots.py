@@ -233,11 +233,11 @@ class _SlotWait:
                 self._problem = unfit_error([lacks_function(self._primary.id, role, "pg_log_standby_snapshot()")])
                 return
         transactions = open_transactions(self._primary.id, primary)
-        self.awaited = [one for one in transactions if one.xid in self._round]
+        self.awaited = [transaction for transaction in transactions if transaction.xid in self._round]
         if not self.awaited:
             # PostgreSQL waits in several rounds, each for the transactions that run when it begins (snapbuild.c).
             self.awaited = transactions
-            self._round = {one.xid for one in transactions}
+            self._round = {transaction.xid for transaction in transactions}
         if self.behind is None:
             self.notes.report_transactions(self.awaited)
 

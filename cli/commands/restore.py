@@ -204,11 +204,13 @@ def run_restore(
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
     document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
-    lines = lines_of(report, is_announced=bool(announced)) + in_doubt
+    others = list(in_doubt)
     if report.refused:
         path, line = write_refused(report.operation, report.refused, Path.cwd(), is_published=True)
         document["refused_file"] = path
-        lines.append(line)
+        others.append(line)
+    is_verbose = command_context(context).verbose
+    lines = lines_of(report, others, is_announced=bool(announced), is_verbose=is_verbose)
     code = DDL_REFUSED if report.refused else DONE
     emit(context, document, lines, code=code)
     if code:

@@ -96,7 +96,10 @@ def _time_line(preview: RestorePreview) -> str:
     estimate = preview.estimate
     unmeasured = " (no restore of all rows from this store has been measured yet)"
     based = f", by what {estimate.basis} took" if estimate.basis else unmeasured
-    return f"time: {'roughly' if estimate.is_rough else 'about'} {seconds_text(estimate.total)}{based}"
+    if not estimate.is_rough:
+        return f"time: about {seconds_text(estimate.total)}{based}"
+    least, most = estimate.bounds
+    return f"time: {seconds_text(least)} to {seconds_text(most)}, corrected while it runs{based}"
 
 
 def _disk_line(disk: DiskSpace) -> str:
@@ -149,6 +152,8 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
         ],
         "seconds": round(estimate.total, 3),
         "seconds_by_step": {step: round(seconds, 3) for step, seconds in estimate.seconds.items()},
+        "seconds_min": round(estimate.bounds[0], 3),
+        "seconds_max": round(estimate.bounds[1], 3),
         "seconds_are_rough": estimate.is_rough,
         "based_on": estimate.basis or None,
         "disks": [
@@ -169,6 +174,8 @@ def _begun_document(begun: BegunShard | None) -> dict[str, Any]:
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10
+# What the plan of a restore that begins at once names of a kind without --verbose.
+SHOWN_IN_BRIEF = 3
 # Of so many, people read the number.
 COUNTED_MIN = 4
 ALL_IN_JSON = "--json names each"
@@ -213,17 +220,24 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
     }
 
 
-def lines_of(report: RestoreReport, *, is_announced: bool = False) -> list[str]:
-    """The output for people. If its plan `is_announced`, they have read there what is left out and how roles differ."""
-    lines = [f"{_label(report)}: {quantity_text(report.rows, 'rows')} in {seconds_text(report.seconds)}"]
-    if (wal := report.wal) and report.increment:
-        changes, transactions = quantity_text(wal.changes, "changes"), quantity_text(wal.transactions, "transactions")
-        lines.append(f"WAL: {changes} in {transactions}, {size_text(wal.bytes)}, read in {seconds_text(wal.seconds)}")
-    lines += [f"{n.node}: database {n.database}, {quantity_text(n.rows, 'rows')}" for n in report.nodes]
-    lines += route_lines(report)
-    lines += [f"restored under another name on {one}" for one in report.moved]
+def lines_of(
+    report: RestoreReport, others: Iterable[str] = (), *, is_announced: bool = False, is_verbose: bool = False
+) -> list[str]:
+    """The output for people, the result last and before it `others`; details only if it `is_verbose`.
+
+    If its plan `is_announced`, they have read there what is left out, how roles differ and where rows come from.
+    """
+    lines = _detail_lines(report) if is_verbose else []
+    if is_verbose or not is_announced:
+        lines += [*route_lines(report), *(f"restored under another name on {one}" for one in report.moved)]
+        lines += [*borrowed_lines(report), *(f"role created on {name}" for name in report.roles_created)]
+    if not is_announced:
+        lines += difference_lines(report.role_differences)
+        lines += [f"left out: {name}" for name in report.left_out]
+        lines += left_out_lines(report.not_in_snapshot)
+        lines += [one.text for one in report.open_operations]
     lines += [f"warning: {text}" for text in report.warnings]
-    lines += [f"previous database kept on {name}" for name in report.aside]
+    lines += refused_lines("refused", report.refused, "the file of them has each")
     for owner_change in report.owner_changes:
         lines.append(
             f"{owner_change.node}: database {owner_change.database} belongs to {owner_change.owner},"
@@ -231,29 +245,43 @@ def lines_of(report: RestoreReport, *, is_announced: bool = False) -> list[str]:
             f" to give it back, run on {owner_change.node}:"
         )
         lines.append(owner_change.statement)
-    lines += refused_lines("refused", report.refused, "the file of them has each")
-    lines += borrowed_lines(report)
-    lines += [f"role created on {name}" for name in report.roles_created]
-    if not is_announced:
-        lines += difference_lines(report.role_differences)
-        lines += [f"left out: {name}" for name in report.left_out]
-        lines += left_out_lines(report.not_in_snapshot)
-    lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
+    lines += [f"previous database kept: {name} on {nodes}" for name, nodes in _by_name(report.aside)]
+    lines += [f"its chain has ended: slot {name} dropped on {nodes}" for name, nodes in _by_name(report.slots_dropped)]
     lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
-    lines += [open_operation.text for open_operation in report.open_operations]
     if report.slots_dropped or report.slots_left:
-        lines.append(
-            "earlier snapshots of the databases that were put aside can get no more increments; for theirs,"
-            f" {NEW_CHAIN}"
-        )
-    return lines
+        lines.append(f"for increments from now on, {NEW_CHAIN}")
+    return [
+        *lines,
+        *others,
+        f"{_label(report)}: {quantity_text(report.rows, 'rows')} in {seconds_text(report.seconds)}",
+    ]
 
 
-def difference_lines(found: Sequence[str]) -> list[str]:
+def _detail_lines(report: RestoreReport) -> list[str]:
+    lines = list[str]()
+    if (wal := report.wal) and report.increment:
+        changes, transactions = quantity_text(wal.changes, "changes"), quantity_text(wal.transactions, "transactions")
+        lines.append(f"WAL: {changes} in {transactions}, {size_text(wal.bytes)}, read in {seconds_text(wal.seconds)}")
+    return lines + [f"{n.node}: database {n.database}, {quantity_text(n.rows, 'rows')}" for n in report.nodes]
+
+
+def _by_name(places: Iterable[str]) -> list[tuple[str, str]]:
+    """Each name with its nodes, from texts such as `node: name`."""
+    nodes = dict[str, list[str]]()
+    for place in places:
+        node, _, name = place.partition(": ")
+        nodes.setdefault(name, []).append(node)
+    return [(name, ", ".join(found)) for name, found in nodes.items()]
+
+
+def difference_lines(found: Sequence[str], shown: int = DIFFERENCES_SHOWN_MAX) -> list[str]:
     """How roles differ, the first of many; JSON has all."""
-    more = len(found) - DIFFERENCES_SHOWN_MAX
-    rest = [f"… and {more} more differences of roles: --json has all"] if more > 0 else []
-    return [f"differs: {one}" for one in found[:DIFFERENCES_SHOWN_MAX]] + rest
+    return _shorten([f"differs: {one}" for one in found], shown, "differences of roles: --json has all")
+
+
+def _shorten(lines: list[str], shown: int, rest: str) -> list[str]:
+    more = len(lines) - shown
+    return [*lines[:shown], f"… and {count_text(more)} more {rest}"] if more > 0 else lines
 
 
 def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: str = ALL_IN_JSON) -> list[str]:
@@ -314,18 +342,30 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
 
 def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     """What a restore would do, for people, once all checks have passed."""
+    return _plan_lines(plan, preview, [*plan.report().warnings, *preview.warnings], preview.replaces)
+
+
+def _plan_lines(
+    plan: RestorePlan,
+    preview: RestorePreview,
+    warnings: Iterable[str],
+    replaces: Iterable[str],
+    shown: int | None = None,
+) -> list[str]:
+    """The lines of a plan, with `shown` only so many that say what is left out, and how roles differ."""
     report = plan.report()
     lines = [*plan_lines(plan, preview), *route_lines(report)]
     left_out = [(line, preview.counted.get(line, "")) for line in preview.left_out]
-    lines += [f"left out: {line}" for line in _counted_lines(left_out)]
+    texts = [f"left out: {line}" for line in _counted_lines(left_out)]
+    lines += texts if shown is None else _shorten(texts, shown, "things: --verbose names each")
     lines += [f"restored under another name on {one}" for one in report.moved]
-    lines += [f"warning: {text}" for text in (*report.warnings, *preview.warnings)]
-    lines += difference_lines(preview.role_differences)
-    lines += preview.replaces
+    lines += [f"warning: {text}" for text in warnings]
+    lines += difference_lines(preview.role_differences, shown or DIFFERENCES_SHOWN_MAX)
+    lines += replaces
     lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
-    lines += [f"role to create on {role}" for role in _missing_roles(plan, preview)]
-    return lines + [open_operation.text for open_operation in report.open_operations]
+    lines += [f"role to create on {nodes}: {role}" for role, nodes in _by_name(_missing_roles(plan, preview))]
+    return lines + [operation.text for operation in report.open_operations]
 
 
 def announce_plan(
@@ -333,10 +373,11 @@ def announce_plan(
 ) -> None:
     """Show what will be done, and keep it for the command's JSON; with `--json` it is a line of stderr at once."""
     announced["plan"] = plan_document(plan, preview)
-    if command_context(context).json and not command_context(context).quiet:
+    options = command_context(context)
+    if options.json and not options.quiet:
         write_document(preview_document(plan, preview), sys.stderr)
-    # Progress shows the warnings, and what --replace ends.
-    show_preview(context, preview_lines(plan, replace(preview, warnings=[], replaces=[])))
+    # Progress and the report show the warnings, and progress shows what --replace ends.
+    show_preview(context, _plan_lines(plan, preview, [], [], None if options.verbose else SHOWN_IN_BRIEF))
 
 
 def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:

@@ -7,6 +7,7 @@ Spark and all servers; where a restore into any fleet has recorded what it took,
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -294,6 +295,9 @@ BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: S
 
 # The same restore of 20 s takes up to a fifth longer another time, and one of another size says less (time_left.py).
 SURE_SECONDS_MIN, SURE_SIZES_MAX = 30.0, 1.5
+SURE_FACTOR, ROUGH_FACTOR_MIN = 1.25, 2.0
+# Constants are of an idle machine. A busy one with slow disks took 31 times as long, most of it to start Spark.
+MEASURED_FACTOR_MAX, UNMEASURED_FACTOR_MAX = 3.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +305,8 @@ class Estimate:
     """The expected seconds by step, and how many of these pass before the step gets through any of its work.
 
     `basis` is the operation whose figures they are based on, "" for constants. It `is_rough` if that restore was not of
-    about this size, or this one is short, or resumed: then it may be off by more than a fifth.
+    about this size, or this one is short, or resumed: then it may be off by more than a fifth. `load` is how many
+    processes wait for each core of this machine.
     """
 
     seconds: Mapping[RestoreStep, float]
@@ -309,6 +314,15 @@ class Estimate:
     basis: str = ""
     fixed: Mapping[RestoreStep, float] = field(default_factory=dict)
     is_rough: bool = True
+    load: float = 0.0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most seconds that the whole may take, by what was measured and by the machine's load."""
+        if not self.is_rough:
+            return self.total / SURE_FACTOR, self.total * SURE_FACTOR
+        most = (MEASURED_FACTOR_MAX if self.basis else UNMEASURED_FACTOR_MAX) * (1 + self.load)
+        return self.total / ROUGH_FACTOR_MIN, self.total * most
 
     @property
     def total(self) -> float:
@@ -339,7 +353,12 @@ def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
 
 
 def estimate_restore(
-    volumes: Iterable[ShardVolume], measured: RestoreFigures | None = None, basis: str = "", *, is_resumed: bool = False
+    volumes: Iterable[ShardVolume],
+    measured: RestoreFigures | None = None,
+    basis: str = "",
+    *,
+    is_resumed: bool = False,
+    load: float = 0.0,
 ) -> Estimate:
     """The estimate of a restore, or of the rest of one, by the figures of operation `basis` if it has any."""
     amounts = amounts_of(volumes)
@@ -353,7 +372,12 @@ def estimate_restore(
     seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
     is_short = sum(seconds.values()) < SURE_SECONDS_MIN
     is_rough = is_resumed or is_short or not _are_alike(amounts, taken)
-    return Estimate(seconds, amounts, basis, {step: scaled[step].fixed for step in amounts}, is_rough)
+    return Estimate(seconds, amounts, basis, {step: scaled[step].fixed for step in amounts}, is_rough, load)
+
+
+def machine_load() -> float:
+    """How many processes wait for each core of this machine, on average over the last minute."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigures]) -> bool:

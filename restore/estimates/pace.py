@@ -173,7 +173,10 @@ TRUST_SHARE = 0.15
 # Steps of one restore that take as long as estimated differ by about so much: this says nothing of those that follow.
 NOISE = 0.2
 # How much slower than expected the rest is thought to be, at most, because of one step of unknown progress.
-FACTOR_MAX = 5.0
+FACTOR_MAX = 30.0
+# A step of unknown progress that takes longer than expected takes about half as long again as it is late.
+LATE_SHARE = 0.5
+CORRECTED_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -246,6 +249,15 @@ class RestorePace(Forwarding):
         self._done = share
         self._left, self._read = self._estimate_left(now), now
 
+    def correct(self) -> None:
+        """Pass on what is left by now, in a step of which nothing tells how far it is."""
+        with self._lock:
+            if not self._step or self._done > 0.0:
+                return
+            now = time.monotonic()
+            self._left, self._read = self._estimate_left(now), now
+        self._pass_on(Reading(0))
+
     def seconds_left(self) -> float | None:
         """The seconds until the restore ends; None in a step that the estimate does not know."""
         with self._lock:
@@ -269,7 +281,8 @@ class RestorePace(Forwarding):
         if done <= 0.0:
             # Nothing tells how far it is. What takes longer than expected says the same of the rest.
             late = min(elapsed / max(due, 1.0), FACTOR_MAX)
-            return max(likely - elapsed, 0.0) + after * max(_beyond_noise(factor), late)
+            rest = likely - elapsed if elapsed < likely else LATE_SHARE * (elapsed - likely)
+            return rest + after * max(_beyond_noise(factor), late)
         # Its pace is that of the work; what is slow to begin is not slow to go on.
         fixed = self.estimate.fixed.get(RestoreStep(self._step), 0.0)
         seen = elapsed - min(self._idle, fixed)
@@ -303,6 +316,24 @@ class RestorePace(Forwarding):
             nodes=dict(self.nodes),
             transactions=transactions,
         )
+
+
+@contextmanager
+def corrected(pace: RestorePace) -> Iterator[None]:
+    """Correct the time that is left every few seconds, in a thread of its own."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(CORRECTED_SECONDS):
+            pace.correct()
+
+    thread = threading.Thread(target=run, name="time left", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _beyond_noise(factor: float) -> float:

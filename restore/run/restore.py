@@ -19,7 +19,7 @@ from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.estimates.estimate import RestoreStep
-from cutline.restore.estimates.pace import RestorePace
+from cutline.restore.estimates.pace import RestorePace, corrected
 from cutline.restore.plan.plan import RestorePlan, plan_resumed
 from cutline.restore.plan.report import RestoreReport, WalPhase
 from cutline.restore.plan.request import RestoreRequest
@@ -96,7 +96,7 @@ def restore_fleet(
         for line in clear_records(plan.targets, run.connections):
             progress.note(line)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation)
-        with saying_published(run):
+        with corrected(run.pace), saying_published(run):
             _restore(run, preview, spark, is_resumed=False, verify=verify)
     run.report.seconds = time.monotonic() - began
     return run.report
@@ -152,7 +152,7 @@ def resume_restore(
         for line in (*preview.warnings, *map(News, preview.replaces)):
             progress.note(line)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation, is_resumed=True)
-        with saying_published(run):
+        with corrected(run.pace), saying_published(run):
             _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report

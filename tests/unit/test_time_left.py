@@ -212,3 +212,27 @@ def test_every_reading_says_whether_its_time_left_is_rough(clock: Clock, *, is_r
     clock.now += 1.0
     running.tell(Reading(1, 10, "rows", "s1"))
     assert (told.last.node, told.last.is_rough) == ("s1", is_rough)
+
+
+def test_a_step_that_is_late_corrects_the_time_left_while_nothing_tells_how_far_it_is(clock: Clock) -> None:
+    told = Told()
+    running = RestorePace(told, Estimate({RestoreStep.SPARK: 3.0, RestoreStep.ROWS: 4.0}), "op")
+    running.step(RestoreStep.SPARK)
+    assert told.last.seconds_left == pytest.approx(7.0)
+    clock.now += 30.0
+    running.correct()
+    # Half of what it is late, and the load ten times as long as expected.
+    assert told.last.seconds_left == pytest.approx(0.5 * 27.0 + 4.0 * 10.0)
+    running.step(RestoreStep.ROWS)
+    running.tell(Reading(500, 1000, "rows"))
+    before = told.last
+    running.correct()
+    assert told.last is before
+
+
+def test_an_estimate_is_a_range_that_a_busy_machine_widens() -> None:
+    idle, busy = estimate_restore([volume(1000)]), estimate_restore([volume(1000)], load=2.0)
+    assert idle.bounds == (idle.total / 2, idle.total * 10)
+    assert busy.bounds == (idle.total / 2, idle.total * 30)
+    sure = Estimate({RestoreStep.ROWS: 100.0}, basis="op", is_rough=False)
+    assert sure.bounds == (80.0, 125.0)

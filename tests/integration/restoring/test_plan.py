@@ -161,7 +161,7 @@ def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: P
         assert (report.wal.segments, report.wal.bytes) == (len(stored), sum(one.stat().st_size for one in stored))
         assert document_of(report)["wal"]["changes"] == report.wal.changes
         text = f"WAL: {report.wal.changes} changes in 3 transactions, {size_text(report.wal.bytes)}, read in "
-        assert any(line.startswith(text) for line in lines_of(report))
+        assert any(line.startswith(text) for line in lines_of(report, is_verbose=True))
         assert 0.5 * report.seconds < outcome.figures.seconds <= report.seconds
         assert read_measured(store, report.rows) == (plan.intent.operation, outcome.figures)
         # The same again is expected to take as long.

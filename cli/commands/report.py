@@ -36,6 +36,11 @@ def figures_document(figures: StoreFigures) -> dict[str, Any]:
     return {
         "fleet": figures.fleet,
         "made_at": time_text(figures.made_at),
+        "last_good": {
+            "restore_point": _point_place(figures.last_good_point),
+            "check": _check(figures.last_good_check) if figures.last_good_check else None,
+            "drill": figures.last_good_drill.to_json() if figures.last_good_drill else None,
+        },
         "snapshots": [_snapshot(snapshot) for snapshot in figures.snapshots],
         "gaps": {
             "median_seconds": gaps.median_seconds,
@@ -46,6 +51,12 @@ def figures_document(figures: StoreFigures) -> dict[str, Any]:
         "phases": [asdict(phase) for phase in operations.phases],
         "checks": [_check(check) for check in operations.checks],
     }
+
+
+def _point_place(point: PointFigures | None) -> dict[str, Any] | None:
+    if point is None:
+        return None
+    return {"snapshot": point.snapshot, "increment": point.increment, "cut_at": time_text(point.cut_at)}
 
 
 def _snapshot(one: SnapshotFigures) -> dict[str, Any]:

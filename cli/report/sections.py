@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from statistics import median
 
-from cutline.cli.output.tables import count_text, moment_text, quantity_text, seconds_text, size_text
+from cutline.cli.output.tables import age_text, count_text, moment_text, quantity_text, seconds_text, size_text
 from cutline.snapshots.listing.figures import (
     GAP_FACTOR,
     Gap,
@@ -160,6 +160,8 @@ def heights_of(columns: Sequence[float | None]) -> list[float | None]:
     return [None if column is None else max(column, 0.0) / peak if peak > 0 else 0.0 for column in columns]
 
 
+# Exit codes of drills.
+CODE_FAILED, CODE_INCONCLUSIVE = 1, 4
 # A picture has so many rows, a table so many: what is left out is said.
 ROWS_MAX, TABLE_ROWS_MAX = 12, 1000
 MILLISECONDS_MAX = 1.0
@@ -167,7 +169,46 @@ MILLISECONDS_MAX = 1.0
 
 def point_sections(figures: StoreFigures) -> list[Section]:
     """The sections, in the order in which they are shown."""
-    return [_points(figures), _cuts(figures), _sizes(figures)]
+    return [last_good_section(figures), _points(figures), _cuts(figures), _sizes(figures)]
+
+
+def last_good_section(figures: StoreFigures) -> Section:
+    """What an operator asks first: the last snapshot, check and drill that were good."""
+    point, check, drill = figures.last_good_point, figures.last_good_check, figures.last_good_drill
+    newest_check = next(iter(figures.operations.checks), None)
+    newest_drill = next(iter(figures.operations.drills), None)
+    now = figures.made_at
+
+    def when(moment: datetime) -> str:
+        return f"{moment_text(moment)} ({age_text(moment, now=now)})"
+
+    texts = [
+        f"Last good snapshot: {point_text(point)}, cut made {when(point.cut_at)}."
+        if point
+        else "There is no restore point with rows that no check has found in conflict."
+    ]
+    texts.append(
+        f"Last good check: {check.point.snapshot} at increment {check.point.increment}, ended {when(check.moment)}."
+        if check
+        else "No check has found a snapshot valid."
+    )
+    if newest_check and newest_check is not check:
+        texts.append(
+            f"The newest check, of {newest_check.point.snapshot}, ended {when(newest_check.moment)}:"
+            f" {newest_check.point.result}."
+        )
+    texts.append(
+        f"Last good drill: {drill.snapshot} at increment {drill.increment}, ended {when(drill.ended_at)}."
+        if drill and drill.ended_at
+        else "There is no drill whose assertions all held."
+    )
+    if newest_drill and newest_drill is not drill and newest_drill.ended_at:
+        result = {CODE_FAILED: "an assertion failed", CODE_INCONCLUSIVE: "inconclusive"}.get(newest_drill.code or 0)
+        texts.append(
+            f"The newest drill, of {newest_drill.snapshot}, ended {when(newest_drill.ended_at)}:"
+            f" {result or f'exit code {newest_drill.code}'}."
+        )
+    return Section("last-good", "Last good", tuple(texts), ())
 
 
 def width_text(seconds: float) -> str:

@@ -11,16 +11,19 @@ from statistics import median
 from cutline.fleet.config import Fleet
 from cutline.snapshots.listing.listing import BROKEN, ENDED, LOST, Entry, SnapshotDetails, read_entry
 from cutline.snapshots.operations.ended_operations import (
+    DRILL,
     Ended,
     EndedCheck,
     checks_of,
     list_ended,
+    newest_covering,
     operation_kind,
     read_batches,
 )
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.operation_records import CONFLICTS, VALID
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, cut_time, read_chain, snapshot_names
 from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
@@ -114,7 +117,8 @@ class PhaseFigures:
 class OperationFigures:
     """The figures of `read` operations; if they `are_all`, no other one has ended that counts.
 
-    `untimed` counts those that are done and whose phases were not recorded. `checks` are the newest first.
+    `untimed` counts those that are done and whose phases were not recorded. `checks` and `drills`, which have ended
+    with a result, are the newest first.
     """
 
     read: int = 0
@@ -122,6 +126,7 @@ class OperationFigures:
     untimed: int = 0
     phases: tuple[PhaseFigures, ...] = ()
     checks: tuple[EndedCheck, ...] = ()
+    drills: tuple[Ended, ...] = ()
 
 
 def read_operation_figures(
@@ -156,7 +161,8 @@ def collect_operations(
     own = [one for one in endeds if one.outcome and one.outcome.state == "done" and snapshot in (None, one.snapshot)]
     timed = [one for one in own if one.phases]
     checks = [check for one in endeds for check in checks_of(one) if snapshot in (None, check.point.snapshot)]
-    return OperationFigures(len(endeds), are_all, len(own) - len(timed), _phases(timed), tuple(checks))
+    drills = tuple(one for one in own if one.kind == DRILL and one.ended_at)
+    return OperationFigures(len(endeds), are_all, len(own) - len(timed), _phases(timed), tuple(checks), drills)
 
 
 def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
@@ -246,9 +252,11 @@ class SnapshotFigures:
 
     @property
     def growth_bytes_per_day(self) -> float | None:
-        """What increments add in a day, from the first cut to the last; None with fewer than two cuts."""
+        """What increments add in a day, from the first cut to the last; None if these are less than a day apart."""
         seconds = (self.points[-1].cut_at - self.points[0].cut_at).total_seconds() if self.points else 0.0
-        return sum(point.bytes for point in self.points[1:]) / seconds * SECONDS_PER_DAY if seconds > 0 else None
+        if seconds < SECONDS_PER_DAY:
+            return None
+        return sum(one.bytes for one in self.points[1:]) / seconds * SECONDS_PER_DAY
 
     @property
     def is_counted(self) -> bool:
@@ -271,6 +279,30 @@ class StoreFigures:
         """The restore points of all snapshots, in the order of their cuts."""
         figureses = (point for snapshot in self.snapshots for point in snapshot.points)
         return sorted(figureses, key=lambda point: (point.cut_at, point.snapshot, point.increment))
+
+    @property
+    def last_good_point(self) -> PointFigures | None:
+        """The newest restore point with rows of a snapshot that can be read, and that no check found in conflict."""
+        good = list[PointFigures]()
+        for one in self.snapshots:
+            checks = [check for check in self.operations.checks if check.point.snapshot == one.name]
+            covering = newest_covering(checks, len(one.points)) if one.is_counted else []
+            good += [
+                point
+                for point, check in zip(one.points, covering, strict=False)
+                if check is None or check.point.result != CONFLICTS
+            ]
+        return max(good, key=lambda point: (point.cut_at, point.increment), default=None)
+
+    @property
+    def last_good_check(self) -> EndedCheck | None:
+        """The newest check that found everything valid."""
+        return next((one for one in self.operations.checks if one.point.result == VALID), None)
+
+    @property
+    def last_good_drill(self) -> Ended | None:
+        """The newest drill whose assertions all held."""
+        return next((one for one in self.operations.drills if one.code == 0), None)
 
     @property
     def nodes(self) -> list[str]:

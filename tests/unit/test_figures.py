@@ -7,10 +7,22 @@ from datetime import timedelta
 
 from msgspec import UNSET, structs
 
-from cutline.snapshots.listing.figures import NodeLag, figures_of, gaps_of
+from cutline.cli.report.sections import last_good_section
+from cutline.fleet.record import Time
+from cutline.snapshots.listing.figures import (
+    Gaps,
+    NodeLag,
+    OperationFigures,
+    PointFigures,
+    StoreFigures,
+    figures_of,
+    gaps_of,
+)
 from cutline.snapshots.listing.listing import BROKEN, Entry
+from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import LostChain
+from cutline.snapshots.records.operation_records import CheckedPoint
 from tests.unit.made_commits import full_commit, increment_commit
 from tests.unit.made_figures import BEGIN, made_chain, made_figures, made_snapshot
 
@@ -38,12 +50,31 @@ def test_an_early_commit_is_where_it_was_put_and_says_so() -> None:
     assert (point.cut_at, point.is_cut_timed) == (BEGIN + timedelta(seconds=1), False)
 
 
-def test_growth_is_what_increments_add_in_the_time_between_the_first_cut_and_the_last() -> None:
-    # Four increments of 20 bytes in 4 minutes: 360 times as much in a day. The full snapshot is no growth.
-    snapshot = made_snapshot(4)
-    assert snapshot.bytes == 5 * 20
-    assert snapshot.growth_bytes_per_day == 80 * 360
+def test_growth_is_what_increments_add_in_a_day_and_shorter_chains_have_none() -> None:
+    # An increment of 20 bytes a minute. The full snapshot is no growth.
+    assert made_snapshot(1440).growth_bytes_per_day == 1440 * 20
+    assert made_snapshot(4).bytes == 5 * 20
+    assert made_snapshot(1439).growth_bytes_per_day is None
     assert made_snapshot(0).growth_bytes_per_day is None
+
+
+def test_the_last_good_restore_point_is_none_that_a_check_found_in_conflict() -> None:
+    def check(increment: int, result: str, minute: int) -> EndedCheck:
+        ended_at = Time.of(BEGIN + timedelta(minutes=minute))
+        return EndedCheck(f"op-{minute}", ended_at, CheckedPoint("daily", increment, result, full=False))
+
+    snapshot, gaps = made_snapshot(4), Gaps(None, ())
+
+    def last_good(*checks: EndedCheck) -> PointFigures | None:
+        figures = StoreFigures("demo", BEGIN, (snapshot,), gaps, OperationFigures(checks=checks))
+        texts = last_good_section(figures).texts
+        assert ("valid" in [one.point.result for one in checks]) == texts[1].startswith("Last good check: daily at")
+        return figures.last_good_point
+
+    assert last_good() == snapshot.points[4]
+    assert last_good(check(4, "valid", 9)) == snapshot.points[4]
+    assert last_good(check(3, "conflicts", 9), check(2, "valid", 10)) == snapshot.points[2]
+    assert StoreFigures("demo", BEGIN, (), gaps).last_good_point is None
 
 
 def test_the_end_of_a_lost_chain_is_a_gap() -> None:

@@ -284,6 +284,13 @@ class Table:
         # FULL does not help with generated columns: updates would fail.
         return f"ALTER TABLE {name} ADD PRIMARY KEY (…)" + ("" if self.has_generated else f"  -- or: {full}")
 
+    @property
+    def statement(self) -> str:
+        """The statement that makes this table admissible as it is; "" if an index or a column has to be chosen."""
+        if self.identity_is_generated or (self.has_generated and not self.key_is_immediate):
+            return ""
+        return f"ALTER TABLE {qualify(self.group)} REPLICA IDENTITY {'DEFAULT' if self.key_is_immediate else 'FULL'};"
+
 
 def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
     """Every table of the connection's database that `rules` include, sorted by name; all group numbers are 0."""

@@ -5,7 +5,7 @@ docs/roles.md lists them; that the two agree is tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node
 from cutline.nodes.connections import MAINTENANCE_DATABASE, connect, database_name, with_database
@@ -71,20 +72,34 @@ def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
     return list(found.values())
 
 
-def refuse_unfit(problems: Iterable[NodeProblem]) -> None:
-    """Raise NodeUnfitError if a problem concerns every command; its message and hint name those that do."""
+def refuse_unfit(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> None:
+    """Raise NodeUnfitError if a problem concerns every command; its message and hint name those that do.
+
+    With the `addresses` of the primaries, the hint is a script for all of them, and has what other commands need, too.
+    """
     problems = distinct_problems(problems)
     if required := [problem for problem in problems if problem.purpose == Purpose.EVERYTHING]:
-        raise unfit_error(required, [problem for problem in problems if problem.purpose != Purpose.EVERYTHING])
+        raise unfit_error(
+            required, [problem for problem in problems if problem.purpose != Purpose.EVERYTHING], addresses
+        )
 
 
-def unfit_error(required: Sequence[NodeProblem], others: Sequence[NodeProblem] = ()) -> NodeUnfitError:
-    """The error that names what is required, with the remedies; `others` are in its details only.
+def unfit_error(
+    required: Sequence[NodeProblem],
+    others: Sequence[NodeProblem] = (),
+    addresses: Mapping[str, str] | None = None,
+) -> NodeUnfitError:
+    """The error that names what is required, with the remedies; without `addresses`, `others` are in its details only.
 
     A hint with statements can be run as it is.
     """
-    problems, script = [*required, *others], script_of(required)
+    problems = [*required, *others]
+    script = script_of(problems if addresses else required, addresses)
     actions = list(dict.fromkeys(problem.remedy for problem in required if problem.place is None))
+    if addresses:
+        actions += dict.fromkeys(
+            f"for {problem.purpose}: {problem.remedy}" for problem in others if problem.place is None
+        )
     return NodeUnfitError(
         "; ".join(_texts_of(required)),
         hint=[*(map(comment, actions) if script else actions), *script],
@@ -139,20 +154,68 @@ def actions_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
     ]
 
 
-def optional_lines(problems: Sequence[NodeProblem]) -> list[str]:
+def optional_lines(problems: Sequence[NodeProblem], addresses: Mapping[str, str] | None = None) -> list[str]:
     """What our role lacks for some commands only, as lines for people: the actions, then the script."""
     nodes: dict[tuple[str, str], dict[str, None]] = {}
     for one in actions_of(problems):
         nodes.setdefault((one["for"], one["action"]), {})[one["node"]] = None
     lines = [f"for {purpose}, on {', '.join(where)}: {action}" for (purpose, action), where in nodes.items()]
-    script = script_of(problems)
+    script = script_of(problems, addresses)
     if lines or script:
         lines.insert(0, "the role of the dsn is enough for every create of these tables; other tasks need more")
     return [*lines, "to grant what other tasks need, run:", *script] if script else lines
 
 
-def script_of(problems: Iterable[NodeProblem]) -> list[str]:
-    """The lines of a script for a superuser: the statements by purpose and place, with comments that name these."""
+def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
+    """How psql reaches the server of each primary among the nodes, as a connection string without user and password."""
+    addresses = dict[str, str]()
+    for node in nodes:
+        if node.backup_of is None:
+            given = conninfo_to_dict(node.dsn)
+            kept = {name: value for name, value in given.items() if name in ADDRESS_PARAMETERS}
+            if "," in str(kept.get("host", "")):
+                kept["target_session_attrs"] = "primary"
+            addresses[node.id] = make_conninfo("", **kept)
+    return addresses
+
+
+def connect_line(address: str, database: str) -> str:
+    """The command of psql that goes to a database as the user of its session, or a comment if psql can't have it."""
+    target = make_conninfo(address, dbname=database)
+    if '"' in target or not target.isprintable():
+        return comment(f"connect to {target}")
+    return f'\\connect -reuse-previous=on "{target}"'
+
+
+def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, str]) -> list[str]:
+    """The statements by place and purpose, each place with the command that connects psql to it.
+
+    If some are required, those of other purposes are comments: nobody is to grant them without need.
+    """
+    problems = list(problems)
+    is_required = any(one.purpose == Purpose.EVERYTHING for one in problems)
+    statements: dict[Place, dict[Purpose, dict[str, None]]] = {}
+    for one in distinct_problems(problems):
+        if one.place:
+            statements.setdefault(one.place, {}).setdefault(one.purpose, {})[one.remedy] = None
+    lines: list[str] = []
+    for place in sorted(statements):
+        lines.append(connect_line(addresses.get(place.node, ""), place.database))
+        for purpose in Purpose:
+            if some := statements[place].get(purpose):
+                lines += [comment(f"node {place.node}, database {place.database}; for {purpose}:")]
+                is_shown = purpose == Purpose.EVERYTHING or not is_required
+                lines += some if is_shown else [comment(statement) for statement in some]
+    return [comment("run it all in psql, as a superuser:"), *lines] if lines else []
+
+
+def script_of(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> list[str]:
+    """The lines of a script for a superuser: the statements by purpose and place, with comments that name these.
+
+    With the `addresses` of the primaries, psql runs the whole script on all of them.
+    """
+    if addresses:
+        return _script_for_psql(problems, addresses)
     places: dict[tuple[Purpose, str], dict[Place, None]] = {}
     for problem in distinct_problems(problems):
         if problem.place:
@@ -174,6 +237,7 @@ def comment(text: str) -> str:
     return "-- " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+ADDRESS_PARAMETERS = ("host", "hostaddr", "port", "service", "sslmode", "sslrootcert")
 # A grant to a role that does not inherit has no effect unless it says so, which it can since this version.
 INHERIT_OPTION_VERSION = 160000
 STANDBY_SNAPSHOT_VERSION = 160000

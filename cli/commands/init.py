@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import quantity_is
 from cutline.fleet.example import write_example
 from cutline.fleet.record import to_builtins
-from cutline.nodes.problems import actions_of, grants_of, optional_lines
+from cutline.nodes.problems import actions_of, addresses_of, grants_of, optional_lines
 from cutline.snapshots.create.initialise import InitReport, initialise
 from cutline.spark.settings import check_protection
 from cutline.storage.errors import UsageError
@@ -66,11 +67,11 @@ def init(
         "actions": actions_of(report.lacking),
         "standbys_left_out": [standby for _, standby in report.too_old],
     }
-    emit(context, document, lines_of(report))
+    emit(context, document, lines_of(report, addresses_of(fleet.nodes)))
 
 
-def lines_of(report: InitReport) -> list[str]:
-    """The output for people."""
+def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> list[str]:
+    """The output for people; psql finds the primaries at these `addresses`."""
     lines = [
         f"fleet {report.store.name} ({report.store.fleet_id}): {quantity_is(len(report.nodes), 'nodes')}"
         " ready for snapshots",
@@ -112,4 +113,4 @@ def lines_of(report: InitReport) -> list[str]:
             " database:",
             OWN_SLOTS_DROP,
         ]
-    return [*lines, *optional_lines(report.lacking), "next: snapshot create NAME"]
+    return [*lines, *optional_lines(report.lacking, addresses), "next: snapshot create NAME"]

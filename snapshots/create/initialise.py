@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import getpass
+import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.collation_versions import note_collation_versions
+from cutline.nodes.connections import NodeUnreachableError, database_name
 from cutline.nodes.groups import SchemaChangedError, Table, qualify, read_tables
 from cutline.nodes.lock import lock_fleet
 from cutline.nodes.preconditions import find_node_problems, find_session_problems
 from cutline.nodes.privileges import find_large_object_problems, find_table_problems
-from cutline.nodes.problems import GRANT, NodeProblem, find_catalog_problems, refuse_unfit
+from cutline.nodes.problems import (
+    GRANT,
+    NodeProblem,
+    Purpose,
+    addresses_of,
+    connect_line,
+    find_catalog_problems,
+    quote,
+    read_role,
+    refuse_unfit,
+)
 from cutline.nodes.programs import check_programs, wheel_bin_directory
 from cutline.nodes.publications import check_admissible, ensure_publications
 from cutline.nodes.read_only import find_freeze_problems
@@ -63,7 +81,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     progress.step("check nodes")
     store, raw = fleet.store.open(), fleet.store.open_raw()
     key = fleet.encryption.read_key() if fleet.encryption else None
-    with open_sessions(fleet, fleet.nodes, unfit_hint=GRANT, needs_all=True) as sessions:
+    with _naming_role(fleet), open_sessions(fleet, fleet.nodes, unfit_hint=GRANT, needs_all=True) as sessions:
         lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():
@@ -128,8 +146,70 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
         problems += find_catalog_problems(sessions.fleet.node(node), connection, PUBLIC_CATALOGS)
         problems += find_large_object_problems(sessions.fleet.node(node), connection)
         problems += find_freeze_problems(sessions.fleet.node(node), connection, fleet_id)
-    refuse_unfit(problems)
+    if any(one.purpose == Purpose.EVERYTHING for one in problems):
+        # Without grants, check_admissible raises an error of its own.
+        problems += _find_identity_problems(sessions, rules)
+    refuse_unfit(problems, addresses_of(sessions.fleet.nodes))
     return problems
+
+
+def _find_identity_problems(sessions: Sessions, rules: GroupRules) -> Iterator[NodeProblem]:
+    """The tables without a replica identity, as far as our role may look already."""
+    for node_id, connection in sessions.primaries.items():
+        node = sessions.fleet.node(node_id)
+        try:
+            tables = read_tables(connection, rules)
+        except psycopg.errors.InsufficientPrivilege:
+            action = "then repeat: snapshot init   only with these grants it sees which tables lack a replica identity"
+            yield NodeProblem(node_id, "its tables can't be looked at before", action)
+            continue
+        place = read_role(node, connection).place
+        for table in tables:
+            if not table.is_admissible:
+                problem = f"table {table.group.name} has no replica identity"
+                other = "or list it under groups.exclude or groups.append_only in fleet.toml"
+                if table.statement:
+                    yield NodeProblem(node_id, problem, f"{table.statement}  -- {other}", place)
+                else:
+                    yield NodeProblem(node_id, problem, f"{table.remedy}, {other}")
+
+
+@contextmanager
+def _naming_role(fleet: Fleet) -> Iterator[None]:
+    """If primaries do not know the role of the dsn, or refuse its password, add the statements that make the role."""
+    try:
+        yield
+    except NodeUnreachableError as error:
+        lines, roles = list[str](), set[str]()
+        addresses = addresses_of(fleet.primaries)
+        for node in fleet.primaries:
+            role = str(conninfo_to_dict(node.dsn).get("user") or getpass.getuser())
+            signs = (f'role "{role}" does not exist', f'authentication failed for user "{role}"')
+            if not any(f"node {node.id}: " in part and sign in part for part in _parts(error) for sign in signs):
+                continue
+            roles.add(role)
+            database, name = database_name(node.dsn), quote(role)
+            lines += [
+                connect_line(addresses[node.id], database),
+                f"CREATE ROLE {name} LOGIN REPLICATION;",
+                f"GRANT CONNECT ON DATABASE {quote(database)} TO {name};",
+                f"GRANT pg_read_all_stats TO {name};",
+            ]
+        if lines:
+            passwords = ", ".join(f"\\password {quote(role)}" for role in sorted(roles))
+            error.hint += "\n" + "\n".join(
+                [
+                    "-- if the role is missing, run this in psql, as a superuser; only the role can see what else it",
+                    "-- lacks, and the next init prints all of that at once",
+                    *lines,
+                    f"-- the password that your password file has: {passwords}",
+                ]
+            )
+        raise
+
+
+def _parts(error: NodeUnreachableError) -> list[str]:
+    return re.split(r"; (?=node )", error.message)
 
 
 def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables: list[Table]) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from cutline.fleet.config import Node
 from cutline.nodes.problems import (
     NodeProblem,
     NodeUnfitError,
     Place,
     Purpose,
     actions_of,
+    addresses_of,
     grants_of,
     optional_lines,
     refuse_unfit,
@@ -57,3 +59,24 @@ def test_what_only_some_tasks_need_follows_that_the_role_is_enough() -> None:
         OWN,
     ]
     assert grants_of(NEW_TABLES) == []
+
+
+def test_with_addresses_the_hint_is_one_script_for_all_servers_and_comments_out_what_other_tasks_need() -> None:
+    dsns = {"s1": "host=db1 port=5433 user=b password=secret", "s2": "host=db2,db3 dbname=shop"}
+    addresses = addresses_of([Node(id=name, dsn=dsn) for name, dsn in dsns.items()])
+    with pytest.raises(NodeUnfitError) as raised:
+        refuse_unfit([*REQUIRED, *TERMINAL], addresses)
+    assert raised.value.hint.splitlines() == [
+        "-- run it all in psql, as a superuser:",
+        '\\connect -reuse-previous=on "host=db1 port=5433 dbname=shop"',
+        "-- node s1, database shop; for init and every create:",
+        GRANT,
+        "-- node s1, database shop; for create --terminal and resume:",
+        f"-- {OWN}",
+        '\\connect -reuse-previous=on "host=db2,db3 target_session_attrs=primary dbname=shop"',
+        "-- node s2, database shop; for init and every create:",
+        GRANT,
+        "-- node s2, database shop; for create --terminal and resume:",
+        f"-- {OWN}",
+    ]
+    assert OWN in optional_lines(TERMINAL, addresses)

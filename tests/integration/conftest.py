@@ -6,6 +6,7 @@ and errors in the logs of all running fleets.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
@@ -16,7 +17,8 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, is_fleet, stop_fleet
 from cutline.embedded.server import EmbeddedNode, log_tail
-from tests.integration.left_on_servers import check_nothing_left
+from cutline.storage.errors import SnapshotError
+from tests.integration.left_on_servers import check_nothing_left, revive
 from tests.s3.kinds import NamedS3, named_s3
 from tests.s3.minio import minio_server
 from tests.s3.server import S3Server, s3_server
@@ -34,6 +36,8 @@ SHARED_BACKUPS = 1
 LOG_LINES_MAX, COMPLAINTS_MAX, COMPLAINT_CHARACTERS_MAX = 100, 5, 300
 COMPLAINT = re.compile(r"\b(WARNING|ERROR|FATAL|PANIC):")
 RUNNING = pytest.StashKey[list[EmbeddedFleet]]()
+# Of these, the ones that tests share.
+SHARED = pytest.StashKey[list[EmbeddedFleet]]()
 
 
 class FleetFactory(Protocol):
@@ -52,23 +56,53 @@ class FleetFactory(Protocol):
 
 @pytest.fixture(scope="session")
 def shared_fleets(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[SharedFleets]:
-    """Return the shared fleet of a server; each is started once it is needed."""
-    running = pytestconfig.stash.setdefault(RUNNING, [])
+    """Return the shared fleet of a server; each is started once it is needed, and another if it is gone."""
+    running, shared = pytestconfig.stash.setdefault(RUNNING, []), pytestconfig.stash.setdefault(SHARED, [])
     fleets: dict[Server | None, EmbeddedFleet] = {}
-    folder = tmp_path_factory.mktemp("fleet")
+    folder, numbers = tmp_path_factory.mktemp("fleet"), itertools.count(1)
 
     with ExitStack() as stack:
 
         def fleet_of_server(server: Server | None) -> EmbeddedFleet:
+            if server in fleets and fleets[server] not in shared:
+                del fleets[server]
             if server not in fleets:
-                directory = folder / f"shared-{server.major if server else 'wheel'}"
+                directory = folder / f"shared-{server.major if server else 'wheel'}-{next(numbers)}"
                 fleet = fleet_of(directory, [server] * SHARED_SHARDS, backups=SHARED_BACKUPS)
                 fleets[server] = stack.enter_context(fleet)
                 running.append(fleets[server])
-                stack.callback(running.remove, fleets[server])
+                shared.append(fleets[server])
             return fleets[server]
 
         yield fleet_of_server
+        for fleet in fleets.values():
+            give_up(pytestconfig, fleet)
+
+
+def give_up(config: pytest.Config, fleet: EmbeddedFleet) -> None:
+    """Let no test use the fleet any more; the next that needs one gets another."""
+    for fleets in (config.stash[RUNNING], config.stash[SHARED]):
+        if fleet in fleets:
+            fleets.remove(fleet)
+
+
+def check_left_running(config: pytest.Config, who: str) -> None:
+    """Fail if a server that tests share does not run, once it runs again; `who` is to blame."""
+    found = []
+    for fleet in [*config.stash.get(SHARED, [])]:
+        try:
+            found += revive(fleet)
+        except SnapshotError as error:
+            found.append(f"{fleet.directory.name} can't be used any more: {error}")
+            give_up(config, fleet)
+    assert not found, f"{who} left servers that others use: {', '.join(found)}"
+
+
+@pytest.fixture(autouse=True)
+def shared_servers_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test that leaves a shared server stopped, instead of those that come after it."""
+    yield
+    check_left_running(request.config, request.node.nodeid)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +117,13 @@ def mixed_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.C
 
     Any pair of versions is a source and a target of `restore --node`. Tests leave it as they found it.
     """
-    running = pytestconfig.stash.setdefault(RUNNING, [])
+    running, shared = pytestconfig.stash.setdefault(RUNNING, []), pytestconfig.stash.setdefault(SHARED, [])
     servers = [require_server(major) for major in MAJORS]
     with fleet_of(tmp_path_factory.mktemp("mixed") / "fleet", servers) as fleet:
         running.append(fleet)
+        shared.append(fleet)
         yield fleet
-        running.remove(fleet)
+        give_up(pytestconfig, fleet)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,6 +133,7 @@ def shared_fleet_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
     The modules of a folder below this one may share a chain.
     """
     yield
+    check_left_running(request.config, request.node.nodeid)
     if request.path.parent == Path(__file__).parent:
         for fleet in request.config.stash.get(RUNNING, []):
             check_nothing_left(fleet)

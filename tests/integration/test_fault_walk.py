@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import cutline.nodes.watch
 import cutline.snapshots.create.make_cut
-import cutline.storage.storing
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import is_fleet, stop_fleet
 from cutline.fleet.crash_points import CrashPoint
@@ -29,6 +27,7 @@ from tests.commands.snapshot_runs import Ready, configure_fleet
 from tests.faults.awaited import await_none
 from tests.faults.cases import CANCELLED, KILLED, STOPPED, Case, cases
 from tests.faults.injection import HARMLESS, STORE_FAULTS, FaultTargets, can_mount, disk_full, on_small_disk
+from tests.faults.patience import IMPATIENT, impatient
 from tests.faults.pg_proxy import pg_proxies, route_through
 from tests.faults.sights import TaskEffect
 from tests.faults.world import World
@@ -46,10 +45,6 @@ if TYPE_CHECKING:
 
 CHAIN = "chain"
 SETTINGS = {"max_wal_size": "96MB", "min_wal_size": "32MB", "wal_retrieve_retry_interval": "500ms"}
-# Give up soon on a store that does not answer: more attempts make no difference while the fault lasts.
-IMPATIENT = (
-    "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5\nretries = { total_max_attempts = 2 }"
-)
 # The exit codes that a fault may cause: indeterminate, unreachable, inconsistent cut. Never "refused".
 FAULT_CODES = {5, 6, 9}
 # Much longer than it takes: the machine may be busy.
@@ -76,11 +71,8 @@ class Walk:
 @pytest.fixture(scope="module", autouse=True)
 def impatient_watch() -> Iterator[None]:
     """Give up early on a silent node, but not during the pause that a fault causes; retry a cut at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, seconds in {"PROBE_SECONDS": 0.5, "ANSWER_SECONDS_MAX": 2.0, "SILENCE_SECONDS_MAX": 4.0}.items():
-            patch.setattr(cutline.nodes.watch, name, seconds)
+    with impatient() as patch:
         patch.setattr(cutline.snapshots.create.make_cut, "PAUSE_SECONDS_FIRST", 0.1)
-        patch.setattr(cutline.storage.storing, "READ_BACK_PAUSES_SECONDS", (0.05, 0.1))
         yield
 
 

@@ -27,7 +27,7 @@ from tests.mutations.trial import (
     name_of,
     run_command,
 )
-from tests.mutations.values import Mutation, collect_others, mutations_of
+from tests.mutations.values import Mutation, collect_others, differences, mutations_of, path_text
 from tests.mutations.verdicts import is_descriptive, is_sole
 from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World, restore_and_read
 
@@ -36,6 +36,8 @@ KINDS_OF_OUTCOME = (REFUSED, ACCEPTED, TRACEBACK, HANG)
 # whole restore were run. EQUAL: every row and sequence is as without the change. ALONE: nothing else tells the value.
 EQUAL, REFUSED_LATE, FOUND, ALONE = "restored equal", "refused by restore", "found by check", "recorded once"
 AFTERWARDS = (EQUAL, REFUSED_LATE, FOUND, ALONE)
+# Of what a command shows differently, so many places are named.
+PATHS_SHOWN_MAX = 5
 # Only the marks of these matter: their commits are the chain's own.
 COPIES = tuple(
     f"snapshots/{name}/{rest}" for name in (DELETED_NAME, PRUNED_NAME, LOST_NAME) for rest in ("snapshot", "incr")
@@ -89,9 +91,13 @@ class Trial:
             if outcome.kind in (TRACEBACK, HANG):
                 self.failed.append(f"{mutation}: {outcome.command}: {outcome.kind} {str(outcome.document)[:500]}")
             elif outcome.kind == ACCEPTED and not is_descriptive(mutation, self.documents[mutation.key], changed):
-                original = self.originals[name, outcome.command]
-                if comparable(outcome.document) != comparable(original.document):
-                    shown.append(outcome.command)
+                original, found = (
+                    comparable(self.originals[name, outcome.command].document),
+                    comparable(outcome.document),
+                )
+                if found != original:
+                    paths = [path_text(path) for path in differences(original, found)]
+                    shown.append(f"{outcome.command} ({', '.join(paths[:PATHS_SHOWN_MAX])})")
         is_planned = outcomes[-1].kind == ACCEPTED
         if name == NAME and (shown or (is_planned and recipe_of(self.world) != self.recipe)):
             result = self._judge(mutation, is_planned=is_planned, is_shown=bool(shown))

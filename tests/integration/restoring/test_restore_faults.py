@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import cutline.nodes.watch
-import cutline.storage.storing
 from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Silent
@@ -38,6 +36,7 @@ from tests.faults.injection import (
     primary_restarted,
     repaired_after,
 )
+from tests.faults.patience import IMPATIENT, impatient
 from tests.faults.pg_proxy import pg_proxies, route_through
 from tests.integration.restoring.target_place import (
     DATABASE,
@@ -61,10 +60,6 @@ if TYPE_CHECKING:
     from tests.s3.server import S3Server
 
 COMMAND_SECONDS_MAX = 90
-# Give up soon on a store that does not answer: more attempts make no difference while the fault lasts.
-IMPATIENT = (
-    "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5\nretries = { total_max_attempts = 2 }"
-)
 # The exit codes that a fault may cause: indeterminate, unreachable.
 FAULT_CODES = {5, 6}
 # All is restored: a node that goes away keeps a record that says nothing any more.
@@ -96,10 +91,7 @@ class FaultyPlace:
 @pytest.fixture(scope="module", autouse=True)
 def impatient_watch() -> Iterator[None]:
     """Give up early on a silent node, but not during the pause that a fault causes."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, seconds in {"PROBE_SECONDS": 0.5, "ANSWER_SECONDS_MAX": 2.0, "SILENCE_SECONDS_MAX": 4.0}.items():
-            patch.setattr(cutline.nodes.watch, name, seconds)
-        patch.setattr(cutline.storage.storing, "READ_BACK_PAUSES_SECONDS", (0.05, 0.1))
+    with impatient():
         yield
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -28,7 +28,6 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
 from cutline.wal.cut.markers import marker_from_bytes
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
-from cutline.wal.cut.safe_time import with_last_commits
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
 
@@ -60,7 +59,7 @@ def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Pr
         except GlobalIdReusedError as error:
             findings.conflict(Conflict("cut", f"cut {commit.cut.id} can't be resolved again: {error.message}"))
         else:
-            for node, detail in _differences(commit, cut, _unlimited_times(windows, cut)):
+            for node, detail in _differences(commit, cut):
                 findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=node))
         for archive in archives:
             archive.end_window(commit.cut.of(archive.shard))
@@ -74,7 +73,7 @@ class _ShardArchive:
     shard: str
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
-    in_doubt: tuple[InDoubt, ...] | UnsetType = ()
+    in_doubt: tuple[InDoubt, ...] = ()
     last_commit_at: Time | UnsetType = UNSET
     segments: tuple[Segment, ...] = ()
 
@@ -106,30 +105,20 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventRead
             cut.start,
             cut.finish,
             events,
+            cut.marked_at,
             archive.undecided,
             archive.in_doubt,
             archive.last_commit_at,
-            cut.marked_at,
         )
     return windows
 
 
-def _unlimited_times(windows: Mapping[str, NodeWindow], found: Cut) -> dict[str, Time | UnsetType]:
-    """Each node's `last_commit_at` by the rule of early versions, which no marker limits."""
-    unlimited = {node: replace(window, marked_at=UNSET) for node, window in windows.items()}
-    return {cut.node: cut.last_commit_at for cut in with_last_commits(unlimited, found).nodes}
-
-
-def _differences(
-    commit: Commit, found: Cut, unlimited_times: Mapping[str, Time | UnsetType]
-) -> Iterable[tuple[str | None, str]]:
+def _differences(commit: Commit, found: Cut) -> Iterable[tuple[str | None, str]]:
     for again in found.nodes:
         stored = commit.cut.of(again.node)
         for name in NODE_FIELDS:
             expected, given = _comparable(again, name), _comparable(stored, name)
-            is_early = name == "last_commit_at" and given == unlimited_times[again.node]
-            # Commits of early versions don't say what was in doubt, nor when.
-            if given != expected and given is not UNSET and not is_early:
+            if given != expected:
                 yield again.node, f"the commit says {name} {_shown(given)}, the archived events {_shown(expected)}"
     for name in TOTALS:
         if getattr(found, name) != getattr(commit.cut, name):

@@ -223,7 +223,7 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
 def _hashes(table: pa.Table) -> Any:
     """The hash of every change and event, without what may differ by node.
 
-    That are the transaction's xid, and the times of events, which early segments lack.
+    That are the transaction's xid, and the times of events.
     """
     count = len(table)
     lsn, end, seq, op, group, partition = (

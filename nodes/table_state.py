@@ -207,7 +207,7 @@ class TableState(Record, frozen=True):
 
     @property
     def xml_columns(self) -> frozenset[int]:
-        """The numbers of the columns that contain XML at any depth; empty in commits of older versions."""
+        """The numbers of the columns that contain XML at any depth."""
         return frozenset(int(stamp.removeprefix(XML_STAMP)) for stamp in self.types if stamp.startswith(XML_STAMP))
 
 

@@ -130,7 +130,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
         before = _left_out_before(fleet, commit)
     elif options.quiet:
         # Every full snapshot leaves it out: what asks for no action does not mail every night.
-        before = commit.left_out or ()
+        before = commit.left_out
     lines = lines_of(commit, before)
     if request.only_cut:
         lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
@@ -140,7 +140,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
 def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
     """What the commit before leaves out; nothing if that can't be read any more: all is named then."""
     with suppress(SnapshotError):
-        return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out or ()
+        return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out
     return ()
 
 
@@ -217,7 +217,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
             "included_early": cut.included_early,
             "in_flight": cut.in_flight,
         },
-        "left_out": to_builtins(commit.left_out or ()),
+        "left_out": to_builtins(commit.left_out),
     }
 
 
@@ -237,7 +237,7 @@ def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
     ]
     if commit.terminal:
         lines.append("terminal: the fleet is read-only now; to accept writes again: snapshot resume")
-    return lines + causes_lines(cut.causes) + left_out_since(commit.left_out or (), before, commit.snapshot)
+    return lines + causes_lines(cut.causes) + left_out_since(commit.left_out, before, commit.snapshot)
 
 
 def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:

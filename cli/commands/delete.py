@@ -160,7 +160,7 @@ def point_lines(mark: Mark) -> list[str]:
     """The restore points that are lost, one per line."""
     return [
         f"lost: {f'increment {point.increment}' if point.increment else 'full snapshot'} of"
-        f" {(point.cut_at or point.created_at)[:19].replace('T', ' ')} UTC"
+        f" {point.cut_at[:19].replace('T', ' ')} UTC"
         for point in mark.points
     ]
 

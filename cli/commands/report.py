@@ -76,7 +76,6 @@ def _point(point: PointFigures) -> dict[str, Any]:
         "increment": point.increment,
         "operation": point.operation,
         "cut_at": time_text(point.cut_at),
-        "cut_at_is_recorded": point.is_cut_timed,
         "cut_seconds": point.cut_seconds,
         "in_flight": point.in_flight,
         "included_early": point.included_early,
@@ -89,7 +88,7 @@ def _point(point: PointFigures) -> dict[str, Any]:
         "transactions": point.transactions,
         "comment": point.comment,
         "terminal": point.is_terminal,
-        "safe_at": time_text(point.safe_at) if point.safe_at else None,
+        "safe_at": time_text(point.safe_at),
         "lags": {node: asdict(lag) for node, lag in point.lags.items()},
     }
 

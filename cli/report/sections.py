@@ -320,7 +320,7 @@ def _cuts(figures: StoreFigures) -> Section:
     cells = [
         (
             point_text(point) + (", terminal" if point.is_terminal else ""),
-            moment_text(point.cut_at) + ("" if point.is_cut_timed else " (put)"),
+            moment_text(point.cut_at),
             width_text(point.cut_seconds),
             count_text(point.in_flight),
             count_text(point.included_early),
@@ -332,16 +332,11 @@ def _cuts(figures: StoreFigures) -> Section:
         for point in points
     ]
     shown, note = newest_rows(cells, "cuts")
-    untimed = sum(not point.is_cut_timed for point in points)
     texts = [
         "The width of a cut is the time from its first start marker to its last finish marker; in flight are the global"
         " transactions that were prepared, but not committed on all of their nodes."
     ]
     texts += [f"Median width {width_text(median(widths))}, widest {width_text(max(widths))}."] if widths else []
-    if untimed:
-        texts.append(
-            f"{count_text(untimed)} early commits do not say when their cut was made: they are where they were put."
-        )
     return Section(
         "cuts",
         "Cuts",
@@ -476,17 +471,11 @@ def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tup
         "The lag of a primary is the time from its newest commit before a cut, or from its start marker if that is"
         " later, to the cut: what it had committed before is in the snapshot. Differences of clocks are in it, too."
     ]
-    lacking = sum(not point.lags for point in points)
-    if lacking:
+    newest = max(points, key=lambda point: point.cut_at, default=None)
+    if newest is not None:
         texts.append(
-            f"{count_text(lacking)} of {quantity_text(len(points), 'commits')} do not say when nodes last committed:"
-            " earlier versions did not record it. They have no lag here, which is not a lag of zero."
-        )
-    safe = max((point for point in points if point.safe_at), key=lambda one: one.cut_at, default=None)
-    if safe is not None and safe.safe_at is not None:
-        texts.append(
-            f"The safe time of the newest cut that has one is {moment_text(safe.safe_at)}: what any node committed"
-            " before it is in that snapshot."
+            f"The safe time of the newest cut is {moment_text(newest.safe_at)}: what any node committed before it is in"
+            " that snapshot."
         )
     if len(found) > len(rows):
         texts.append(f"The picture has the {len(rows)} nodes of {len(found)} with the greatest lags.")

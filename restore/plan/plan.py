@@ -28,7 +28,7 @@ from cutline.restore.targets.target import Superusers, Target, find_targets
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
-from cutline.snapshots.listing.recovery_plan import find_in_doubt
+from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,
@@ -155,7 +155,7 @@ class RestorePlan:
             bytes=count_bytes(self.chain, self.sources),
             not_in_snapshot=tuple(out for out in self.chain.left_out if out.node in self.sources),
             open_operations=self.open_operations,
-            in_doubt=find_in_doubt(self.chain.last),
+            in_doubt=in_doubt_transactions(self.chain.last),
             borrowed=self.borrowed_rows,
             damaged=self.copies.damaged,
             warnings=[*self.doubts, *warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries)],

@@ -36,13 +36,11 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
             raise _error(shard, f"its DDL has no table {group.name}, of which the commit lists rows")
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
             raise _error(shard, f"its DDL has other columns of table {group.name} than the commit")
-    # Early commits do not say what they leave out, and later ones lack a table that was dropped while they were made.
-    # Of a table that the rules exclude, the chain has no rows.
-    if chain.last.left_out is not None:
-        listed = {group.name for group in chain.groups(shard)}
-        left_out = {out.name for out in chain.last.left_out if out.node == shard}
-        if unknown := sorted(name for name in found.keys() - listed - left_out if is_included(name, chain.full.rules)):
-            raise _error(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
+    # A commit lacks a table that was dropped while it was made. Tables that the rules exclude have no rows.
+    listed = {group.name for group in chain.groups(shard)}
+    left_out = {out.name for out in chain.left_out if out.node == shard}
+    if unknown := sorted(name for name in found.keys() - listed - left_out if is_included(name, chain.full.rules)):
+        raise _error(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
     sequences = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
     created_sequences = {(schema, name) for schema, name in connection.execute(SEQUENCES_QUERY)}
     if missing := sorted(table_name(*created_sequence) for created_sequence in created_sequences - sequences):

@@ -348,8 +348,7 @@ def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
     """
     nodes = {target.shard: target.node.id for target in targets}
     for shard, record in sorted(found.records.items()):
-        # Early versions did not record it.
-        if record.shard not in ("", shard):
+        if record.shard != shard:
             raise UnfinishedRestoreError(
                 f"{found.label()} ended unfinished, and its database {found.databases[shard]} on {nodes[shard]} is that"
                 f" of {record.shard}, not of {shard}",

@@ -36,7 +36,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Cut, InDoubt, Undecided
 from cutline.wal.cut.markers import Marker, WrittenMarker, marker_from_bytes, write_markers
 from cutline.wal.cut.resolve import NodeWindow, resolve
-from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_time_of_nodes, with_markers
+from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_time_of_nodes
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
@@ -173,7 +173,7 @@ class LastCut:
 
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
-    in_doubt: tuple[InDoubt, ...] | UnsetType = ()
+    in_doubt: tuple[InDoubt, ...] = ()
     last_commit_at: Time | UnsetType = UNSET
 
 
@@ -242,18 +242,17 @@ def make_cut(
 
 def _record(marked: CutMarkers, cut: Cut, causes: list[str]) -> CutRecord:
     """The cut as its commit has it; `causes` are those of the attempts before."""
-    nodes = with_markers(cut, marked.starts)
     return CutRecord(
         id=marked.marker.cut,
         attempts=len(causes) + 1,
         causes=tuple(causes),
         seconds=round(marked.seconds, 6),
-        nodes=nodes,
+        nodes=cut.nodes,
         global_transactions=cut.global_transactions,
         included_early=cut.included_early,
         in_flight=cut.in_flight,
         made_at=marked.made_at,
-        safe_at=safe_time_of_nodes(nodes),
+        safe_at=safe_time_of_nodes(cut.nodes),
         skew_seconds=round(clock_skew(marked.starts).most, 3),
     )
 
@@ -348,9 +347,9 @@ def _resolve(
                 marked.starts[node].position,
                 marked.finishes[node].position,
                 events,
+                Time.of(marked.starts[node].written_at),
                 before.undecided,
                 before.in_doubt,
                 before.last_commit_at,
-                Time.of(marked.starts[node].written_at),
             )
     return resolve(windows)

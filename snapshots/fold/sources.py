@@ -37,7 +37,6 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import (
     CHANGES,
-    FORMAT,
     METADATA_KEY,
     SEGMENT_SCHEMA,
     TRUNCATE,
@@ -65,9 +64,6 @@ def check_footer(footer: Any, schema: pa.Schema, rows: int) -> None:
 def check_segment(footer: Any, segment: Segment) -> None:
     """Raise ValueError unless the metadata of the object says what the commit says of the segment."""
     body = (footer.metadata or {}).get(METADATA_KEY, b"")
-    # Segments of earlier formats had other metadata.
-    if f'"{FORMAT}"'.encode() not in body:
-        return
     try:
         declared: SegmentMetadata = from_json(body, SegmentMetadata)
     except msgspec.DecodeError as error:

@@ -206,15 +206,13 @@ class NodeLag:
 class PointFigures:
     """One restore point: its cut, and what its commit added.
 
-    `is_cut_timed`: the commit says when its cut was made; otherwise `cut_at` is when it was put. `lags` are by primary;
-    a primary is missing if the commit, an early one, does not say when it last committed. So is `safe_at`.
+    `lags` are by primary.
     """
 
     snapshot: str
     increment: int
     operation: str
     cut_at: datetime
-    is_cut_timed: bool
     cut_seconds: float
     in_flight: int
     included_early: int
@@ -227,7 +225,7 @@ class PointFigures:
     transactions: int
     comment: str
     is_terminal: bool
-    safe_at: datetime | None
+    safe_at: datetime
     lags: Mapping[str, NodeLag]
 
 
@@ -394,7 +392,6 @@ def _point_of(commit: Commit) -> PointFigures:
         commit.increment,
         commit.operation,
         cut_time(commit),
-        isinstance(cut.made_at, str),
         cut.seconds,
         cut.in_flight,
         cut.included_early,
@@ -407,19 +404,18 @@ def _point_of(commit: Commit) -> PointFigures:
         counts["transactions"],
         commit.comment,
         commit.terminal,
-        datetime.fromisoformat(cut.safe_at) if isinstance(cut.safe_at, str) else None,
+        datetime.fromisoformat(cut.safe_at),
         dict(_lags(commit)),
     )
 
 
 def _lags(commit: Commit) -> Iterator[tuple[str, NodeLag]]:
-    """The lag of each primary of which the commit says its time."""
+    """The lag of each primary."""
     cut_at = cut_time(commit)
     for node in commit.cut.nodes:
-        if isinstance(at := node_time(node), str):
-            last = node.last_commit_at
-            idle_seconds = _seconds_since(last, cut_at) if isinstance(last, str) else None
-            yield node.node, NodeLag(_seconds_since(at, cut_at), idle_seconds)
+        last = node.last_commit_at
+        idle_seconds = _seconds_since(last, cut_at) if isinstance(last, str) else None
+        yield node.node, NodeLag(_seconds_since(node_time(node), cut_at), idle_seconds)
 
 
 def _seconds_since(time: str, moment: datetime) -> float:

@@ -276,7 +276,7 @@ def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: fl
 def _code_text(end: KindEnd) -> str:
     if end.code is not None:
         return str(end.code)
-    # Early versions record no code.
+    # A settled operation has no code.
     return "0" if end.is_done else UNKNOWN
 
 
@@ -394,10 +394,8 @@ def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
     yield metrics.NEWEST_CUT.of(cut_time(commit).timestamp())
     yield metrics.CUT_SECONDS.of(commit.cut.seconds)
     yield metrics.CUT_RETRIES.of(max(commit.cut.attempts - 1, 0))
-    if isinstance(commit.cut.safe_at, str):
-        yield metrics.SAFE_TIME.of(moment_of(commit.cut.safe_at))
-    if not isinstance(commit.cut.skew_seconds, UnsetType):
-        yield metrics.CLOCK_SKEW.of(commit.cut.skew_seconds)
+    yield metrics.SAFE_TIME.of(moment_of(commit.cut.safe_at))
+    yield metrics.CLOCK_SKEW.of(commit.cut.skew_seconds)
     for node in commit.cut.nodes:
         if isinstance(node.last_commit_at, str):
             yield metrics.NODE_LAST_COMMIT.of(moment_of(node.last_commit_at), node.node)

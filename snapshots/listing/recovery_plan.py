@@ -12,20 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import UnsetType
-
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.proven_chains import increment_label
-from cutline.storage.errors import RefusedError
-from cutline.wal.cut.cut_values import InDoubt, NodeCut
+from cutline.wal.cut.cut_values import InDoubt
 
 COMMITTED, ROLLED_BACK = "commit", "rollback"
-
-
-class InDoubtUnknownError(RefusedError):
-    """The commit does not list what was in doubt at its cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +44,11 @@ def decision_of(part: InDoubt) -> str:
     return COMMITTED if part.is_included else ROLLED_BACK
 
 
-def in_doubt_on(commit: Commit, cut: NodeCut) -> tuple[InDoubt, ...]:
-    """What was in doubt on the node of this cut; raise InDoubtUnknownError if the commit does not say."""
-    if isinstance(cut.in_doubt, UnsetType):
-        raise InDoubtUnknownError(
-            f"{increment_label(commit.snapshot, commit.increment)} does not list the transactions that were in doubt at"
-            " its cut: an earlier version began its chain",
-            hint="take a restore point: snapshot create NAME --only-cut   or a new full snapshot: snapshot create NAME",
-            details={"snapshot": commit.snapshot, "increment": commit.increment},
-        )
-    return cut.in_doubt
-
-
-def find_in_doubt(commit: Commit) -> tuple[InDoubtTransaction, ...] | None:
-    """The transactions in doubt at the commit's cut; None if the commit does not list them."""
-    try:
-        return in_doubt_transactions(commit)
-    except InDoubtUnknownError:
-        return None
-
-
 def in_doubt_transactions(commit: Commit) -> tuple[InDoubtTransaction, ...]:
-    """The transactions in doubt at the commit's cut, ordered by global id; raise InDoubtUnknownError."""
+    """The transactions in doubt at the commit's cut, ordered by global id."""
     parts: dict[str, list[tuple[str, InDoubt]]] = {}
     for cut in commit.cut.nodes:
-        for part in in_doubt_on(commit, cut):
+        for part in cut.in_doubt:
             parts.setdefault(part.global_id, []).append((cut.node, part))
     return tuple(
         InDoubtTransaction(global_id, decision_of(found[0][1]), tuple(found))
@@ -138,7 +110,7 @@ class NodeRecovery:
 
 
 def plan_recovery(chain: Chain) -> tuple[NodeRecovery, ...]:
-    """How each primary is recovered to the chain's last cut; raise InDoubtUnknownError."""
+    """How each primary is recovered to the chain's last cut."""
     return tuple(
         NodeRecovery(
             cut.node,
@@ -147,7 +119,7 @@ def plan_recovery(chain: Chain) -> tuple[NodeRecovery, ...]:
             chain.baseline[cut.node].timeline,
             cut.position,
             cut.finish,
-            tuple(doubt for doubt in in_doubt_on(chain.last, cut) if doubt.is_prepared),
+            tuple(doubt for doubt in cut.in_doubt if doubt.is_prepared),
         )
         for cut in chain.last.cut.nodes
     )

@@ -41,10 +41,7 @@ FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL = "full", "increment", "only-cut", "re
 
 
 def operation_kind(command: str, increment: int | None, intent: Intent | None) -> str:
-    """The kind of an operation of `command`, which is any text of a store.
-
-    An early intent does not say that its create is without rows: it counts as a full snapshot.
-    """
+    """The kind of an operation of `command`, which is any text of a store."""
     if command == "create":
         if increment:
             return INCREMENT
@@ -73,14 +70,14 @@ class Ended:
         """The snapshot that it worked on; "" for all, or if it is not known."""
         if self.intent is not None:
             return self.intent.snapshot
-        return _or(self.outcome.snapshot, "") if self.outcome else ""
+        return self.outcome.snapshot if self.outcome else ""
 
     @property
     def kind(self) -> str:
         """Which command it was of, or "drill"; "" if that is not known."""
         if self.intent is not None:
             return DRILL if self.intent.is_drill else self.intent.kind
-        return _or(self.outcome.kind, "") if self.outcome else ""
+        return self.outcome.kind if self.outcome else ""
 
     @property
     def increment(self) -> int | None:

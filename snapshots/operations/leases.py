@@ -97,9 +97,7 @@ class HeldLease:
         figures = self.figures
         if isinstance(figures, UnsetType):
             return OutcomeDetails(code)
-        volumes = {"rows": figures.rows, "bytes": figures.bytes}
-        if not isinstance(figures.transactions, UnsetType):
-            volumes["transactions"] = figures.transactions
+        volumes = {"rows": figures.rows, "bytes": figures.bytes, "transactions": figures.transactions}
         if self.is_typical:
             return OutcomeDetails(code, volumes, figures=figures)
         return OutcomeDetails(

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cutline.nodes.baseline import NodeIdentity
-from cutline.snapshots.records.documents import read_document, seal
+from cutline.snapshots.records.documents import read_sealed, seal
 from cutline.snapshots.records.proven_chains import read_full, snapshot_names
 from cutline.snapshots.records.store_identity import BaselineRecord, RecordedPrimary, baseline_key
 from cutline.storage.clock import utc_now
@@ -75,7 +75,7 @@ def _read_newest(store: ObjectStore) -> RecordedPrimaries | None:
         number += 1
     if not number:
         return None
-    record: BaselineRecord = read_document(store, baseline_key(number), BaselineRecord)
+    record: BaselineRecord = read_sealed(store, baseline_key(number), BaselineRecord)
     identifiers = {entry.node: entry.system_identifier for entry in record.primaries}
     return RecordedPrimaries(number, tuple(identifiers), identifiers)
 

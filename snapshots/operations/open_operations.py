@@ -130,15 +130,9 @@ def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncre
     outcome = read_outcome(store, operation_id)
     if outcome is None or outcome.state == FAILED:
         return None
-    kind, snapshot, increment = outcome.kind, outcome.snapshot, outcome.increment
-    if not isinstance(kind, str) or not isinstance(snapshot, str) or not isinstance(increment, int):
-        # Outcomes of early versions do not repeat the intent.
-        try:
-            intent = read_intent(store, operation_id)
-        except ObjectMissingError:
-            return None
-        kind, snapshot, increment = intent.kind, intent.snapshot, intent.increment
-    return CommittedIncrement(snapshot, increment) if kind == "create" else None
+    if outcome.kind != "create" or not isinstance(outcome.increment, int):
+        return None
+    return CommittedIncrement(outcome.snapshot, outcome.increment)
 
 
 CREATE, RESTORE = "create", "restore"

@@ -240,13 +240,13 @@ class Chain:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What the newest commit does not cover; for early commits only the updates of append-only tables."""
-        return append_only_of(self.all_groups) if self.last.left_out is None else self.last.left_out
+        """What the newest commit does not cover."""
+        return self.last.left_out
 
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
         """The standbys of which the chain has no copy, because they can't decode their WAL. Every output names them."""
-        return tuple(out for out in self.full.left_out or () if out.kind == LeftOutKind.STANDBY_COPY)
+        return tuple(out for out in self.full.left_out if out.kind == LeftOutKind.STANDBY_COPY)
 
     @property
     def append_only(self) -> list[str]:
@@ -284,10 +284,10 @@ def summary_of(commit: Commit) -> CommitSummary:
         counts["transactions"],
         counts["bytes"],
         commit.cut.id,
-        commit.comment,
-        commit.terminal,
         commit.cut.made_at,
         commit.cut.safe_at,
+        commit.comment,
+        commit.terminal,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 import zstandard
-from msgspec import UNSET, UnsetType, field
+from msgspec import field
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
@@ -176,8 +176,7 @@ class DatabaseProperties(Record, frozen=True, kw_only=True, omit_defaults=True):
 class DatabaseFacts(Record, frozen=True, omit_defaults=True):
     """A shard's database right after the cut: its size, its extensions with their versions, and its collations.
 
-    `lz4_columns`: the columns whose values are compressed by lz4, as `schema.table.column`. Older versions of Cutline
-    stored no `properties`.
+    `lz4_columns`: the columns whose values are compressed by lz4, as `schema.table.column`.
     """
 
     size_bytes: Count
@@ -214,7 +213,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     `causes` says why each earlier attempt failed. `seconds` is the time from the first start marker to the last finish
     marker, and `made_at` when that was written, by the clocks of the nodes (`snapshots.create.cut_markers`): nothing
     that was committed later is in the cut. `safe_at` is the fleet's safe time (`wal.cut.safe_time`); the clocks of the
-    nodes differ by `skew_seconds` at most. Early commits lack all three.
+    nodes differ by `skew_seconds` at most.
     """
 
     id: str
@@ -225,9 +224,9 @@ class CutRecord(Record, frozen=True, kw_only=True):
     global_transactions: Count
     included_early: Count
     in_flight: Count
-    made_at: Time | UnsetType = UNSET
-    safe_at: Time | UnsetType = UNSET
-    skew_seconds: Seconds | UnsetType = UNSET
+    made_at: Time
+    safe_at: Time
+    skew_seconds: Seconds
 
     def of(self, shard: str) -> NodeCut:
         """The cut of one primary; raise KeyError if there is none."""
@@ -245,9 +244,9 @@ class Previous(Record, frozen=True):
 
 
 class CommitSummary(Record, frozen=True, omit_defaults=True):
-    """What `list` shows of a commit, and the digest of its file; `cut` is the id of its cut, made at `cut_at`.
+    """What `list` shows of a commit, and the digest of its file.
 
-    `safe_at` is the safe time of the cut. Early versions summarized neither, nor do early commits have them.
+    `cut` is the id of its cut, made at `cut_at`, with the safe time `safe_at`.
     """
 
     increment: Count
@@ -259,10 +258,10 @@ class CommitSummary(Record, frozen=True, omit_defaults=True):
     transactions: Count
     bytes: Count
     cut: str
+    cut_at: Time
+    safe_at: Time
     comment: str = ""
     terminal: bool = False
-    cut_at: Time | UnsetType = UNSET
-    safe_at: Time | UnsetType = UNSET
 
 
 class ChainHistory(Record, frozen=True, omit_defaults=True):
@@ -304,8 +303,8 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     `segments` are those after the commit before. `definition_changes` is None if no definition and no DDL changed.
     `previous` is None on a full snapshot and on early increments. `left_out` lists what the commit does not cover of
-    the primaries' databases; it is None on early commits. `terminal`: the fleet was left read-only. `databases` has the
-    facts of each shard's database, and is empty on early commits. `extension_rows` are the objects with the rows of
+    the primaries' databases. `terminal`: the fleet was left read-only. `databases` has the
+    facts of each shard's database. `extension_rows` are the objects with the rows of
     extensions' tables, one of each shard that has any, complete in every commit. `digest` is the one in the file,
     and "" until the file is written.
     """
@@ -322,7 +321,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     sequences: dict[str, tuple[Sequence, ...]]
     segments: dict[str, tuple[Segment, ...]]
     previous: Previous | None = None
-    left_out: tuple[LeftOut, ...] | None = None
+    left_out: tuple[LeftOut, ...] = ()
     terminal: bool = False
     definition_changes: DefinitionChanges | None = field(name="schema_changes", default=None)
     databases: dict[str, DatabaseFacts] = field(default_factory=dict)

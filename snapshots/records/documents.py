@@ -141,14 +141,6 @@ def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
     return parse_document(key, content, kind)
 
 
-def read_document(store: ObjectStore, key: str, kind: Any) -> Any:
-    """Read a document of a `kind` that earlier versions wrote without a digest; raise as `read_sealed` does."""
-    body = read_body(store, key)
-    # Documents without a digest have no value that looks like one. So a digest whose name is damaged is still noticed.
-    content = unseal(key, body)[0] if b'"digest"' in body or DIGEST.search(body) else body
-    return parse_document(key, content, kind)
-
-
 def read_body(store: ObjectStore, key: str) -> bytes:
     """Read a document's bytes; raise ObjectMissingError, and ManifestError if they can't be those of a document.
 

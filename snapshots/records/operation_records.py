@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Seconds, Time
-from cutline.snapshots.records.documents import check_about, checking, read_document, seal
+from cutline.snapshots.records.documents import check_about, checking, read_sealed, seal
 from cutline.snapshots.records.proven_chains import NAME
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
@@ -37,7 +37,7 @@ class NodeFigures(Record, frozen=True):
 class RestoreFigures(Record, frozen=True):
     """The figures of a restore that loaded everything itself; `steps` by name, `nodes` by node, `bytes` as stored.
 
-    `transactions` are those of the increments up to the cut. Early versions did not record them.
+    `transactions` are those of the increments up to the cut.
     """
 
     rows: Count
@@ -45,7 +45,7 @@ class RestoreFigures(Record, frozen=True):
     seconds: Seconds
     steps: dict[str, StepFigures]
     nodes: dict[str, NodeFigures]
-    transactions: Count | UnsetType = UNSET
+    transactions: Count
 
 
 FORMAT = "cutline/operation/1"
@@ -67,8 +67,8 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """What an operation is about to do.
 
-    `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
-    older version made. `terminal`: the operation may leave the fleet read-only. `by` is the label of the command
+    `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes.
+    `terminal`: the operation may leave the fleet read-only. `by` is the label of the command
     (fleet.label). Only creates have `fleet_id`, that of the store, and `only_cut`: they are without rows. Only restores
     have `expires_at`, when the lease first
     expires, `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
@@ -162,7 +162,7 @@ class WatchState(Record, frozen=True):
 
 
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent.
+    """How an operation ended.
 
     `code` is the exit code of the command, `volumes` counts what it worked on (bytes, objects, rows, …), and `causes`
     says why it had to try again. `phases` has the seconds of each step by its name, in order; a restore by which others
@@ -171,8 +171,8 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     """
 
     operation: str
-    kind: str | UnsetType = UNSET
-    snapshot: str | UnsetType = UNSET
+    kind: str
+    snapshot: str
     increment: Count | UnsetType = UNSET
     state: Literal["done", "failed"]
     reason: str
@@ -281,7 +281,7 @@ def write_operation_record(store: ObjectStore, name: str, record: OperationRecor
 def read_intent(store: ObjectStore, operation_id: str) -> Intent:
     """Read an intent; raise ObjectMissingError, ManifestError."""
     key = operation_key(operation_id, "intent")
-    intent: Intent = read_document(store, key, Intent)
+    intent: Intent = read_sealed(store, key, Intent)
     check_about(key, f"operation {intent.operation}", f"operation {operation_id}")
     with checking(key):
         if intent.kind == "create" and not NAME.fullmatch(intent.snapshot):
@@ -323,7 +323,7 @@ def _read(store: ObjectStore, operation_id: str, name: str, kind: type[Found]) -
     """Read the operation's document `name`, None if there is none; raise ManifestError."""
     key = operation_key(operation_id, name)
     try:
-        found: Found = read_document(store, key, kind)
+        found: Found = read_sealed(store, key, kind)
     except ObjectMissingError:
         return None
     check_about(key, f"operation {found.operation}", f"operation {operation_id}")

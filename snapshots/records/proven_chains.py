@@ -23,10 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import structs
 
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Time
@@ -99,7 +99,6 @@ def _check_group(where: str, group: Group) -> None:
     check_distinct(where, "column name", [column.name for column in columns])
     if sorted(column.position for column in columns) != list(range(len(columns))):
         raise ValueError(f"{where}: the positions of its columns are not 0 to {len(columns) - 1}")
-    # Early versions did not store numbers.
     if any(column.number for column in columns):
         check_distinct(where, "column number", [column.number for column in columns])
         if not all(column.number for column in columns):
@@ -176,7 +175,6 @@ def check_tables(before: Chain | None, chain: Chain) -> None:
     for shard in chain.full.groups:
         groups = chain.groups(shard)
         check_distinct(f"groups.{shard}", "table", [group.name for group in groups])
-        # Early commits have no states.
         had_all = before is None or len(before.tables(shard)) == len(before.groups(shard))
         states = chain.tables(shard)
         if chain.full.tables.get(shard) and had_all and len(states) < len(groups):
@@ -201,7 +199,7 @@ def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes:
 def definition_counts(chain: Chain) -> dict[str, int]:
     """What a commit counts of definitions, so that none can go missing: tables at the cut, and those that it continues.
 
-    `chain` ends with the commit. Early commits have no such counts.
+    `chain` ends with the commit.
     """
     changes = chain.last.definition_changes
     continued = sum(map(len, changes.successions.values())) if changes else 0
@@ -298,8 +296,7 @@ def _database(one: NodeIdentity) -> tuple[object, ...]:
 
 def check_cut(cut: CutRecord) -> None:
     """Raise ValueError unless positions are in the order in which a cut makes them, and none is listed twice."""
-    # Early versions did not store causes.
-    if cut.causes and len(cut.causes) != cut.attempts - 1:
+    if len(cut.causes) != cut.attempts - 1:
         raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
     if cut.included_early > cut.in_flight:
         raise ValueError("cut.included_early is more than cut.in_flight")
@@ -311,9 +308,7 @@ def check_cut(cut: CutRecord) -> None:
         check_distinct(
             f"cut of node {node.node}", "position", [*(each.lsn for each in node.undecided), *node.rolled_back]
         )
-        # Early versions did not store `in_doubt`.
-        parts = () if isinstance(node.in_doubt, UnsetType) else node.in_doubt
-        check_distinct(f"cut of node {node.node}", "position in doubt", [each.lsn for each in parts])
+        check_distinct(f"cut of node {node.node}", "position in doubt", [each.lsn for each in node.in_doubt])
 
 
 def check_continues(before: Commit, commit: Commit) -> None:
@@ -455,7 +450,7 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         check_continues(chain.last, increment)
         check_counts(chain.full, increment)
         # Of a partial chain only the digests are compared (chains.py).
-        if not chain.is_partial and increment.history is not None and not _is_of(chain, increment.history):
+        if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
             raise ValueError("history is not that of the commits before it")
         after = replace(chain, increments=(*chain.increments, increment))
         if increment.definition_changes:
@@ -464,21 +459,6 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         else:
             # Its tables are those of the commit before.
             check_definition_counts(after, increment)
-
-
-def _is_of(chain: Chain, history: ChainHistory) -> bool:
-    """Whether it is the history of the increment that follows the chain, as this version or an earlier one writes it.
-
-    Earlier versions did not summarize the times of cuts.
-    """
-    expected, found = chain.next_history, {summary.increment: summary for summary in history.recent}
-    recent = (_without_lacking(summary, found.get(summary.increment, summary)) for summary in expected.recent)
-    return history == structs.replace(expected, recent=tuple(recent))
-
-
-def _without_lacking(expected: CommitSummary, found: CommitSummary) -> CommitSummary:
-    lacking = {name: UNSET for name in ("cut_at", "safe_at") if isinstance(getattr(found, name), UnsetType)}
-    return structs.replace(expected, **lacking)
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:
@@ -822,17 +802,13 @@ def is_committed(store: ObjectStore, name: str) -> bool:
 
 
 def cut_time(commit: Commit | CommitSummary) -> datetime:
-    """When the commit's cut was made; if that is not recorded, when the commit was put, which is later."""
-    made_at = commit.cut_at if isinstance(commit, CommitSummary) else commit.cut.made_at
-    if isinstance(made_at, str):
-        return datetime.fromisoformat(made_at)
-    return datetime.fromisoformat(commit.created_at) + timedelta(seconds=commit.seconds)
+    """When the commit's cut was made."""
+    return datetime.fromisoformat(commit.cut_at if isinstance(commit, CommitSummary) else commit.cut.made_at)
 
 
-def safe_time(commit: Commit | CommitSummary) -> Time | None:
-    """The safe time of the commit's cut; None if it is not recorded."""
-    safe_at = commit.safe_at if isinstance(commit, CommitSummary) else commit.cut.safe_at
-    return None if isinstance(safe_at, UnsetType) else safe_at
+def safe_time(commit: Commit | CommitSummary) -> Time:
+    """The safe time of the commit's cut."""
+    return commit.safe_at if isinstance(commit, CommitSummary) else commit.cut.safe_at
 
 
 def chain_at(chain: Chain, moment: datetime) -> Chain:

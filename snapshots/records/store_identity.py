@@ -11,7 +11,7 @@ from msgspec import Meta, field
 from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Record
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.documents import read_document, seal
+from cutline.snapshots.records.documents import read_sealed, seal
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
@@ -74,7 +74,7 @@ def open_own_store(fleet: Fleet) -> ObjectStore:
 def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
     """Read fleet.json; raise StoreNotInitialisedError, StoreOfAnotherFleetError, ManifestError."""
     try:
-        identity: StoreIdentity = read_document(store, FLEET_KEY, StoreIdentity)
+        identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError as error:
         raise _not_initialised_error(store) from error
     if identity.name != fleet.name:
@@ -102,7 +102,7 @@ def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
 def read_fleet_id(store: ObjectStore) -> str | None:
     """The id of the fleet to which the store belongs, None if it is not initialised; raise ManifestError."""
     try:
-        identity: StoreIdentity = read_document(store, FLEET_KEY, StoreIdentity)
+        identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError:
         return None
     return identity.fleet_id

@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Literal
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import field
 
 from cutline.fleet.record import Count, Record, Time
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
@@ -34,12 +34,12 @@ class SnapshotDeletedError(RefusedError):
 class RestorePoint(Record, frozen=True):
     """A restore point that was removed: a full snapshot (increment 0) or an increment.
 
-    `created_at` is when its command began, `cut_at` when its cut was made; early versions did not record that.
+    `created_at` is when its command began, `cut_at` when its cut was made.
     """
 
     increment: Count
     created_at: Time
-    cut_at: Time | UnsetType = UNSET
+    cut_at: Time
 
 
 class Mark(Record, frozen=True):

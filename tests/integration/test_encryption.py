@@ -232,7 +232,7 @@ def test_a_mark_that_is_not_encrypted_removes_nothing(
     chain = read_chain(fleet.store.open(), NAME).full.chain
     mark = Mark(
         kind, NAME, new_operation_id(datetime.fromisoformat(at)), at, "ops@db7:1", chain, (slot_name(chain),),
-        tuple(node.id for node in fleet.nodes), (RestorePoint(1, at), RestorePoint(2, at)), 7, 7000,
+        tuple(node.id for node in fleet.nodes), (RestorePoint(1, at, at), RestorePoint(2, at, at)), 7, 7000,
     )  # fmt: skip
     plain, rules = in_plain(copied), ("--keep-full", "9")
     assert collect(plain, "--dry-run") == {}
@@ -260,7 +260,15 @@ def test_an_outcome_that_is_not_encrypted_does_not_end_a_running_create(copied: 
     written = f"{base_prefix('other', nodes[0], running.operation)}/part-0.parquet"
     begin(store, running)
     store.create(written, b"rows")
-    outcome = Outcome(operation=running.operation, state="failed", reason="lock-lost", ended_at=running.began_at)
+    outcome = Outcome(
+        operation=running.operation,
+        kind="create",
+        snapshot="other",
+        increment=0,
+        state="failed",
+        reason="lock-lost",
+        ended_at=running.began_at,
+    )
     key = operation_key(running.operation, "outcome")
     plain = in_plain(copied)
     assert collect(plain, "--dry-run") == {}

@@ -36,7 +36,7 @@ def is_descriptive(mutation: Mutation, before: Any, after: Any) -> bool:
     """
     if not mutation.key.startswith("snapshots/chain/"):
         return True
-    # Early commits lack some counts, and their summaries the times of cuts. None is shown for what is not there.
+    # Increments may lack some counts. None is shown for what is not there.
     is_lacking = mutation.way == "removed" and _matches(mutation.path, LACKING)
     if is_lacking or _matches(mutation.path, DESCRIPTIVE):
         return True

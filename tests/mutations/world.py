@@ -191,7 +191,7 @@ def _plant(world: World) -> None:
     for format_, name in ((DELETED, DELETED_NAME), (ONLY_FULL, PRUNED_NAME)):
         mark = Mark(
             format_, name, new_operation_id(datetime.fromisoformat(at)), at, "ops@db7:1", chain.full.chain,
-            ("cutline_slot",), tuple(chain.baseline), (RestorePoint(0, at), RestorePoint(1, at)), 7, 7000,
+            ("cutline_slot",), tuple(chain.baseline), (RestorePoint(0, at, at), RestorePoint(1, at, at)), 7, 7000,
         )  # fmt: skip
         _put(world.store, mark.key, seal(mark))
     lost = LostChain(LOST_NAME, chain.full.chain, 2, "s1", 2 << 30, 1 << 30, at)

@@ -54,6 +54,7 @@ from cutline.wal.segments.segments import ArchiveError, Segment, archive_prefix,
 from cutline.wal.slots.slots import SlotLostError, slot_name
 from tests.simulation.repository_model import NODES, CreateRun
 from tests.simulation.store_processes import ModelLock, Process, exclusive
+from tests.unit.made_commits import MARKED_AT
 
 FLEET = Fleet(
     Path("fleet.toml"), "simulated", StoreLocation("memory://simulated"), (), "exact", GroupRules(), "local[1]", {}
@@ -276,12 +277,15 @@ def _common(work: Work, positions: Mapping[str, int]) -> dict[str, Any]:
         attempts=1,
         seconds=0.1,
         nodes=tuple(
-            NodeCut(node, Lsn(position), Lsn(position), Lsn(position), 1, (), ())
+            NodeCut(node, Lsn(position), Lsn(position), Lsn(position), 1, (), (), (), MARKED_AT)
             for node, position in positions.items()
         ),
         global_transactions=0,
         included_early=0,
         in_flight=0,
+        made_at=MARKED_AT,
+        safe_at=MARKED_AT,
+        skew_seconds=0.0,
     )
     return {
         "snapshot": work.operation.snapshot,

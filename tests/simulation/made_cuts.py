@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import pyarrow as pa
-from msgspec import UnsetType
 
 from cutline.fleet.lsn import Lsn
 from cutline.wal.cut import resolve as rule
@@ -22,6 +21,7 @@ from cutline.wal.cut.in_doubt import included_and_prepared
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import WAL_BEGIN, Change, Node, Wave
+from tests.unit.made_commits import MARKED_AT
 
 BASE_POSITION = WAL_BEGIN - 100
 
@@ -64,7 +64,7 @@ class NodeCursor:
         first, last = bisect_right(ends, since), bisect_right(ends, until)
         found = events.slice(self.first_row + first, last - first)
         start = Lsn(wave.starts[self.number])
-        return NodeWindow(Lsn(self.position), start, Lsn(until), found, self.undecided, self.in_doubt)
+        return NodeWindow(Lsn(self.position), start, Lsn(until), found, MARKED_AT, self.undecided, self.in_doubt)
 
 
 def events_table(nodes: Sequence[Node]) -> pa.Table:
@@ -93,7 +93,6 @@ def undecided_for_next(cut: NodeCut) -> tuple[Undecided, ...]:
 
 def in_doubt_for_next(cut: NodeCut) -> tuple[InDoubt, ...]:
     """What is in doubt at this cut, as the next one gets it."""
-    assert not isinstance(cut.in_doubt, UnsetType)
     return cut.in_doubt
 
 

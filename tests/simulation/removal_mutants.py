@@ -25,7 +25,9 @@ def gc_takes_what_is_open() -> AbstractContextManager[object]:
     real = operation_records.read_outcome
 
     def broken(store: ObjectStore, owner: str) -> Outcome:
-        return real(store, owner) or Outcome(operation=owner, state="failed", reason="", ended_at="")
+        return real(store, owner) or Outcome(
+            operation=owner, kind="create", snapshot="", state="failed", reason="", ended_at=""
+        )
 
     return patch.object(gc, "read_outcome", broken)
 

@@ -153,7 +153,7 @@ KINDS: dict[str, Kind] = {
         lambda store: read_cancel_request(store, OPERATION.id, 1),
     ),
 }
-# Fields that may be absent, because earlier versions did not write them.
+# Fields that may be absent.
 OPTIONAL = {
     "full": {"left_out", "causes", "events_at", "events_digest", "locale_provider", "locale", "icu_rules"},
     "increment": {"previous", "causes"},
@@ -162,11 +162,8 @@ OPTIONAL = {
     "tombstone": {"servers", "a"},
     "only-full": {"servers", "a"},
     "lost": {"restore", "successor", "slot_problem"},
-    # Earlier versions wrote outcomes without a kind; the intent has it.
-    "outcome": {"kind", "snapshot", "increment", "code"},
+    "outcome": {"increment", "code"},
     "check": {
-        "kind",
-        "snapshot",
         "code",
         "by",
         "began_at",
@@ -198,6 +195,7 @@ DEFAULTED = {"count", "include", "exclude", "append_only"}
 # Values that are wrong for most fields, but valid for these: seconds may be any number.
 VALID_VALUES = (
     ("seconds", 1.5),
+    ("skew_seconds", 1.5),
     ("seconds", 10**30),
     ("in_recovery", True),
     ("rate", 1.5),

@@ -18,7 +18,7 @@ from cutline.snapshots.removal.deletion import RemovalRun
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.slots.slots import slot_name
-from tests.unit.made_commits import commit, counted
+from tests.unit.made_commits import begun_at, commit, counted
 
 FLEET = Fleet(
     Path("fleet.toml"), "shop", StoreLocation("memory://unused"), (Node("a", "dbname=a"), Node("b", "dbname=b", "a")),
@@ -43,7 +43,7 @@ def store_chain(store: ObjectStore, name: str, *taken_at: str) -> str:
             ddl = [(f"snapshots/{name}/schema/a/{chain}/archive.dump.zst", DDL, "a")]
             new = structs.replace(new, copied=tuple(StoredObject(*one, 5, "d", {}) for one in (*base, *ddl)))
         new = structs.replace(
-            new, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, previous=previous
+            begun_at(new, at), snapshot=name, operation=f"op-{name}-{number}", segments=segments, previous=previous
         )
         new = counted(new)
         intent = structs.replace(new_operation("create", name, number, ("a", "b")), operation=new.operation)

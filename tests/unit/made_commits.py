@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from itertools import count
 
 from msgspec import structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.record import Time
 from cutline.nodes.baseline import NodeIdentity
 from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment
 from cutline.snapshots.records.documents import seal, unseal
@@ -18,6 +20,7 @@ from cutline.wal.cut.cut_values import NodeCut, Undecided
 from cutline.wal.segments.segments import Segment
 
 STORES = count()
+MARKED_AT = Time("2026-11-20T00:00:00.500Z")
 
 
 def identity(node: str, backup_of: str | None = None) -> NodeIdentity:
@@ -56,6 +59,17 @@ def increment_commit(number: int, chain: str = "op-0", position: int = 100) -> I
     )  # fmt: skip
 
 
+def point(number: int, at: str) -> RestorePoint:
+    """The restore point of a command that began at `at`, with its cut a second later."""
+    return RestorePoint(number, Time(at), Time.of(datetime.fromisoformat(at) + timedelta(seconds=1)))
+
+
+def begun_at(commit: Commit, at: str) -> Commit:
+    """The commit of a command that began at `at`, with its cut a second later."""
+    cut = structs.replace(commit.cut, made_at=point(commit.increment, at).cut_at)
+    return structs.replace(commit, created_at=Time(at), cut=cut)
+
+
 def named(commit: Commit, name: str) -> Commit:
     """The commit as one of the snapshot `name`."""
     segments = {
@@ -77,10 +91,10 @@ def counted(commit: Commit) -> Commit:
 
 def _cut(number: int, position: int) -> CutRecord:
     undecided = (Undecided("left out", Lsn(10 + number), Lsn(11)),)
-    node = NodeCut("a", Lsn(1), Lsn(2), Lsn(position), 0, undecided, (Lsn(20 + number),))
+    node = NodeCut("a", Lsn(1), Lsn(2), Lsn(position), 0, undecided, (Lsn(20 + number),), (), MARKED_AT)
     return CutRecord(
         id=f"op-{number}.1", attempts=1, seconds=0.001, nodes=(node,), global_transactions=0, included_early=0,
-        in_flight=0,
+        in_flight=0, made_at=Time("2026-11-20T00:00:01.000Z"), safe_at=MARKED_AT, skew_seconds=0.0,
     )  # fmt: skip
 
 
@@ -97,7 +111,7 @@ def mark(name: str = "daily", *, only_full: bool = False) -> Mark:
     """The mark of a snapshot deleted at 11:00, or of one whose increments were pruned then."""
     return Mark(
         format=ONLY_FULL if only_full else DELETED, snapshot=name, operation="op-9", at="2026-11-20T11:00:00Z", by="",
-        chain="op-0", slots=("slot",), nodes=("a",), points=(RestorePoint(0, "2026-11-20T00:00:00Z"),), objects=1,
+        chain="op-0", slots=("slot",), nodes=("a",), points=(point(0, "2026-11-20T00:00:00Z"),), objects=1,
         bytes=2, servers={"a": "7"},
     )  # fmt: skip
 

@@ -43,8 +43,8 @@ def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays(
     lines = plan_lines(plan)
     assert lines[0].startswith(f"delete old with all its restore points: {len(store.list('snapshots/old'))} objects")
     assert lines[1:] == [
-        "lost: full snapshot of 2020-01-01 10:00:00 UTC",
-        "lost: increment 1 of 2020-01-02 10:00:00 UTC",
+        "lost: full snapshot of 2020-01-01 10:00:01 UTC",
+        "lost: increment 1 of 2020-01-02 10:00:01 UTC",
         f"drop slot {SLOT} on a",
         f"leave slot {SLOT} on b: fleet.toml no longer leads there",
         "keep new",
@@ -131,8 +131,8 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     assert "part-0.parquet is gone from the store" in lines[1]
     assert lines[2:5] == [
         "old: deleted: no rule keeps it",
-        "  lost: full snapshot of 2020-01-01 10:00:00 UTC",
-        "  lost: increment 1 of 2020-01-02 10:00:00 UTC",
+        "  lost: full snapshot of 2020-01-01 10:00:01 UTC",
+        "  lost: increment 1 of 2020-01-02 10:00:01 UTC",
     ]
     pruned = prune_locked(new_removal_run(store, nodes), rules, lambda _plan: None)
     document = prune_document(pruned)

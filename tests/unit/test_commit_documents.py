@@ -19,7 +19,6 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.nodes.table_state import Counters, TableState
-from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (
     Commit,
     CutRecord,
@@ -35,7 +34,7 @@ from cutline.snapshots.records.documents import ManifestError, parse_document, s
 from cutline.snapshots.records.proven_chains import commit_key, read_commit
 from cutline.wal.cut.cut_values import NodeCut, Undecided
 from cutline.wal.segments.segments import OpenTransaction, Segment
-from tests.unit.made_commits import as_read, commit, full_commit, memory
+from tests.unit.made_commits import as_read, commit, memory
 
 T = TypeVar("T")
 TEXTS = st.text(max_size=8)
@@ -66,7 +65,10 @@ STATES = st.lists(TABLE_STATES, max_size=2, unique_by=lambda one: one.table).map
 
 def node_cuts(node: str) -> st.SearchStrategy[NodeCut]:
     undecided = tuples_of(st.builds(Undecided, TEXTS, POSITIONS, POSITIONS))
-    return st.builds(NodeCut, st.just(node), POSITIONS, POSITIONS, POSITIONS, COUNTS, undecided, tuples_of(POSITIONS))
+    rolled_back = tuples_of(POSITIONS)
+    return st.builds(
+        NodeCut, st.just(node), POSITIONS, POSITIONS, POSITIONS, COUNTS, undecided, rolled_back, st.just(()), TIMES
+    )
 
 
 def segments_of(node: str) -> st.SearchStrategy[tuple[Segment, ...]]:
@@ -114,13 +116,12 @@ def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
         "cut": CutRecord(
             id=draw(TEXTS), attempts=draw(COUNTS), causes=draw(tuples_of(TEXTS)), seconds=draw(SECONDS),
             nodes=tuple(draw(node_cuts(shard)) for shard in shards), global_transactions=draw(COUNTS),
-            included_early=draw(COUNTS), in_flight=draw(COUNTS),
+            included_early=draw(COUNTS), in_flight=draw(COUNTS), made_at=draw(TIMES), safe_at=draw(TIMES),
+            skew_seconds=draw(SECONDS),
         ),
         "sequences": of_shards(tuples_of(SEQUENCES)),
         "segments": {node: draw(segments_of(node)) for node in nodes},
-        "left_out": draw(
-            st.none() | tuples_of(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS))
-        ),
+        "left_out": draw(tuples_of(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS))),
         "terminal": draw(st.booleans()),
     }  # fmt: skip
     if draw(st.booleans()) if full is None else full:
@@ -193,17 +194,6 @@ def test_a_missing_field_is_refused_by_name(name: str) -> None:
     del document[name]
     with pytest.raises(ManifestError, match=f"object the/key is not a valid document .*missing .* field `{name}`"):
         read_back(seal(document))
-
-
-def test_a_commit_without_left_out_is_read_and_still_names_its_append_only_tables() -> None:
-    found = full_commit()
-    assert "left_out" not in fields_of(found)
-    assert read_back(seal(found)) == as_read(found)
-    assert Chain(found).left_out == ()
-    log = Group(1, "public", "log", "append_only", 0, ())
-    chain = Chain(structs.replace(found, groups={"a": (log,)}))
-    assert [(one.node, one.kind, one.name) for one in chain.left_out] == [("a", "append_only_table", "public.log")]
-    assert chain.append_only == ["public.log"]
 
 
 def test_a_commit_of_a_newer_format_is_refused() -> None:

@@ -98,15 +98,15 @@ def test_the_number_in_a_name_does_not_decide_how_many_commits_are_looked_up(pla
 
 def test_a_restore_point_is_as_old_as_its_cut_and_not_as_its_command() -> None:
     store, made_at = memory(), Time("2026-11-20T09:00:00.500Z")
-    full, early = commit(0), commit(1)
+    full, second = commit(0), commit(1)
     put_commit(store, structs.replace(full, cut=structs.replace(full.cut, made_at=made_at)))
-    put_commit(store, early)
+    put_commit(store, second)
     surveyed = survey_snapshot(store, "daily")
-    # They began at midnight; of an early commit, whose cut has no time, the second counts in which it was put.
-    put_at = datetime(2026, 11, 20, 0, 0, 1, tzinfo=UTC)
-    assert surveyed.moments == (datetime(2026, 11, 20, 9, 0, 0, 500_000, tzinfo=UTC), put_at)
+    # They began at midnight.
+    second_at = datetime(2026, 11, 20, 0, 0, 1, tzinfo=UTC)
+    assert surveyed.moments == (datetime(2026, 11, 20, 9, 0, 0, 500_000, tzinfo=UTC), second_at)
     assert surveyed.points == (
-        RestorePoint(0, full.created_at, made_at), RestorePoint(1, early.created_at)
+        RestorePoint(0, full.created_at, made_at), RestorePoint(1, second.created_at, second.cut.made_at)
     )  # fmt: skip
 
 

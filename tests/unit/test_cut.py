@@ -9,6 +9,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.wal.cut.cut_values import Cut, NodeCut, Undecided
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
+from tests.unit.made_commits import MARKED_AT
 
 # The op, the LSN of its record and its global id; every record is 10 bytes long. The LSN of an R is that of the
 # PREPARE that it rolled back; its own comes fourth.
@@ -28,7 +29,7 @@ def window(
             }
         )  # fmt: skip
     return NodeWindow(
-        Lsn(previous), Lsn(start), Lsn(finish), pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), undecided
+        Lsn(previous), Lsn(start), Lsn(finish), pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), MARKED_AT, undecided
     )
 
 

@@ -12,7 +12,6 @@ from cutline.fleet.config import Retention
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.records.proven_chains import commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import (
-    RestorePoint,
     is_deleted,
     only_full_key,
     read_mark,
@@ -29,7 +28,7 @@ from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import DeletionRefusedError, ObjectStore
 from cutline.wal.slots.slots import slot_name
 from tests.unit.made_chains import FLEET, InMemoryNodes, nodes_of, store_chain
-from tests.unit.made_commits import memory, unused_url
+from tests.unit.made_commits import memory, point, unused_url
 from tests.unit.made_deletions import (
     OLD,
     crash_everywhere,
@@ -50,7 +49,7 @@ def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         assert is_finished(store, "old", force=False)
         assert list_unfinished_deletions(store) == ([], {})
         assert read_open_intents(store) == []
-        assert read_mark(store, tombstone_key("old")).points == tuple(starmap(RestorePoint, enumerate(OLD)))
+        assert read_mark(store, tombstone_key("old")).points == tuple(starmap(point, enumerate(OLD)))
         assert read_chain_lists(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert nodes.publications
@@ -69,7 +68,7 @@ def test_a_prune_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         left = {key: body for key, body in read_chain_lists(store, "old").items() if key != only_full_key("old")}
         assert left == expected
         assert read_chain(store, "old").increments == ()
-        assert read_mark(store, only_full_key("old")).points == (RestorePoint(1, OLD[1]), RestorePoint(2, OLD[2]))
+        assert read_mark(store, only_full_key("old")).points == (point(1, OLD[1]), point(2, OLD[2]))
         assert read_chain_lists(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert read_open_intents(store) == []
@@ -211,6 +210,6 @@ def test_an_unreadable_snapshot_and_its_slots_are_deleted_only_by_force(number: 
     assert key in plan.problems["old"]
     removed = delete(store, nodes, force=True).removed
     assert removed is not None
-    assert removed.mark.points == tuple(starmap(RestorePoint, enumerate(OLD)))[:number]
+    assert removed.mark.points == tuple(starmap(point, enumerate(OLD)))[:number]
     assert store.list("snapshots/old") == []
     assert nodes.slots == nodes_of("op-new-0").slots

@@ -29,9 +29,7 @@ from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import (
     FLEET,
     FULL,
-    INTENT,
     OPERATION,
-    OUTCOME,
     write_document,
     write_increment,
     write_outcome,
@@ -97,20 +95,6 @@ def test_a_snapshot_of_another_fleet_is_refused_and_both_fleets_are_named() -> N
     assert chain.full.fleet_id in error.value.message
     assert own.fleet_id in error.value.message
     check_of_fleet(chain, replace(own, fleet_id=chain.full.fleet_id))
-
-
-def test_documents_from_before_digests_are_read() -> None:
-    fleet = {"schema": "cutline/fleet/1", "fleet": "0a1b2c3d", "name": "shop", "format": 1}
-    intent = {"schema": "cutline/operation/1", "operation": OPERATION.id, "kind": "create", "snapshot": "weekly",
-              "increment": 2, "began_at": OPERATION.began_at, "nodes": ["a"], "slot": None}  # fmt: skip
-    outcome = {"schema": "cutline/operation/1", "operation": OPERATION.id, "state": "done", "reason": "",
-               "ended_at": OPERATION.began_at}  # fmt: skip
-    documents = ((FLEET_KEY, fleet), (INTENT, intent), (OUTCOME, outcome))
-    store = new_store_of(*((key, json.dumps(one, indent=1).encode()) for key, one in documents))
-    assert read_identity(store, FLEET).fleet_id == "0a1b2c3d"
-    assert read_recorded_commits(store) == {"weekly": {OPERATION.id: 2}}
-    store.delete(OUTCOME)
-    assert [one.increment for one in read_open_intents(store)] == [2]
 
 
 def test_an_outcome_that_can_not_be_read_does_not_hide_the_others() -> None:

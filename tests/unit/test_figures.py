@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from cutline.cli.report.sections import last_good_section
 from cutline.fleet.record import Time
@@ -23,7 +23,6 @@ from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import LostChain
 from cutline.snapshots.records.operation_records import CheckedPoint
-from tests.unit.made_commits import full_commit, increment_commit
 from tests.unit.made_figures import BEGIN, made_chain, made_figures, made_snapshot
 
 
@@ -39,15 +38,7 @@ def test_a_restore_point_has_the_figures_of_its_commit() -> None:
     assert (point.bytes, point.changes, point.transactions) == (5, 3, 2)
     assert (point.cut_seconds, point.attempts, point.causes) == (0.25, 2, ("a restart",))
     assert (point.in_flight, point.included_early) == (2, 1)
-    assert (point.cut_at, point.is_cut_timed) == (BEGIN + timedelta(minutes=2), True)
-
-
-def test_an_early_commit_is_where_it_was_put_and_says_so() -> None:
-    full = full_commit()
-    assert full.cut.made_at is UNSET
-    (point,) = figures_of(Entry("daily", Chain(full)), Chain(full)).points
-    # It began at midnight and took a second.
-    assert (point.cut_at, point.is_cut_timed) == (BEGIN + timedelta(seconds=1), False)
+    assert point.cut_at == BEGIN + timedelta(minutes=2)
 
 
 def test_growth_is_what_increments_add_in_a_day_and_shorter_chains_have_none() -> None:
@@ -108,12 +99,6 @@ def test_broken_snapshots_and_restore_points_without_rows_close_no_gap() -> None
 def test_points_of_all_snapshots_are_in_the_order_of_their_cuts() -> None:
     points = made_figures(made_snapshot(1, name="b"), made_snapshot(1, name="a")).points
     assert [(one.snapshot, one.increment) for one in points] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
-
-
-def test_a_commit_that_does_not_say_when_nodes_committed_has_no_lag() -> None:
-    chain = Chain(full_commit(), (increment_commit(1),))
-    points = figures_of(Entry("daily", chain), chain).points
-    assert [(one.lags, one.safe_at) for one in points] == [({}, None)] * 2
 
 
 def test_the_lag_of_a_node_is_from_its_newest_commit_or_its_marker_to_the_cut() -> None:

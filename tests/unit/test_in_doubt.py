@@ -6,31 +6,27 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from cutline.cli.output.recovery import plan_lines, write_transactions
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.listing.recovery_plan import (
-    InDoubtUnknownError,
-    find_in_doubt,
     in_doubt_transactions,
     plan_recovery,
 )
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.documents import seal, unseal
 from cutline.wal.cut.cut_values import InDoubt
 from cutline.wal.cut.resolve import NodeWindow, resolve
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
-from tests.unit.made_commits import full_commit
+from tests.unit.made_commits import MARKED_AT, full_commit
 
 PREPARED = InDoubt("pay-1/a", "pay-1", 7, Lsn(50), is_prepared=True, is_included=True)
 LATE = InDoubt("it's", "it's", 8, Lsn(60), is_prepared=True, is_included=False)
 DECIDED = InDoubt("gone", "gone", 9, Lsn(70), is_prepared=False, is_included=True)
 
 
-def window(*events: tuple[str, int, str, int], in_doubt: object = (), previous: int = 0) -> NodeWindow:
+def window(*events: tuple[str, int, str, int], in_doubt: tuple[InDoubt, ...] = (), previous: int = 0) -> NodeWindow:
     """A window from `previous` with a start marker at 100; an event is its op, LSN, gid and xid, and 10 bytes long."""
     rows = [
         {
@@ -40,7 +36,7 @@ def window(*events: tuple[str, int, str, int], in_doubt: object = (), previous: 
         for op, lsn, gid, xid in events
     ]  # fmt: skip
     table = pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA)
-    return NodeWindow(Lsn(previous), Lsn(previous + 100), Lsn(previous + 200), table, (), in_doubt)  # type: ignore[arg-type]
+    return NodeWindow(Lsn(previous), Lsn(previous + 100), Lsn(previous + 200), table, MARKED_AT, (), in_doubt)
 
 
 def test_two_branches_on_one_node_are_told_apart() -> None:
@@ -52,26 +48,10 @@ def test_two_branches_on_one_node_are_told_apart() -> None:
     )
 
 
-def test_what_an_early_commit_does_not_list_stays_unknown() -> None:
-    (node,) = resolve({"a": window(("P", 10, "g", 1), in_doubt=UNSET)}).nodes
-    assert node.in_doubt is UNSET
-
-
 def with_parts(*parts: InDoubt) -> Commit:
     full = full_commit()
     (node,) = full.cut.nodes
     return structs.replace(full, cut=structs.replace(full.cut, nodes=(structs.replace(node, in_doubt=parts),)))
-
-
-def test_a_commit_without_the_list_is_read_and_named() -> None:
-    commit = full_commit()
-    assert b"in_doubt" not in seal(commit)
-    assert unseal("", seal(commit))
-    with pytest.raises(InDoubtUnknownError) as raised:
-        in_doubt_transactions(commit)
-    assert raised.value.exit_code == 3
-    assert find_in_doubt(commit) is None
-    assert write_transactions(("daily", 0), None, None) == []  # type: ignore[arg-type]
 
 
 def test_a_plan_commits_what_is_included_and_rolls_back_the_rest() -> None:

@@ -21,14 +21,22 @@ def test_the_nearest_size_of_the_newest_restores_counts(tmp_path: Path) -> None:
     sizes = [1000, 50, 10**6, 900, 2000, 10**9, 50]
     for number, rows in enumerate(sizes):
         operation = f"20261123T0000{number:02}Z-abcdef00{number:02}"
-        figures = RestoreFigures(rows, 0, 1.0, {}, {})
+        figures = RestoreFigures(rows, 0, 1.0, {}, {}, transactions=0)
         write_operation_record(
             store, "decision", Decision(operation=operation, decision="publish", by="", decided_at=current_time())
         )
         write_operation_record(
             store,
             "outcome",
-            Outcome(operation=operation, state="done", reason="", ended_at=current_time(), figures=figures),
+            Outcome(
+                operation=operation,
+                kind="restore",
+                snapshot="daily",
+                state="done",
+                reason="",
+                ended_at=current_time(),
+                figures=figures,
+            ),
         )
     assert len(sizes) == COMPARED_MAX + 2
     # The first two are too long ago. 10,000 rows are nearer to 2,000 than to a million, by their ratio.

@@ -127,7 +127,7 @@ def test_a_restore_says_how_long_its_wal_phase_took() -> None:
     fleet = new_fleet()
     store = fleet.store.open()
     steps = {"fold changes": StepFigures(1.5, 700), "load rows": StepFigures(3.0, 9), "invented": StepFigures(1, 1)}
-    figures = RestoreFigures(rows=9, bytes=8, seconds=4.5, steps=steps, nodes={})
+    figures = RestoreFigures(rows=9, bytes=8, seconds=4.5, steps=steps, nodes={}, transactions=0)
     ended(store, "restore", 0, ago=10, details=OutcomeDetails(figures=figures))
     found = read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW))
     assert of(metrics.RESTORE_STEP, found) == {"fold changes": 1.5, "load rows": 3.0}

@@ -45,7 +45,13 @@ def create(
     intent = structs.replace(new_operation("create", "daily", increment, ("a",)), only_cut=only_cut or UNSET)
     begin(store, intent)
     outcome = Outcome(
-        operation=intent.id, state=state, reason="", ended_at=intent.began_at, phases=phases if phases else UNSET
+        operation=intent.id,
+        kind="create",
+        snapshot="daily",
+        state=state,
+        reason="",
+        ended_at=intent.began_at,
+        phases=phases if phases else UNSET,
     )
     write_operation_record(store, "outcome", outcome)
 
@@ -87,7 +93,13 @@ def test_cuts_without_rows_and_drills_are_kinds_of_their_own() -> None:
         intent = structs.replace(new_operation("restore", "daily", 0, ("a",)), by=own_label(command, ""))
         begin(store, intent)
         outcome = Outcome(
-            operation=intent.id, state="done", reason="", ended_at=intent.began_at, phases={"load rows": seconds}
+            operation=intent.id,
+            kind="restore",
+            snapshot="daily",
+            state="done",
+            reason="",
+            ended_at=intent.began_at,
+            phases={"load rows": seconds},
         )
         write_operation_record(store, "outcome", outcome)
     assert {(one.kind, one.phase): one.mean_seconds for one in read_operation_figures(store).phases} == {
@@ -133,7 +145,10 @@ def test_a_report_finds_a_check_and_a_restore_behind_any_number_of_increments(mo
     begin(store, intent)
     write_operation_record(
         store, "outcome",
-        Outcome(operation=intent.id, state="done", reason="", ended_at=intent.began_at, phases={"load rows": 5.0}),
+        Outcome(
+            operation=intent.id, kind="restore", snapshot="weekly", state="done", reason="",
+            ended_at=intent.began_at, phases={"load rows": 5.0},
+        ),
     )  # fmt: skip
     store_chain(fleet, "weekly", "2026-11-20T00:00:00Z")
     # What made chains record sorts after all other operations.

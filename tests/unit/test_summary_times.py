@@ -1,11 +1,11 @@
-"""Commits summarize when the cuts before them were made; histories of earlier versions, which lack it, still count."""
+"""Commits summarize when the cuts before them were made."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import put_commit
@@ -29,8 +29,8 @@ def made_at(number: int) -> Time:
     return Time.of(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=0.6 + number / 10))
 
 
-def store_timed_chain(increments: int, without: int) -> InMemoryStore:
-    """A chain of which every commit says when its cut was made; the first `without` increments summarize it nowhere."""
+def store_timed_chain(increments: int) -> InMemoryStore:
+    """A chain of which every commit says when its cut was made."""
     store = memory()
     last: Commit | None = None
     for number in range(increments + 1):
@@ -41,30 +41,18 @@ def store_timed_chain(increments: int, without: int) -> InMemoryStore:
         made = structs.replace(made, cut=cut)
         if isinstance(made, Increment) and last:
             history = read_chain(store, "daily").next_history
-            if number <= without:
-                recent = tuple(structs.replace(one, cut_at=UNSET, safe_at=UNSET) for one in history.recent)
-                history = structs.replace(history, recent=recent)
             made = structs.replace(made, previous=Previous(last.operation, last.digest), history=history)
         put_commit(store, counted(made))
         last = read_commit(store, "daily", number)
     return store
 
 
-@pytest.mark.parametrize("without", [0, 1, 5, 7, BLOCK, BLOCK + 2])
-def test_summaries_say_when_cuts_were_made_and_those_of_earlier_versions_still_count(without: int) -> None:
-    store = store_timed_chain(BLOCK + 2, without)
+@pytest.mark.parametrize("increments", [1, BLOCK - 1, BLOCK, BLOCK + 2])
+def test_summaries_say_when_cuts_were_made(increments: int) -> None:
+    store = store_timed_chain(increments)
     whole, newest = read_chain(store, "daily"), read_newest_part(store, "daily")
-    assert [cut_time(one) for one in whole.commits] == [
-        datetime.fromisoformat(made_at(number)) for number in range(BLOCK + 3)
-    ]
-    times = [cut_time(one) for one in read_summaries(store, newest)]
-    # Where no summary says it, the time at which the commit was put counts: it began at 00:00:00 and took a second.
-    put_at = datetime(2026, 11, 20, 0, 0, 1, tzinfo=UTC)
-    # The summaries of 1 to 63 are in increment 64, those of 64 and 65 in 66. Each is written with the commit after.
-    lacking = {number for number in range(1, BLOCK + 2) if number < without}
-    assert times == [
-        put_at if number in lacking else datetime.fromisoformat(made_at(number)) for number in range(1, BLOCK + 3)
-    ]
-    assert [safe_time(one) for one in read_summaries(store, newest)] == [
-        None if number in lacking else made_at(number - 1) for number in range(1, BLOCK + 3)
-    ]
+    times = [datetime.fromisoformat(made_at(number)) for number in range(increments + 1)]
+    assert [cut_time(one) for one in whole.commits] == times
+    summaries = read_summaries(store, newest)
+    assert [cut_time(one) for one in summaries] == times[1:]
+    assert [safe_time(one) for one in summaries] == [made_at(number - 1) for number in range(1, increments + 1)]

@@ -149,12 +149,14 @@ def test_figures_scale_the_fixed_time_of_small_restores_and_the_rate_of_large_on
     cost = COSTS[RestoreStep.ROWS]
     for rows in (1, 10**9):
         measured = StepFigures(3 * cost.seconds(rows), rows)
-        figures = RestoreFigures(rows, 0, 0.0, {str(RestoreStep.ROWS): measured}, {})
+        figures = RestoreFigures(rows, 0, 0.0, {str(RestoreStep.ROWS): measured}, {}, transactions=0)
         for other in (rows, 2 * rows):
             expected = estimate_restore([volume(other)], figures, "op").seconds[RestoreStep.ROWS]
             assert expected == pytest.approx(3 * cost.seconds(other), rel=0.01)
     # Much more than was measured: what was fixed says nothing about the rate.
-    figures = RestoreFigures(1, 0, 0.0, {str(RestoreStep.ROWS): StepFigures(3 * cost.seconds(1), 1)}, {})
+    figures = RestoreFigures(
+        1, 0, 0.0, {str(RestoreStep.ROWS): StepFigures(3 * cost.seconds(1), 1)}, {}, transactions=0
+    )
     far = estimate_restore([volume(10**9)], figures, "op").seconds[RestoreStep.ROWS]
     assert far == pytest.approx(cost.seconds(10**9), rel=0.02)
 
@@ -165,7 +167,7 @@ def test_figures_of_one_way_to_fold_say_nothing_of_another() -> None:
     for measured in (few, many):
         slow = estimate_restore([measured])
         taken = {str(step): StepFigures(3 * seconds, slow.amounts[step]) for step, seconds in slow.seconds.items()}
-        found = estimate_restore([few], RestoreFigures(1000, 0, 0.0, taken, {}), "op").seconds
+        found = estimate_restore([few], RestoreFigures(1000, 0, 0.0, taken, {}, transactions=0), "op").seconds
         assert found[RestoreStep.SPARK] == pytest.approx(3 * expected[RestoreStep.SPARK])
         for step in (RestoreStep.FOLD, RestoreStep.ROWS):
             assert (found[step] > 2 * expected[step]) == (measured is few)
@@ -181,7 +183,9 @@ def test_only_a_long_restore_of_about_the_measured_size_is_estimated_surely(
     before: int, rows: int, *, is_rough: bool
 ) -> None:
     seconds = 200 * before / 10**8
-    figures = RestoreFigures(before, 0, seconds, {str(RestoreStep.ROWS): StepFigures(seconds, before)}, {})
+    figures = RestoreFigures(
+        before, 0, seconds, {str(RestoreStep.ROWS): StepFigures(seconds, before)}, {}, transactions=0
+    )
     measured = figures if before else None
     assert estimate_restore([volume(rows)], measured, "op").is_rough == is_rough
     assert estimate_restore([volume(rows)], measured, "op", is_resumed=True).is_rough
@@ -194,7 +198,7 @@ def test_an_estimate_is_rough_without_a_measured_load_of_its_kind() -> None:
     for one in (few, many):
         expected = estimate_restore([one])
         taken = {str(step): StepFigures(seconds, expected.amounts[step]) for step, seconds in expected.seconds.items()}
-        figures[one.changes] = RestoreFigures(one.row_count, 0, expected.total, taken, {})
+        figures[one.changes] = RestoreFigures(one.row_count, 0, expected.total, taken, {}, transactions=0)
     assert not estimate_restore([many], figures[many.changes], "op").is_rough
     assert estimate_restore([many], figures[few.changes], "op").is_rough
     # No rows: nothing was loaded, and nothing was measured.

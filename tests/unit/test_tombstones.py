@@ -25,7 +25,6 @@ from cutline.snapshots.records.proven_chains import (
     snapshot_names,
 )
 from cutline.snapshots.records.tombstones import (
-    RestorePoint,
     SnapshotDeletedError,
     only_full_key,
     tombstone_key,
@@ -35,7 +34,7 @@ from cutline.snapshots.removal.gc import find_garbage
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from tests.unit.made_chains import InMemoryNodes, nodes_of
-from tests.unit.made_commits import commit, memory, named, unused_url
+from tests.unit.made_commits import commit, memory, named, point, unused_url
 from tests.unit.made_deletions import (
     OLD,
     delete,
@@ -250,5 +249,5 @@ def test_a_pruned_chain_can_be_deleted() -> None:
     prune(store, nodes, keep_increments=1)
     removed = delete(store, nodes).removed
     assert removed is not None
-    assert removed.mark.points == (RestorePoint(0, OLD[0]),)
+    assert removed.mark.points == (point(0, OLD[0]),)
     assert store.list("snapshots/old") == []

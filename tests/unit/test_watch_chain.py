@@ -44,7 +44,7 @@ def test_the_newest_is_continued_and_older_ones_that_go_on_are_replaced() -> Non
     found = find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said)
     assert found is not None
     assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-25-1", True, ("watch-2026-11-24-1",))
-    # A second after it began, as early commits don't say when their cut was made.
+    # The cut was made a second after the command began.
     assert found.began_at == datetime.fromisoformat("2026-11-25T01:00:01+00:00")
 
 

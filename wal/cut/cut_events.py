@@ -31,18 +31,18 @@ class NodeWindow:
 
     `previous` is its position at the previous cut (for the first cut, its base position), `start` and `finish` are the
     positions of its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` the
-    transactions that the previous cut left undecided, `in_doubt` what was in doubt at it (UNSET: that is not known),
-    `last_commit_at` when the newest transaction before it was committed, `marked_at` when the start marker was written.
+    transactions that the previous cut left undecided, `in_doubt` what was in doubt at it, `last_commit_at`
+    when the newest transaction before it was committed, `marked_at` when the start marker was written.
     """
 
     previous: Lsn
     start: Lsn
     finish: Lsn
     events: pa.Table
+    marked_at: Time
     undecided: tuple[Undecided, ...] = ()
-    in_doubt: tuple[InDoubt, ...] | UnsetType = ()
+    in_doubt: tuple[InDoubt, ...] = ()
     last_commit_at: Time | UnsetType = UNSET
-    marked_at: Time | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,11 @@ class NodeCut(Record, frozen=True):
 
     The transactions in `undecided` are not part of it, but may be part of a later cut's state. Those in `rolled_back`
     (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the previous cut that
-    were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at the cut; cuts of
-    early versions lack it, and so do those that continue their chains.
+    were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at the cut;
 
     `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` when the start
     marker was written, both by the node's clock. If the clock was set back since a commit before the marker, this one
-    counts with the marker's time. Cuts of early versions lack both; a node without commits the first.
+    counts with the marker's time. A node without commits lacks the first.
     """
 
     node: str
@@ -57,9 +56,9 @@ class NodeCut(Record, frozen=True):
     local_transactions: Count
     undecided: tuple[Undecided, ...]
     rolled_back: tuple[Lsn, ...]
-    in_doubt: tuple[InDoubt, ...] | UnsetType = UNSET
+    in_doubt: tuple[InDoubt, ...]
+    marked_at: Time
     last_commit_at: Time | UnsetType = UNSET
-    marked_at: Time | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints, texts_array
@@ -32,9 +32,7 @@ _Found: TypeAlias = tuple[int, InDoubt]
 
 
 def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
-    """The resolved cut with what is in doubt on each node; without it if that is not known of the cut before."""
-    if any(window.in_doubt is UNSET for window in windows.values()):
-        return cut
+    """The resolved cut with what is in doubt on each node."""
     events = pa.concat_tables([windows[node_cut.node].events for node_cut in cut.nodes])
     node = np.repeat(np.arange(len(cut.nodes)), [len(windows[node_cut.node].events) for node_cut in cut.nodes])
     op, lsn, end, xid = (to_numpy(events.column(name)) for name in ("op", "lsn", "end_lsn", "xid"))
@@ -59,14 +57,14 @@ def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
 def included_and_prepared(nodes: Iterable[NodeCut]) -> dict[str, dict[int, InDoubt]]:
     """The parts that the cut includes and that are prepared at it, by node and xid: the catalogs lack their DDL."""
     return {
-        cut.node: {doubt.xid: doubt for doubt in cut.in_doubt or () if doubt.is_prepared and doubt.is_included}
+        cut.node: {doubt.xid: doubt for doubt in cut.in_doubt if doubt.is_prepared and doubt.is_included}
         for cut in nodes
     }
 
 
 def _carried(windows: Mapping[str, NodeWindow], cut: Cut, committed: Ints, rolled_back: Ints) -> list[_Found]:
     """What was in doubt at the cut before, without what was rolled back since."""
-    before = [(number, doubt) for number, each in enumerate(cut.nodes) for doubt in windows[each.node].in_doubt or ()]
+    before = [(number, doubt) for number, each in enumerate(cut.nodes) for doubt in windows[each.node].in_doubt]
     part = np.array([(number << XID_BITS) | doubt.xid for number, doubt in before], np.int64)
     is_committed, is_rolled_back = np.isin(part, committed).tolist(), np.isin(part, rolled_back).tolist()
     return [

@@ -199,6 +199,8 @@ def _describe(
             undecided=tuple(entries[undecided_first[number] : undecided_first[number + 1]]),
             rolled_back=tuple(undone_lsn[rolled_back_first[number] : rolled_back_first[number + 1]]),
             local_transactions=local_transactions[number],
+            in_doubt=(),
+            marked_at=window.marked_at,
         )
         for number, (node, window) in enumerate(windows.items())
     )

@@ -30,21 +30,15 @@ if TYPE_CHECKING:
 SKEW_SECONDS_MAX = 1.0
 
 
-def with_markers(cut: Cut, markers: Mapping[str, WrittenMarker]) -> tuple[NodeCut, ...]:
-    """The nodes of a cut with the times of their start markers."""
-    return tuple(structs.replace(node, marked_at=Time.of(markers[node.node].written_at)) for node in cut.nodes)
+def safe_time_of_nodes(nodes: Iterable[NodeCut]) -> Time:
+    """The safe time of the cut of these nodes."""
+    return min(map(node_time, nodes), key=datetime.fromisoformat)
 
 
-def safe_time_of_nodes(nodes: Iterable[NodeCut]) -> Time | UnsetType:
-    """The safe time of the cut of these nodes; UNSET if an early version made it."""
-    times = [node_time(node) for node in nodes]
-    known = [time for time in times if isinstance(time, str)]
-    return min(known, key=datetime.fromisoformat) if known and len(known) == len(times) else UNSET
-
-
-def node_time(cut: NodeCut) -> Time | UnsetType:
-    """What the node committed before this time is before its position; UNSET if an early version made the cut."""
-    return later(cut.marked_at, cut.last_commit_at) if isinstance(cut.marked_at, str) else UNSET
+def node_time(cut: NodeCut) -> Time:
+    """What the node committed before this time is before its position."""
+    time = later(cut.marked_at, cut.last_commit_at)
+    return time if isinstance(time, str) else cut.marked_at
 
 
 def later(one: Time | UnsetType, other: Time | UnsetType) -> Time | UnsetType:
@@ -95,12 +89,12 @@ def _with_last_commit(window: NodeWindow, cut: NodeCut) -> NodeCut:
     is_commit = ((op == COMMIT) | (op == COMMIT_PREPARED)) & (lsn >= window.previous) & (lsn < cut.position)
     is_early = lsn < window.start
     before_marker = later(_newest(times[is_commit & is_early]), window.last_commit_at)
-    if isinstance(before_marker, str) and isinstance(window.marked_at, str):
+    if isinstance(before_marker, str):
         before_marker = min(before_marker, window.marked_at, key=datetime.fromisoformat)
     return structs.replace(cut, last_commit_at=later(before_marker, _newest(times[is_commit & ~is_early])))
 
 
 def _newest(times: Ints) -> Time | UnsetType:
-    """The latest of these times of commits; UNSET if there is none. Early segments have 0."""
+    """The latest of these times of commits; UNSET if there is none."""
     newest = min(int(times.max(initial=0)), LATEST_MICROSECONDS)
     return Time.of(POSTGRESQL_EPOCH + timedelta(microseconds=newest)) if newest else UNSET

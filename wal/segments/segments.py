@@ -65,7 +65,7 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 #   M  a marker; `row` is its content
 #
 # seq: on a change, its number within its transaction. On an event, when the transaction ended, or was prepared: by the
-# node's clock, in microseconds since 2000, as PostgreSQL has it. 0 on markers and in early segments.
+# node's clock, in microseconds since 2000, as PostgreSQL has it. 0 on markers.
 #
 # global_id: that of a two-phase transaction, on its changes and events. On a COMMIT: the transaction's tag
 # (wal.decoding.transactions), which names the distributed transaction of which its node committed a part in one phase.

@@ -130,7 +130,10 @@ def shut_down(request: socket.socket) -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    """Holds REQUESTS_MAX connections at a time; one more closes the oldest."""
+    """Holds REQUESTS_MAX connections at a time; one more closes the oldest.
+
+    prometheus_client's own server limits neither connections nor their time, and knows no `/healthz`.
+    """
 
     daemon_threads = True
     block_on_close = False

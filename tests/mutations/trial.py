@@ -25,6 +25,8 @@ VARYING = frozenset({
     "last_check", "last_full_check", "last_valid_check", "standing_conflicts",
     # Of a plan: what is measured and found when it is made.
     "age_seconds", "based_on", "free_bytes", "seconds_are_rough", "seconds_by_step",
+    # An operation is taken to run for some time after its last heartbeat.
+    "running",
 })  # fmt: skip
 
 

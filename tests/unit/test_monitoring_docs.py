@@ -1,4 +1,4 @@
-"""The page, the dashboard, the alert rules and the code name the same metrics, in PromQL that Prometheus reads."""
+"""The dashboard, the alert rules and the code name the same metrics, in PromQL that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cutline.snapshots.listing.metrics_endpoint import render
 from tests.unit.metric_values import values_of
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, FOLDER = DOCS / "monitoring.md", DOCS / "monitoring"
+FOLDER = DOCS / "monitoring"
 RULES, RULES_TEST = FOLDER / "alerts.yml", FOLDER / "alerts_test.yml"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
 ALERTS: list[dict[str, Any]] = [
@@ -27,7 +27,6 @@ ALERTS: list[dict[str, Any]] = [
 BY_NAME = {one.name: one for one in METRICS}
 NAME = re.compile(r"cutline_\w+")
 SELECTOR = re.compile(r"(cutline_\w+)\{([^}]*)\}")
-ROW = re.compile(r"^\| `(cutline_\w+)` \| (.*?) ?\| (.*) \|$", re.MULTILINE)
 
 
 def queries() -> Iterator[str]:
@@ -54,19 +53,8 @@ def run(*words: str | Path, text: str | None = None) -> str:
     return done.stdout
 
 
-def test_the_page_lists_every_metric_with_its_labels_and_meaning() -> None:
-    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
-    assert rows == [(one.name, ", ".join(f"`{label}`" for label in one.labels), one.help) for one in METRICS]
-
-
 def test_the_dashboard_shows_every_metric_and_no_other() -> None:
     assert {name for query in queries() for name in NAME.findall(query)} == BY_NAME.keys()
-
-
-def test_the_page_names_every_alert_and_no_other() -> None:
-    names = [rule["alert"] for rule in ALERTS]
-    assert len(set(names)) == len(names)
-    assert set(re.findall(r"`(Cutline\w+)`", PAGE.read_text(encoding="utf-8"))) == set(names)
 
 
 @pytest.mark.parametrize("expression", expressions())

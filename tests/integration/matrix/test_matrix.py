@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -59,8 +60,11 @@ def programs_for(source: int, target: int) -> list[tuple[str, int | None]]:
     return [(TOGETHER, None), *((str(source), version) for version in own), (TOGETHER, NEWEST), (str(source), None)]
 
 
-def cases() -> Iterator[Restored]:
-    """In the short form, of each pair the default and one restore over each connection, with other programs in turn."""
+def cases() -> Iterator[Any]:
+    """In the short form, of each pair the default and one restore over each connection, with other programs in turn.
+
+    `make test` has of each pair the default and a restore over one connection, in turn.
+    """
     for number, (source, target) in enumerate(PAIRS):
         choices = programs_for(source, target)
         if SOAK_SECONDS:
@@ -70,7 +74,8 @@ def cases() -> Iterator[Restored]:
         yield Restored(TOGETHER, source, target, None, "socket", few=False)
         for turn, way in enumerate(WAYS):
             chain, programs = choices[1 + (number + turn) % (len(choices) - 1)]
-            yield Restored(chain, source, target, programs, way, few=(number + turn) % 2 == 0)
+            case = Restored(chain, source, target, programs, way, few=(number + turn) % 2 == 0)
+            yield pytest.param(case, marks=() if turn == number % len(WAYS) else pytest.mark.rest)
 
 
 @pytest.fixture

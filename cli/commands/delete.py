@@ -10,8 +10,9 @@ import typer
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
+from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
-from cutline.cli.output.results import answer, emit, show_preview
+from cutline.cli.output.results import answer, emit
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import to_builtins
@@ -37,22 +38,28 @@ def delete(
     force: Annotated[
         bool, typer.Option("--force", help="Even if it is the last restorable snapshot, or can't be read.")
     ] = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete a snapshot and its increments for good. Its name can't be used again. Repeat to finish a deletion.
+    """Delete a snapshot and all its increments for good.
 
-    It does not ask for confirmation, and has no --yes as prune does: see the plan with --dry-run first.
+    The name can't be used again. If a deletion ended unfinished, repeat the command to finish it.
     """
+    confirmation = require_confirmation(context, "delete", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
     check_name(name)
     if dry_run:
         plan = preview_deletion(fleet, name, force=force)
         answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
         return
+    if not confirmation.is_given:
+        plan = preview_deletion(fleet, name, force=force)
+        is_empty = plan.is_resumed and not plan.mark.objects
+        confirmation.ask(plan_lines(plan), "" if is_empty else f"delete {name} for good?")
 
     with activity(context, fleet, "delete") as shown:
         deletion = delete_snapshot(
-            fleet, name, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force
+            fleet, name, shown, lambda plan: confirmation.announce(plan_lines(plan)), force=force
         )
     code = code_of(deletion.removed) if deletion.removed else DONE
     emit(context, document_of(deletion), lines_of(deletion), code=code)
@@ -74,6 +81,7 @@ def document_of(deletion: DeletionResult) -> dict[str, Any]:
         state = "deleted" if deletion.removed.is_done else "unfinished"
     return {
         "schema": SCHEMA,
+        "dry_run": False,
         "snapshot": deletion.mark.snapshot,
         "state": state,
         **mark_document(deletion.mark if deletion.removed is None else deletion.removed.mark),
@@ -85,6 +93,7 @@ def plan_document(plan: DeletionPlan) -> dict[str, Any]:
     """The JSON of `--dry-run`. `state` is planned, or unfinished if the deletion was begun before."""
     return {
         "schema": SCHEMA,
+        "dry_run": True,
         "snapshot": plan.mark.snapshot,
         "state": "unfinished" if plan.is_resumed else "planned",
         **mark_document(plan.mark),

@@ -10,6 +10,7 @@ import typer
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit, progress
@@ -54,11 +55,19 @@ def gc(
             show_default=False,
         ),
     ] = None,
+    yes: Yes = False,
     metrics: MetricsFile = None,
 ) -> None:
-    """Remove objects that no commit needs and no operation is using. Safe beside a running create; safe to repeat."""
+    """Remove objects that no commit needs and no operation is using. Safe while a create is running; safe to repeat."""
+    confirmation = require_confirmation(context, "gc", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
     seconds = fleet.retention.gc_grace_seconds if grace is None else _seconds(grace)
+    if not confirmation.is_given:
+        with progress(context) as shown:
+            found = preview_garbage(fleet, seconds, shown)
+        # More may be old enough under the lock: none of it is of a snapshot that can be restored.
+        if found.garbage:
+            confirmation.ask(lines_of(found), "remove this garbage?")
     with leaving_metrics(context, fleet, "gc", metrics, is_dry=dry_run):
         if dry_run:
             with progress(context) as shown:

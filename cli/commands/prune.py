@@ -21,9 +21,10 @@ from cutline.cli.commands.delete import (
 )
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
+from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, UNREACHABLE
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import answer, emit, show_preview
+from cutline.cli.output.results import answer, emit
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.config import Retention
 from cutline.fleet.messages import list_some
@@ -50,27 +51,31 @@ def prune(
         int | None, typer.Option(min=0, metavar="K", help="Only the newest K snapshots keep increments or get more.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Even the last restorable snapshot.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only show the plan.")] = False,
+    yes: Yes = False,
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete what no retention rule keeps. Options override the retention rules of fleet.toml."""
+    """Delete the snapshots and increments that no retention rule keeps. Options override the rules of fleet.toml."""
+    confirmation = require_confirmation(context, "prune", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
     rules = fleet.retention
     for name, value in (("keep_full", keep_full), ("keep_days", keep_days), ("keep_increments", keep_increments)):
         rules = rules if value is None else replace(rules, **{name: value})
-    if dry_run or not yes:
+    if dry_run:
         plan = preview_prune(fleet, rules, force=force)
-        lines = [*plan_lines(plan), "nothing was changed" + ("; to delete, add --yes" if plan.steps else "")]
-        answer(context, plan_document(plan) | {"acted": False, "done": []}, lines)
+        lines = [*plan_lines(plan), "nothing was changed"]
+        answer(context, plan_document(plan) | {"dry_run": True, "done": []}, lines)
         return
+    if not confirmation.is_given:
+        plan = preview_prune(fleet, rules, force=force)
+        confirmation.ask(plan_lines(plan), "delete these for good?" if plan.steps else "")
 
     with leaving_metrics(context, fleet, "prune", metrics):
         # Each removal is an operation, and so is the whole: what is announced, waited for and cancelled.
         with recorded_activity(context, fleet, "prune", begins_at_once=False) as recorded:
 
             def begin(plan: PrunePlan) -> None:
-                show_preview(context, plan_lines(plan))
+                confirmation.announce(plan_lines(plan))
                 if plan.steps:
                     recorded.begin()
 
@@ -156,7 +161,7 @@ def document_of(pruned: PruneResult) -> dict[str, Any]:
         }
         for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)
     ]
-    return plan_document(pruned.plan) | {"acted": True, "done": done}
+    return plan_document(pruned.plan) | {"dry_run": False, "done": done}
 
 
 def plan_lines(plan: PrunePlan) -> list[str]:
@@ -194,6 +199,6 @@ def lines_of(pruned: PruneResult) -> list[str]:
         for line in removed_lines(
             result,
             f"{result.mark.snapshot} {'is deleted' if step.kind == DELETE else 'keeps only its full snapshot'}",
-            "snapshot prune --yes",
+            "snapshot prune",
         )
     ]

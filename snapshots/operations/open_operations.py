@@ -211,7 +211,7 @@ class OpenOperation:
                 " databases may accept no connections"
             )
         if intent.kind != CREATE:
-            again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind} --yes"
+            again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"
         is_read_only = "; until then the fleet may accept no writes, unless you run: snapshot resume"
         return f"the next create, delete, prune or gc settles it{is_read_only if intent.is_terminal else ''}"

@@ -94,11 +94,11 @@ def test_it_outlives_its_terminal(runs: Runs) -> None:
     assert wait_for(runs, document["operation"])[0] == 0
     result = json.loads(until_written(Path(document["result"])))
     assert (result["snapshot"], result["operation"]) == ("hung-up", document["operation"])
-    code, found = run_command(runs.fleet, "delete", "hung-up", "--background")
+    code, found = run_command(runs.fleet, "delete", "hung-up", "--yes", "--background")
     assert (code, wait_for(runs, found["operation"])[0]) == (0, 0)
 
 
-@pytest.mark.parametrize("words", [("check", "daily", "--metadata-only"), ("gc",)], ids=" ".join)
+@pytest.mark.parametrize("words", [("check", "daily", "--metadata-only"), ("gc", "--yes")], ids=" ".join)
 def test_an_operation_without_an_intent_is_found_at_once_and_later(runs: Runs, words: tuple[str, ...]) -> None:
     expected, _ = run_command(runs.fleet, *words)
     code, document = run_command(runs.fleet, *words, "--background")
@@ -116,9 +116,10 @@ def test_what_is_refused_is_shown_as_in_the_foreground(runs: Runs, state: Path) 
     assert (typed.returncode, typed.stdout) == (3, "")
     assert "error: snapshot daily exists" in typed.stderr
     assert "hint: " in typed.stderr
-    # Without --yes there is a plan, and no operation.
+    # Nobody can be asked there.
     code, document = run_command(runs.fleet, "prune", "--keep-full", "1", "--background")
-    assert (code, document["schema"], document["acted"]) == (0, "cutline/prune/1", False)
+    assert (code, document["error"]) == (2, "confirmation-missing")
+    assert "a command in the background can't ask" in document["message"]
     assert list(state.iterdir()) == []
     code, document = run_command(runs.fleet, "gc", "--dry-run", "--background")
     assert (code, document["error"]) == (2, "usage")

@@ -35,7 +35,7 @@ CHECK_STEPS = (
     "read base copies",
     "compare transactions",
 )
-REMOVALS = ("delete old", "prune --keep-full 1 --yes")
+REMOVALS = ("delete old --yes", "prune --keep-full 1 --yes")
 GC_STEPS = ("settle earlier operations", "look for garbage", "remove")
 names = (f"other-{number}" for number in itertools.count())
 
@@ -66,10 +66,10 @@ def test_a_gc_stops_in_any_step_and_removes_only_garbage(runs: Runs, step: str) 
     at = (str(CrashPoint.BASE_COPIED), 1)
     assert cancel_at(runs.fleet, at, "create", stopped, spark=runs.spark.running).results == ["cancelled"]
     assert store.list(f"snapshots/{stopped}")
-    run = cancel_at(runs.fleet, (f"{STEP}{step}", 1), "gc", "--grace", "0s")
+    run = cancel_at(runs.fleet, (f"{STEP}{step}", 1), "gc", "--yes", "--grace", "0s")
     assert (run.code, run.results) == (8, ["cancelled"]), run.document
     assert run.seconds < CANCEL_SECONDS_MAX
-    assert run_here(runs.fleet, "gc", "--grace", "0s")[0] == 0
+    assert run_here(runs.fleet, "gc", "--yes", "--grace", "0s")[0] == 0
     assert store.list(f"snapshots/{stopped}") == []
     assert run_here(runs.fleet, "check", "daily", spark=runs.spark.running)[0] == 0
 

@@ -100,19 +100,19 @@ def test_a_deleted_snapshot_leaves_nothing_and_other_chains_continue(runs: Runs)
     assert slots(fleet) == before
     assert names_of_snapshots(fleet) == ["going", "staying"]
 
-    document = run_ok(fleet, "delete", "going")
+    document = run_ok(fleet, "delete", "going", "--yes")
     assert (document["state"], document["objects"]) == ("deleted", objects)
     assert slots(fleet) == {one for one in before if one[0] != slot}
     assert publications(fleet)
     assert keys(fleet, "snapshots/going") == []
     assert names_of_snapshots(fleet) == ["staying"]
-    assert run_ok(fleet, "delete", "going")["state"] == "already-deleted"
+    assert run_ok(fleet, "delete", "going", "--yes")["state"] == "already-deleted"
     with refused(fleet, "snapshot-deleted"):
         create(fleet, "going")
 
     assert runs.increment("staying").increment > 0
     assert runs.check_one("staying").result == "valid"
-    code, document = run_here(fleet, "delete", "staying")
+    code, document = run_here(fleet, "delete", "staying", "--yes")
     assert (code, document["error"]) == (3, "last-snapshot")
 
 
@@ -152,7 +152,7 @@ def test_a_snapshot_is_not_deleted_while_a_restore_reads_it(runs: Runs, target: 
         try:
             assert pausing.paused.wait(SECONDS_MAX)
             new = set(keys(fleet, "operations")) - known
-            code, document = run_here(fleet, "delete", "read", "--force")
+            code, document = run_here(fleet, "delete", "read", "--force", "--yes")
             assert (code, document["error"]) == (7, "snapshot-in-use")
             assert document["details"]["process"] == os.getpid()
             assert any(document["details"]["operation"] in key for key in new)
@@ -173,12 +173,12 @@ def _assert_a_delete_names_slots_on_missing_nodes(runs: Runs, name: str) -> None
     unreachable = 'dsn = "postgresql://postgres@127.0.0.1:1/bank"'
     kept = [re.sub("dsn = .*", unreachable, one) if '"s1-b1"' in one else one for one in nodes if '"s2-b1"' not in one]
     away.write_text("[[node]]".join([head, *kept]))
-    code, document = run_command(load_fleet(away), "delete", name)
+    code, document = run_command(load_fleet(away), "delete", name, "--yes")
     assert (code, document["state"]) == (6, "unfinished"), document
     assert document["slots_left"] == [f"{slot} on s1-b1"]
     assert document["slots_unknown"] == [f"{slot} on s2-b1"]
     assert keys(fleet, f"snapshots/{name}") == []
-    assert run_ok(fleet, "delete", name)["state"] == "deleted"
+    assert run_ok(fleet, "delete", name, "--yes")["state"] == "deleted"
     assert slot not in {one for one, _ in slots(fleet)}
 
 
@@ -187,7 +187,9 @@ def test_a_killed_delete_is_completed_by_the_next(runs: Runs) -> None:
     slot = slot_name(runs.full("killed").operation)
     store = fleet.store.open()
     with subprocess.Popen(
-        [*command_line(fleet, "delete", "killed"), "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command_line(fleet, "delete", "killed", "--yes"), "--json"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         deadline = time.monotonic() + SECONDS_MAX
         while not is_deleted(store, "killed"):
@@ -196,7 +198,7 @@ def test_a_killed_delete_is_completed_by_the_next(runs: Runs) -> None:
             time.sleep(0.001)
         process.kill()
     assert names_of_snapshots(fleet) == ["staying"]
-    document = run_ok(fleet, "delete", "killed")
+    document = run_ok(fleet, "delete", "killed", "--yes")
     assert document["state"] in ("deleted", "already-deleted")
     assert store.list("snapshots/killed") == []
     assert slot not in {one for one, _ in slots(fleet)}
@@ -219,10 +221,10 @@ def test_pruning_and_deleting_the_last_snapshot_on_s3(
         runs.increment("three")
         others = slots(fleet)
 
-        plan = run_ok(fleet, "prune")
+        plan = run_ok(fleet, "prune", "--dry-run")
         fates = {one["name"]: one["fate"] for one in plan["snapshots"]}  # type: ignore[attr-defined]
         assert fates == {"three": "keep", "two": "only-full", "one": "delete"}
-        assert (plan["acted"], slots(fleet)) == (False, others)
+        assert (plan["dry_run"], slots(fleet)) == (True, others)
         acted = run_ok(fleet, "prune", "--yes")
         ends = [(one["snapshot"], one["state"], one["bytes"]) for one in acted["done"]]  # type: ignore[attr-defined]
         freed = {one["snapshot"]: one["bytes"] for one in plan["steps"]}  # type: ignore[attr-defined]
@@ -272,7 +274,7 @@ def test_a_prune_keeps_the_older_snapshot_while_a_check_of_the_newest_has_found_
         assert verdicts["good"]["why"] == ["keep_full 1: it is number 1 from the newest without conflicts"]
         assert (verdicts["bad"]["checked"]["result"], verdicts["good"]["checked"]) == ("conflicts", None)
         assert "in place of bad, in which checks found conflicts: good;" in document["warnings"][0]  # type: ignore[index]
-        assert "see snapshot check bad" in run_as_text(fleet, "prune", "--keep-full", "1")
+        assert "see snapshot check bad" in run_as_text(fleet, "prune", "--keep-full", "1", "--dry-run")
 
         # What a check of less finds does not clear it; once the object is put back, a full check does.
         flip_byte(damaged)

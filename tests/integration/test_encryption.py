@@ -57,8 +57,9 @@ PLAINTEXT = [
 ]  # fmt: skip
 ENCRYPTED_END = b"cutline\x01"
 OPENING_COMMANDS = [
-    ["init"], ["create", "other"], ["restore", NAME], ["check"], ["list"], ["show", NAME], ["delete", NAME, "--force"],
-    ["prune", "--keep-full", "9", "--yes"], ["gc"], ["status"], ["history"], ["report"], ["cancel", "--all"],
+    ["init"], ["create", "other"], ["restore", NAME], ["check"], ["list"], ["show", NAME],
+    ["delete", NAME, "--force", "--yes"],
+    ["prune", "--keep-full", "9", "--yes"], ["gc", "--yes"], ["status"], ["history"], ["report"], ["cancel", "--all"],
     ["watch"], ["wait", "20261120T000000Z-000000000a"],
 ]  # fmt: skip
 
@@ -212,7 +213,7 @@ def test_check_finds_what_was_planted_and_restore_refuses_it(
 
 def collect(fleet: Fleet, *options: str) -> dict[str, str]:
     """The objects that gc removes, and why."""
-    code, document = run_here(fleet, "gc", "--grace", "0s", *options)
+    code, document = run_here(fleet, "gc", "--yes", "--grace", "0s", *options)
     assert code == 0, document
     return {one["object"]: one["why"] for one in document["garbage"]}
 
@@ -237,7 +238,7 @@ def test_a_mark_that_is_not_encrypted_removes_nothing(
     plain, rules = in_plain(copied), ("--keep-full", "9")
     assert collect(plain, "--dry-run") == {}
     put(copied.folder / "plain" / mark.key, seal(mark))
-    assert [one["begun"] for one in run_here(plain, "prune", *rules)[1]["steps"]] == [True]
+    assert [one["begun"] for one in run_here(plain, "prune", *rules, "--dry-run")[1]["steps"]] == [True]
     assert f"snapshots/{NAME}/{removed}" in collect(plain)
     assert not (copied.folder / "plain" / "snapshots" / NAME / removed).exists()
 
@@ -246,7 +247,7 @@ def test_a_mark_that_is_not_encrypted_removes_nothing(
         code, document = run_here(fleet, "prune", *rules, "--yes")
         assert (code, document.get("done")) == (0, [])
         assert f"object {mark.key} " in document["snapshots"][0]["problem"]
-        code, document = run_here(fleet, "delete", NAME)
+        code, document = run_here(fleet, "delete", NAME, "--yes")
         assert (code, document.get("error")) == (3, refused)
         # A mark of pruned increments that is damaged hides nothing of the snapshot.
         said = "the last one that can be restored" if kind == ONLY_FULL else f"object {mark.key} "

@@ -116,7 +116,7 @@ def test_objects_of_dead_creates_are_removed_and_the_chain_continues(runs: Runs)
     code, preview = run_here(runs.fleet, "gc", "--dry-run", "--grace", "0")
     assert (code, len(preview["open_operations"])) == (0, 1)
     assert {one["object"] for one in preview["garbage"]} == failed
-    code, done = run_here(runs.fleet, "gc", "--grace", "0")
+    code, done = run_here(runs.fleet, "gc", "--yes", "--grace", "0")
     assert (code, done["objects"], done["settled"], done["open_operations"]) == (0, len(failed), True, [])
     assert done["bytes"] == preview["bytes"] > 0
     left = {key for key in store.list("snapshots") if not key.endswith(".json")}
@@ -238,7 +238,7 @@ def test_unfinished_uploads_are_removed_except_those_of_other_programs(
     begin("elsewhere/file")
     assert run_gc(made.store).garbage == []
     record_outcome(made.store, failed, "failed")
-    code, done = run_here(bucket, "gc", "--grace", "0")
+    code, done = run_here(bucket, "gc", "--yes", "--grace", "0")
     assert (code, done["objects"]) == (0, len(left) + 1)
     assert {one["object"] for one in done["garbage"] if one["kind"] == "unfinished"} == {key}
     uploads = s3.client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
@@ -258,11 +258,11 @@ def test_an_object_under_legal_hold_is_named_and_removed_after_its_release(
     record_outcome(made.store, failed, "failed")
     place = {"Bucket": "locked-garbage", "Key": f"shop/{left[0]}"}
     s3.client.put_object_legal_hold(**place, LegalHold={"Status": "ON"})
-    code, done = run_here(fleet, "gc", "--grace", "0")
+    code, done = run_here(fleet, "gc", "--yes", "--grace", "0")
     assert (code, done["objects"]) == (3, len(left) - 1)
     assert [one["object"] for one in done["refused"]] == [left[0]]
     assert made.store.list("snapshots") == [left[0]]
     s3.client.put_object_legal_hold(**place, LegalHold={"Status": "OFF"})
-    code, done = run_here(fleet, "gc", "--grace", "0")
+    code, done = run_here(fleet, "gc", "--yes", "--grace", "0")
     assert (code, done["objects"], done["refused"]) == (0, 1, [])
     assert made.store.list("snapshots") == []

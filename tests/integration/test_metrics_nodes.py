@@ -225,11 +225,11 @@ def test_commands_leave_metrics_behind_however_they_end(
     found = metrics_of(file)
     assert (of(metrics.COMMAND_CODE, found), of(metrics.LAST_CODE, found)["check"]) == ({"check": 4}, 4)
     assert "check" not in of(metrics.SUCCESS, found)
-    assert run_here(runs.fleet, "gc", *option)[0] == 0
+    assert run_here(runs.fleet, "gc", "--yes", *option)[0] == 0
     assert set(of(metrics.SUCCESS, metrics_of(file))) == {"full", "increment", "gc"}
     for words in (
         ("gc", "--dry-run"),
-        ("prune", "--keep-full", "3"),
+        ("prune", "--keep-full", "3", "--dry-run"),
         ("create", "daily", "--incremental", "--dry-run"),
     ):
         assert run_here(runs.fleet, *words, *option)[0] == 0
@@ -243,9 +243,9 @@ def test_the_file_of_the_fleet_is_written_and_an_option_names_another(runs: Runs
     path = tmp_path / "fleet.toml"
     path.write_text(f'{runs.fleet.path.read_text()}\n[metrics]\nfile = "{own}"\n')
     fleet = replace(runs.fleet, path=path)
-    assert run_here(fleet, "gc")[0] == 0
+    assert run_here(fleet, "gc", "--yes")[0] == 0
     assert of(metrics.COMMAND_CODE, metrics_of(own)) == {"gc": 0}
-    assert run_here(fleet, "gc", "--metrics", str(other))[0] == 0
+    assert run_here(fleet, "gc", "--yes", "--metrics", str(other))[0] == 0
     assert other.exists()
     assert not own.exists()
 
@@ -254,7 +254,7 @@ def test_a_file_that_cannot_be_written_fails_no_command(runs: Runs, tmp_path: Pa
     import io
 
     err = io.StringIO()
-    code, out = run_with_stderr(err, runs.fleet, "gc", "--metrics", str(tmp_path / "missing" / "cutline.prom"))
+    code, out = run_with_stderr(err, runs.fleet, "gc", "--yes", "--metrics", str(tmp_path / "missing" / "cutline.prom"))
     assert code == 0
     assert out
     assert (

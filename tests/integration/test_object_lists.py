@@ -113,7 +113,7 @@ def test_every_command_works_with_lists(
     assert rows == {"public.altered": "150", "public.bag": "20", "public.kept": "300", "public.wide": "3"}
     code, checked_by_listing = run_here(runs.fleet, "check", NAME, "--metadata-only")
     assert (code, checked_by_listing["snapshots"][0]["conflicts"]) == (4, [])
-    code, removed = run_here(runs.fleet, "delete", NAME, "--force")
+    code, removed = run_here(runs.fleet, "delete", NAME, "--force", "--yes")
     assert code == 0, removed
     assert runs.fleet.store.open().inventory(f"snapshots/{NAME}") == []
 
@@ -182,7 +182,7 @@ def test_what_a_create_leaves_that_dies_after_its_lists_is_garbage(runs: Runs, m
     assert store.list(f"snapshots/{NAME}/lists")
     runs.full("other")
     assert names_of_snapshots(runs.fleet) == ["other"]
-    code, collected = run_here(runs.fleet, "gc", "--grace", "0")
+    code, collected = run_here(runs.fleet, "gc", "--yes", "--grace", "0")
     assert code == 0, collected
     # The void in the place of its commit stays.
     assert [key for key in store.list(f"snapshots/{NAME}") if not key.endswith("snapshot.json")] == []

@@ -192,8 +192,8 @@ def test_every_command_reaches_the_server_and_shows_no_password(
         "show daily": 0,
         "create again": 0,
         "prune --keep-full 1 --yes": 0,
-        "delete daily --force": 0,
-        "gc": 0,
+        "delete daily --force --yes": 0,
+        "gc --yes": 0,
         "resume": 0,
     }
     for words, code in expected.items():

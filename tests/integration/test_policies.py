@@ -228,10 +228,10 @@ def test_a_chain_is_created_and_read_with_only_the_permissions_of_the_policies(
     assert set(locked) <= set(folder.store("read").list("")) == set(folder.version_keys())
 
     # The snapshot is deleted nevertheless: it is no longer listed, and each object that its lock keeps is named.
-    code, report = run_command(collecting, "delete", NAME, "--force")
+    code, report = run_command(collecting, "delete", NAME, "--force", "--yes")
     assert (code, report["state"]) == (3, "unfinished"), report
     assert {one["object"] for one in report["refused"]} == {
         key for key in locked if key.startswith(f"snapshots/{NAME}/")
     }
     assert run_here(reading.fleet, "list")[1]["snapshots"] == []
-    assert run_here(collecting, "delete", NAME)[0] == 3
+    assert run_here(collecting, "delete", NAME, "--yes")[0] == 3

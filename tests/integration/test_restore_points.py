@@ -126,7 +126,7 @@ def test_it_is_neither_a_backup_for_retention_nor_garbage(fleet: Fleet) -> None:
         assert {one.name: one.fate.value for one in plan.verdicts} == {"point": "keep", "newer": "keep"}
     code, garbage = run_command(fleet, "gc", "--dry-run", "--grace", "0s")
     assert (code, garbage["garbage"]) == (0, []), garbage
-    code, deleted = run_command(fleet, "delete", "point")
+    code, deleted = run_command(fleet, "delete", "point", "--yes")
     assert code == 0, deleted
     assert [one.name for one in list_store(fleet).entries] == ["newer"]
 

@@ -128,7 +128,7 @@ def write_store(fleet: Fleet) -> list[dict[str, dict[str, str]]]:
     execute(dsns, f"ROLLBACK PREPARED '{ACROSS}'")
     run(fleet, "create", RESTORE_POINT, "--only-cut")
     run(fleet, "create", DELETED, "--only-cut")
-    run(fleet, "delete", DELETED)
+    run(fleet, "delete", DELETED, "--yes")
     run(fleet, "check", CHAIN)
     return found
 

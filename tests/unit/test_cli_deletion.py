@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from cutline.cli.commands.delete import code_of, delete, document_of, lines_of, plan_document, plan_lines
+from cutline.cli.commands.delete import code_of, document_of, lines_of, plan_document, plan_lines
 from cutline.cli.commands.prune import document_of as prune_document
 from cutline.cli.commands.prune import lines_of as prune_result_lines
 from cutline.cli.commands.prune import plan_document as prune_plan_document
@@ -201,7 +201,3 @@ def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
         f"records that can't be read, or end in the future (of these only conflicts count): {check}; see: snapshot"
         " history"
     ]
-
-
-def test_the_help_of_delete_says_that_it_asks_nothing() -> None:
-    assert "It does not ask for confirmation" in (delete.__doc__ or "")

@@ -61,7 +61,7 @@ def count_files(folder: Path) -> int:
 
 
 def run_gc(fleet: Fleet, *words: str) -> dict[str, Any]:
-    code, document = run_command(fleet, "gc", *words)
+    code, document = run_command(fleet, "gc", "--yes", *words)
     assert code == 0, document
     assert document["schema"] == "cutline/gc/1"
     return document
@@ -114,7 +114,7 @@ def test_the_grace_period_is_that_of_the_fleet_file_unless_one_is_given(fleet: F
     document = run_gc(fleet)
     assert (document["grace_seconds"], document["objects"]) == (7 * 86400, 0)
     assert sum(one["objects"] for one in document["kept"] if one["why"] == "young") == len(left)
-    code, wrong = run_command(fleet, "gc", "--grace", "a while")
+    code, wrong = run_command(fleet, "gc", "--yes", "--grace", "a while")
     assert (code, wrong["error"]) == (2, "usage")
 
 
@@ -133,7 +133,11 @@ def test_open_operations_stay_unsettled_and_are_named_if_no_node_is_reachable(
     (own,) = set(builder.store.list("")) - set(before)
     assert (set(before) - set(builder.store.list("")), own.endswith("/outcome.json")) == (set(), True)
     done = subprocess.run(
-        command_line(fleet, "gc", "--grace", "0"), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        command_line(fleet, "gc", "--yes", "--grace", "0"),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
     )
     assert done.returncode == 0
     assert "removed 0 objects, 0 B" in done.stdout
@@ -151,7 +155,7 @@ def test_an_interrupted_gc_ends_soon_and_a_repeat_finishes(fleet: Fleet, builder
     for number in range(MANY):
         (folder / f"part-{number:06d}-000-ab.parquet").write_bytes(b"x")
     with subprocess.Popen(
-        command_line(fleet, "gc", "--grace", "0", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command_line(fleet, "gc", "--yes", "--grace", "0", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         deadline = time.monotonic() + SECONDS_MAX
         while count_files(folder) == MANY:
@@ -179,12 +183,12 @@ def test_refused_removals_are_listed_and_set_the_exit_code(
     report.refused = [RefusedRemoval("snapshots/other/x", "locked until tomorrow")]
     report.keep("daily", GarbageVerdict(GarbageReason.UNCLEAR, "its commit is gone"), 7)
     monkeypatch.setattr(cutline.cli.commands.gc, "collect_garbage", lambda *_, **__: report)
-    assert cutline.cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc"]) == 3
+    assert cutline.cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc", "--yes"]) == 3
     text = capsys.readouterr().out
     assert "removed 2 objects, 20 B" in text
     assert "locked until tomorrow" in text
     assert "warning: snapshot daily: its commit is gone" in text
-    assert cutline.cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc", "--json"]) == 3
+    assert cutline.cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc", "--yes", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert document["refused"] == [{"object": "snapshots/other/x", "reason": "locked until tomorrow"}]
     assert document["objects"] == 2

@@ -156,7 +156,7 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
     monkeypatch.setattr(cutline.snapshots.operations.leases.Lease, "is_running", lambda *_: False)
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.LOADING, SHARDS, brief)
-        assert run_here(place.fleet, "delete", "brief", "--force")[0] == 0
+        assert run_here(place.fleet, "delete", "brief", "--force", "--yes")[0] == 0
         assert len(open_restores(place)) == 1
         with pytest.raises(UnfinishedRestoreError, match=r"is deleted|was deleted") as raised:
             resume_restore(place.fleet, place.target, RestoreRequest("brief"), Ready(place.spark), Silent())
@@ -168,7 +168,7 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
         error = restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, replace(REQUEST, name="brief2"))
         assert "--resume" in error.hint
         assert "--abandon" not in error.hint
-        assert run_here(place.fleet, "delete", "brief2", "--force")[0] == 0
+        assert run_here(place.fleet, "delete", "brief2", "--force", "--yes")[0] == 0
         with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
             abandon_restore(place.fleet, place.target, "brief2", print, Silent())
         with pytest.raises(UnfinishedRestoreError, match="can't be shown") as raised:

@@ -1,0 +1,125 @@
+"""The one rule of the commands that destroy: who is asked, who needs --yes, and what a refusal looks like."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.local import LocalStore
+from tests.commands.snapshot_runs import command_line
+from tests.unit.made_garbage import StoreBuilder
+
+SECONDS_MAX = 60
+COMMANDS = [("delete", "daily"), ("prune", "--keep-full", "1"), ("gc", "--grace", "0")]
+
+
+def run(fleet: Fleet, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command_line(fleet, *words), stdin=stdin, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+
+
+def answer(fleet: Fleet, text: str, *words: str) -> tuple[int, str]:
+    """Run a command at a terminal where somebody types `text`; return its exit code and what the terminal shows."""
+    process, terminal = pty.fork()
+    if process == 0:
+        line = command_line(fleet, *words)
+        os.execv(line[0], line)
+    os.write(terminal, text.encode())
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 1000)
+        except OSError:  # the other end is closed
+            break
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown.decode()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """A fleet none of whose nodes is reachable."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        f'name = "shop"\nstore = "file://{tmp_path}/store"\n'
+        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
+    )
+    return load_fleet(path)
+
+
+@pytest.fixture
+def builder(fleet: Fleet, tmp_path: Path) -> StoreBuilder:
+    """Makes objects in the fleet's store."""
+    store = LocalStore(tmp_path / "store")
+    ensure_identity(store, fleet)
+    return StoreBuilder(store)
+
+
+@pytest.fixture
+def leftover(builder: StoreBuilder) -> str:
+    """The key of an object that is garbage."""
+    failed = builder.begin_create("other")
+    builder.store_base(failed)
+    record_outcome(builder.store, failed, "failed")
+    return next(key for key in builder.store.list("snapshots/other"))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_without_a_terminal_a_command_needs_yes_and_contacts_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    # There is not even a fleet file.
+    program = "from cutline.cli.entry import main; main()"
+    line = [sys.executable, "-c", program, "--fleet", str(tmp_path / "none.toml"), *words]
+    done = subprocess.run(
+        line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: snapshot {words[0]} has to be confirmed, and there is no terminal to ask; nothing was changed\n"
+        "hint: in a script add --yes; to see the plan only, add --dry-run\n"
+    )
+    done = subprocess.run(
+        [*line, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["error"], document["code"]) == (2, "confirmation-missing", 2)
+    assert document["details"] == {"command": words[0], "option": "--yes"}
+
+
+@pytest.mark.parametrize("text", ["y\n", "yes\n", "n\n", "\n"])
+def test_a_terminal_is_asked_and_only_yes_goes_ahead(
+    fleet: Fleet, builder: StoreBuilder, leftover: str, text: str
+) -> None:
+    is_done = text.startswith("y")
+    code, shown = answer(fleet, text, "gc", "--grace", "0")
+    assert "would remove" in shown
+    assert "remove this garbage? [y/N]" in shown
+    assert (code, "nothing was changed" in shown) == ((0, False) if is_done else (3, True)), shown
+    assert builder.store.exists(leftover) is not is_done
+
+
+def test_the_end_of_the_input_is_a_no(fleet: Fleet, builder: StoreBuilder, leftover: str) -> None:
+    code, _ = answer(fleet, "\x04", "gc", "--grace", "0")
+    assert (code, builder.store.exists(leftover)) == (3, True)
+
+
+def test_yes_asks_nothing_and_a_dry_run_needs_none(fleet: Fleet, leftover: str, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    done = run(fleet, "gc", "--grace", "0", "--dry-run")
+    assert (done.returncode, "[y/N]" in done.stderr, store.exists(leftover)) == (0, False, True)
+    done = run(fleet, "gc", "--grace", "0", "--yes")
+    assert (done.returncode, "[y/N]" in done.stderr, store.exists(leftover)) == (0, False, False)
+
+
+def test_where_nothing_would_be_destroyed_nothing_is_asked(fleet: Fleet, builder: StoreBuilder) -> None:
+    builder.take_full("daily")
+    code, shown = answer(fleet, "", "gc", "--grace", "0")
+    assert (code, "[y/N]" in shown) == (0, False), shown

@@ -24,7 +24,7 @@ from cutline.cli.main import run
 ROOT = Path(__file__).parent.parent
 COMMANDS = {
     "create --incremental": ("create", "walk", "--incremental"),
-    "restore": ("restore", "walk", "--replace"),
+    "restore": ("restore", "walk", "--replace", "--yes"),
     "check": ("check", "walk"),
 }
 

@@ -74,6 +74,18 @@ COMMANDS: dict[str, CommandEntry] = {
     "restore": CommandEntry(
         "cutline.cli.commands.restore", "restore", "Restore the databases to a snapshot or increment."
     ),
+    "restore-resume": CommandEntry(
+        "cutline.cli.commands.restore", "restore_resume", "Finish a restore that ended unfinished."
+    ),
+    "restore-abandon": CommandEntry(
+        "cutline.cli.commands.restore_ends", "restore_abandon", "Undo a restore that ended unfinished."
+    ),
+    "restore-discard": CommandEntry(
+        "cutline.cli.commands.restore_ends", "restore_discard", "Drop the databases that `restore --replace` put aside."
+    ),
+    "drill": CommandEntry(
+        "cutline.cli.commands.drill", "drill", "Restore into temporary servers, test the result, and remove them."
+    ),
     "check": CommandEntry("cutline.cli.commands.check", "check", "Read snapshots back and verify that they are whole."),
     "resume": CommandEntry("cutline.cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cutline.cli.commands.list", "list_snapshots", "List the snapshots in the store."),

@@ -12,11 +12,31 @@ UNFINISHED_RESTORE = (
 )
 # After a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"
+DRILL_COMMAND = "snapshot drill"
 
 
 def restore_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
-    """The command that ends an unfinished restore, of `nodes` alone if given, without the word that says how."""
-    return " ".join([f"snapshot restore {snapshot}", *(f"--node {node}" for node in nodes)])
+    """The command that restores the snapshot, of `nodes` alone if given."""
+    return _on_nodes(f"snapshot restore {snapshot}", nodes)
+
+
+def resume_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
+    """The command that finishes an unfinished restore."""
+    return _on_nodes(f"snapshot restore-resume {snapshot}", nodes)
+
+
+def abandon_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
+    """The command that undoes an unfinished restore."""
+    return _on_nodes(f"snapshot restore-abandon {snapshot}", nodes)
+
+
+def discard_command(nodes: Iterable[str] = ()) -> str:
+    """The command that drops the databases that restores have put aside."""
+    return _on_nodes("snapshot restore-discard", nodes)
+
+
+def _on_nodes(command: str, nodes: Iterable[str]) -> str:
+    return " ".join([command, *(f"--node {node}" for node in nodes)])
 
 
 def list_some(names: Iterable[str], most: int) -> str:

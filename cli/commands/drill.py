@@ -1,69 +1,105 @@
-"""`snapshot restore NAME --drill`, with or without `--to FILE`."""
+"""`snapshot drill`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.commands.restore_ends import load_target, naming_target
 from cutline.cli.output.activity import activity
+from cutline.cli.output.arguments import (
+    AllowRefusedDdl,
+    At,
+    CreateRoles,
+    Increment,
+    NoOwner,
+    RoleMap,
+    SnapshotName,
+    UseBackupCopies,
+    command_context,
+    parse_at,
+)
 from cutline.cli.output.drill import drill_document, drill_lines
 from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
+from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.restore_report import announce_plan
+from cutline.cli.output.restore_scope import check_options, parse_role_map
 from cutline.cli.output.results import emit
-from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
 from cutline.restore.drill.drill import EXIT_CODES, run_drill
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.scope.scope import RestoreScope
+from cutline.snapshots.listing.name_templates import newest_name
 from cutline.spark.on_demand import SparkOnDemand
+from cutline.spark.settings import check_protection
 from cutline.storage.errors import UsageError
 
-OPTIONS = "--increment, --at, --use-backup-copies, --allow-refused-ddl, --junit, --metrics, --background and --to"
-OPTIONS_TO = "--create-roles, --no-owner and --role-map"
+OwnServers = Annotated[
+    Path | None,
+    typer.Option(
+        "--to", metavar="FILE", help="Drill on the servers of this fleet file. Default: temporary servers made for it."
+    ),
+]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the results to FILE, as a JUnit report.")
+]
 
 
-def run_drill_command(
+@or_in_background
+def drill(
     context: typer.Context,
-    source: Fleet,
-    request: RestoreRequest,
-    junit: Path | None,
-    own: Fleet | None,
+    name: SnapshotName,
     *,
-    is_drill_alone: bool,
-) -> NoReturn:
-    """Run a drill, with `own` on the servers of that fleet, and exit as its assertions say.
+    increment: Increment = None,
+    at: At = None,
+    to: OwnServers = None,
+    create_roles: CreateRoles = False,
+    no_owner: NoOwner = False,
+    role_map: RoleMap = None,
+    use_backup_copies: UseBackupCopies = False,
+    allow_refused_ddl: AllowRefusedDdl = False,
+    junit: Junit = None,
+    metrics: MetricsFile = None,
+) -> None:
+    """Prove that a snapshot can be restored: restore it into temporary servers, test it, and remove them.
 
-    Raises UsageError unless `is_drill_alone`, --drill without options that end a restore, and the request is for all.
+    The tests are the assertions in the fleet file, SQL queries on the restored databases. The fleet itself is not
+    contacted.
     """
-    alone = RestoreRequest(
-        request.name,
-        request.increment,
-        request.at,
-        use_backup_copies=request.use_backup_copies,
-        allow_refused_ddl=request.allow_refused_ddl,
-    )
-    if own:
-        scope = RestoreScope(no_owner=request.scope.no_owner, role_map=request.scope.role_map)
-        alone = replace(alone, create_roles=request.create_roles, scope=scope)
-    if not is_drill_alone or request != alone:
+    source, roles = command_context(context).load_fleet(), parse_role_map(role_map or ())
+    check_protection(source.spark_master, source.spark_settings)
+    if not to and (create_roles or no_owner or roles):
         raise UsageError(
-            f"--drill takes no other options than {OPTIONS}, with that also {OPTIONS_TO}; and --junit needs --drill",
-            hint="snapshot restore NAME --drill --junit FILE",
+            "--create-roles, --no-owner and --role-map are for servers of your own: they need --to FILE",
+            hint="leave them out: the temporary servers get the roles of the snapshot",
         )
-    with (
-        reporting_errors(junit, DRILL),
-        SparkOnDemand(source, f"drill {request.name}") as spark,
-        activity(context, source, "drill") as shown,
-    ):
-        noting, announced = Noting(shown), dict[str, Any]()
-        report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
-    problems = write_report(junit, junit_of_drill(report))
-    lines = [*drill_lines(report), *(f"warning: {problem}" for problem in problems)]
-    code = EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE)
-    emit(context, drill_document(report) | announced | {"warnings": [*noting.notes, *problems]}, lines, code=code)
-    raise typer.Exit(code)
+    own = load_target(to, source) if to else None
+    name, moment = newest_name(source, name), parse_at(at, increment)
+    request = RestoreRequest(
+        name,
+        increment,
+        moment,
+        create_roles=create_roles,
+        use_backup_copies=use_backup_copies,
+        allow_refused_ddl=allow_refused_ddl,
+        scope=RestoreScope(no_owner=no_owner, role_map=roles),
+    )
+    check_options(request)
+    with naming_target(to, name), leaving_metrics(context, source, "drill", metrics):
+        with (
+            reporting_errors(junit, DRILL),
+            SparkOnDemand(source, f"drill {name}") as spark,
+            activity(context, source, "drill") as shown,
+        ):
+            noting, announced = Noting(shown), dict[str, Any]()
+            report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
+        problems = write_report(junit, junit_of_drill(report))
+        lines = [*drill_lines(report), *(f"warning: {problem}" for problem in problems)]
+        code = EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE)
+        emit(context, drill_document(report) | announced | {"warnings": [*noting.notes, *problems]}, lines, code=code)
+        raise typer.Exit(code)

@@ -222,12 +222,10 @@ def lines_of(
     lines += [open_operation.text for open_operation in listing.open_operations]
     if cut := [entry.name for entry in chosen if _first_shown(entry, last) > 1]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
-    # Any snapshot's name will do.
-    name = next((entry.name for entry in reversed(listing.entries) if entry.chain), "NAME")
     lines += [
         f"node {database.node}: database {database.database}, put aside by a restore"
         + (f", takes {size_text(database.bytes)}" if database.bytes is not None else "")
-        + f"; to drop it: snapshot restore {name} --discard-old"
+        + "; to drop it: snapshot restore-discard"
         for database in listing.answers.old
     ]
     if not listing.entries:

@@ -1,4 +1,4 @@
-"""`snapshot restore`."""
+"""`snapshot restore`, and `snapshot restore-resume`, which finishes a restore that ended unfinished."""
 
 from __future__ import annotations
 
@@ -10,39 +10,21 @@ from typing import Any
 import typer
 
 from cutline.cli.commands.background import or_in_background
-from cutline.cli.commands.drill import run_drill_command
-from cutline.cli.commands.restore_ends import (
-    ABANDON,
-    DISCARD_OLD,
-    ENDS,
-    RESUME,
-    Confirmation,
-    check_ends,
-    drop_old_databases,
-    naming_target,
-    show_old_databases,
-    show_undo,
-    undo_restore,
-)
+from cutline.cli.commands.restore_ends import load_target, naming_target
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import (
-    Abandon,
     AllowRefusedDdl,
     Analyze,
     At,
     CreateRoles,
     DataOnly,
-    DiscardOld,
-    Drill,
     DryRun,
     GroupsOrMoves,
     Increment,
-    Junit,
     NoDatabaseSettings,
     Nodes,
     NoOwner,
     Replace,
-    Resume,
     RoleMap,
     Routes,
     SchemaOnly,
@@ -50,10 +32,10 @@ from cutline.cli.output.arguments import (
     SnapshotName,
     To,
     UseBackupCopies,
-    Yes,
     command_context,
     parse_at,
 )
+from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
 from cutline.cli.output.failure import DDL_REFUSED, DONE
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.recovery import WARNING, write_transactions
@@ -61,8 +43,7 @@ from cutline.cli.output.refused_statements import write_refused
 from cutline.cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
 from cutline.cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cutline.cli.output.results import answer, emit, progress
-from cutline.cli.process.detaching import is_user_present
-from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting, Progress
 from cutline.restore.plan.plan import RestorePlan, plan_restore
 from cutline.restore.plan.report import RestoreReport
@@ -74,8 +55,6 @@ from cutline.restore.scope.scope import RestoreScope
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.spark.settings import check_protection
-
-NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
 
 
 @or_in_background
@@ -100,28 +79,27 @@ def restore(
     use_backup_copies: UseBackupCopies = False,
     allow_refused_ddl: AllowRefusedDdl = False,
     analyze: Analyze = False,
-    resume: Resume = False,
-    abandon: Abandon = False,
-    discard_old: DiscardOld = False,
-    drill: Drill = False,
-    junit: Junit = None,
     yes: Yes = False,
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Restore the fleet's databases as they were at an increment."""
+    """Restore the fleet's databases to the state of an increment: the newest, or the one that you name.
+
+    The databases are loaded under temporary names, and get their real names together at the end. If the command ends
+    before that, `restore-resume` finishes the restore and `restore-abandon` undoes it.
+    """
+    confirmation = require_confirmation(context, "restore --replace", yes=yes or dry_run or not replace)
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)
-    target = load_fleet(to, hint=NO_TARGET_HINT) if to else source
+    target = load_target(to, source)
     (groups, moves), routes = parse_groups(group or ()), parse_routes(route or ())
-    nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
     scope = RestoreScope(
-        nodes=nodes,
-        schemas=schemas,
+        nodes=tuple(node or ()),
+        schemas=tuple(schema or ()),
         schema_only=schema_only,
         data_only=data_only,
         no_owner=no_owner,
-        role_map=roles,
+        role_map=parse_role_map(role_map or ()),
         moves=moves,
         analyze=analyze,
         no_database_settings=no_database_settings,
@@ -131,55 +109,82 @@ def restore(
         name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, allow_refused_ddl, scope
     )
     check_options(request)
-    confirm = Confirmation(is_given=yes or not is_user_present())
-    ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]
-    what = "drill" if drill else "restore"
-    with naming_target(name, to), leaving_metrics(context, source, what, metrics, is_dry=dry_run):
-        if drill or junit is not None:
-            is_alone = drill and not any((yes, dry_run, ends))
-            run_drill_command(context, source, request, junit, target if to else None, is_drill_alone=is_alone)
-        elif ends:
-            check_ends(ends, request)
-            previews = {RESUME: show_rest, ABANDON: show_undo, DISCARD_OLD: show_old_databases}
-            commands = {RESUME: go_on_restore, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
-            (previews if dry_run else commands)[ends[0]](context, source, target, request, confirm)
-        else:
-            (show_plan if dry_run else run_plan)(context, plan_restore(source, target, request), source, confirm)
+    with naming_target(to, name):
+        plan, announced = None, dict[str, Any]()
+        if not confirmation.is_given:
+            plan = plan_restore(source, target, request)
+            _ask(context, plan, confirmation, announced)
+        with leaving_metrics(context, source, "restore", metrics, is_dry=dry_run):
+            plan = plan or plan_restore(source, target, request)
+            if dry_run:
+                _show_plan(context, plan)
+            else:
+                _run_plan(context, plan, source, confirmation, announced)
 
 
-def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: Confirmation) -> None:
-    """Show the plan once all checks have passed, and run it."""
-    announced: dict[str, Any] = {}
-
-    def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
-        announce = partial(announce_plan, context, announced, plan)
-        return restore_fleet(plan, spark, shown, confirm.replacing, announce)
-
-    run_restore(context, source, plan.request.name, work, announced)
-
-
-def go_on_restore(
-    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
+@or_in_background
+def restore_resume(
+    context: typer.Context,
+    name: SnapshotName,
+    *,
+    to: To = None,
+    node: Nodes = None,
+    allow_refused_ddl: AllowRefusedDdl = False,
+    metrics: MetricsFile = None,
+    dry_run: DryRun = False,
 ) -> None:
-    """Show what is left of an unfinished restore, and do it."""
-    announced: dict[str, Any] = {}
+    """Finish a restore of this snapshot that ended unfinished. What is loaded already is kept.
 
-    def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
-        return resume_restore(source, target, request, spark, shown, partial(announce_plan, context, announced))
+    It works from any machine that reaches the targets and the store. The options of the restore are known; only --to
+    and --node are repeated.
+    """
+    source = command_context(context).load_fleet()
+    check_protection(source.spark_master, source.spark_settings)
+    target, name = load_target(to, source), newest_name(source, name)
+    scope = RestoreScope(nodes=tuple(node or ()))
+    request = RestoreRequest(name, allow_refused_ddl=allow_refused_ddl, scope=scope)
+    with naming_target(to, name), leaving_metrics(context, source, "restore", metrics, is_dry=dry_run):
+        if dry_run:
+            with progress(context) as shown:
+                plan, preview = preview_resumed(source, target, request, shown)
+            answer(context, preview_document(plan, preview), dry_run_lines(plan, preview))
+            return
+        announced: dict[str, Any] = {}
 
-    run_restore(context, source, request.name, work, announced)
+        def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
+            return resume_restore(source, target, request, spark, shown, partial(announce_plan, context, announced))
+
+        _run_restore(context, source, name, work, announced)
 
 
-def show_rest(
-    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
-) -> None:
-    """Make all checks of an unfinished restore that is resumed, and print what is left of it."""
+def _show_plan(context: typer.Context, plan: RestorePlan) -> None:
+    """Make all checks, and print what the restore would do."""
     with progress(context) as shown:
-        plan, preview = preview_resumed(source, target, request, shown)
+        preview = preview_restore(plan, shown)
     answer(context, preview_document(plan, preview), dry_run_lines(plan, preview))
 
 
-def run_restore(
+def _ask(context: typer.Context, plan: RestorePlan, confirmation: Confirmation, announced: dict[str, Any]) -> None:
+    """Make all checks, print the plan, and ask if it replaces something."""
+    with progress(context) as shown:
+        preview = preview_restore(plan, shown)
+    announce_plan(context, announced, plan, preview)
+    confirmation.ask(preview.replaces, "replace these databases?" if preview.replaces else "")
+
+
+def _run_plan(
+    context: typer.Context, plan: RestorePlan, source: Fleet, confirmation: Confirmation, announced: dict[str, Any]
+) -> None:
+    """Show the plan once all checks have passed, unless it is `announced`, and run it."""
+    announce = None if announced else partial(announce_plan, context, announced, plan)
+
+    def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
+        return restore_fleet(plan, spark, shown, confirmation.check, announce)
+
+    _run_restore(context, source, plan.request.name, work, announced)
+
+
+def _run_restore(
     context: typer.Context,
     source: Fleet,
     name: str,
@@ -215,10 +220,3 @@ def run_restore(
     emit(context, document, lines, code=code)
     if code:
         raise typer.Exit(code)
-
-
-def show_plan(context: typer.Context, plan: RestorePlan, _source: Fleet, _confirm: Confirmation) -> None:
-    """Make all checks, and print what the restore would do."""
-    with progress(context) as shown:
-        preview = preview_restore(plan, shown)
-    answer(context, preview_document(plan, preview), dry_run_lines(plan, preview))

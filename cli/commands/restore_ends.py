@@ -1,4 +1,4 @@
-"""`snapshot restore NAME --resume`, `--abandon` and `--discard-old`, and what is asked before something is dropped."""
+"""`snapshot restore-abandon` and `snapshot restore-discard`: undo a restore, and drop the databases it put aside."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
+from cutline.cli.output.arguments import DryRun, Nodes, SnapshotName, To, command_context
+from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import size_text
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.messages import SAME_TARGET
 from cutline.fleet.record import to_builtins
 from cutline.nodes.other_databases import OldDatabase
-from cutline.restore.plan.request import RestoreRequest
-from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.unfinished.undoing import (
     AbandonReport,
     abandon_restore,
@@ -26,16 +26,17 @@ from cutline.restore.unfinished.undoing import (
     find_old,
     preview_abandon,
 )
-from cutline.storage.errors import RefusedError, SnapshotError, UsageError
+from cutline.snapshots.listing.name_templates import newest_name
+from cutline.storage.errors import SnapshotError
 
-RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
+NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
 # A command that names its target itself.
 ELSEWHERE = re.compile(r" --to\b")
-# A command in a hint, up to what follows it: `; and …` or, after three spaces, `or: --option`.
+# A command in a hint, up to what follows it: `; and …` or, after three spaces, `or: …`.
 WORD = r"""(?:'[^']*'|"[^"]*"|[^\s;'"])+"""
-RESTORE_COMMAND = re.compile(rf"snapshot restore {WORD}(?: (?!or:){WORD})*(?=;|$| {{3}})")
+RESTORE_COMMAND = re.compile(rf"snapshot (?:restore(?:-[a-z]+)?|drill)(?: {WORD})*(?=;|$| {{3}})")
 # What only the command knows: hints of rows that are refused, say, come from executors.
-UNNAMED = re.compile(r"(snapshot (?:restore|show) )NAME\b")
+UNNAMED = re.compile(r"(snapshot (?:restore(?:-[a-z]+)?|drill|show) )NAME\b")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 # By field of the report: what has been done, and what would be.
 ABANDON_LINES = {
@@ -59,39 +60,13 @@ ABANDON_LINES = {
 NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was put aside"
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """Asks for --yes, unless it is given or nobody is at a terminal."""
-
-    is_given: bool
-
-    def replacing(self, lines: list[str]) -> None:
-        """Raise NotConfirmedError if there is something that the restore ends."""
-        self._ask(lines, "--replace")
-
-    def abandoning(self, lines: list[str]) -> None:
-        """Raise NotConfirmedError if a database is dropped, or tables are emptied, that users may have written to."""
-        self._ask(lines, "--abandon")
-
-    def dropping(self, old: list[OldDatabase]) -> None:
-        """Raise NotConfirmedError if there is a database to drop."""
-        self._ask([old_text(database) for database in old], "--discard-old")
-
-    def _ask(self, lines: list[str], option: str) -> None:
-        if lines and not self.is_given:
-            raise NotConfirmedError(
-                f"{option} has to be confirmed: {'; '.join(lines)}",
-                hint="nothing was changed; if this is meant, add --yes",
-                details={"lines": lines},
-            )
-
-
-class NotConfirmedError(RefusedError):
-    """Somebody at a terminal has not confirmed what can't be undone."""
+def load_target(to: Path | None, source: Fleet) -> Fleet:
+    """The fleet of --to, else the source itself."""
+    return load_fleet(to, hint=NO_TARGET_HINT) if to else source
 
 
 @contextmanager
-def naming_target(name: str, to: Path | None) -> Iterator[None]:
+def naming_target(to: Path | None, name: str = "NAME") -> Iterator[None]:
     """Let the hints of an error name the snapshot, where only the command knows it, and the target as it was given."""
     try:
         yield
@@ -107,37 +82,65 @@ def name_target(line: str, to: Path | None) -> str:
     return RESTORE_COMMAND.sub(lambda found: found[0] if ELSEWHERE.search(found[0]) else f"{found[0]}{given}", line)
 
 
-def check_ends(words: list[str], request: RestoreRequest) -> None:
-    """Raise UsageError unless one of ENDS is given alone, or with --node."""
-    allows = request.allow_refused_ddl and words == [RESUME]
-    alone = RestoreRequest(request.name, allow_refused_ddl=allows, scope=RestoreScope(nodes=request.scope.nodes))
-    if len(words) > 1:
-        raise UsageError(f"{' and '.join(words)} exclude each other", hint="give one of them")
-    if request != alone:
-        raise UsageError(
-            f"{words[0]} takes only --to, --node, --dry-run and --yes, and --resume --allow-refused-ddl",
-            hint="leave the others out",
-        )
-
-
-def undo_restore(
-    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, confirm: Confirmation
+def restore_abandon(
+    context: typer.Context,
+    name: SnapshotName,
+    *,
+    to: To = None,
+    node: Nodes = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Undo an unfinished restore."""
-    with progress(context) as shown:
-        report = abandon_restore(source, target, request.name, confirm.abandoning, shown, request.scope.nodes)
-    emit(context, _abandon_document(report), _abandon_lines(report, is_done=True))
+    """Undo a restore of this snapshot that ended unfinished.
+
+    Databases and rows that it restored are removed, and the previous databases get their names back.
+    """
+    confirmation = require_confirmation(context, "restore-abandon", yes=yes or dry_run)
+    source, nodes = command_context(context).load_fleet(), tuple(node or ())
+    target, name = load_target(to, source), newest_name(source, name)
+    with naming_target(to, name):
+        if dry_run or not confirmation.is_given:
+            with progress(context) as shown:
+                report, entered = preview_abandon(source, target, name, shown, nodes)
+            lines = [*_abandon_lines(report, is_done=False), *entered]
+            if dry_run:
+                document = _abandon_document(report) | {"dry_run": True, "to_confirm": entered}
+                answer(context, document, [*lines, NOT_CHANGED])
+                return
+            confirmation.ask(lines, f"undo the restore of {name}?", losses=entered)
+        with progress(context) as shown:
+            report = abandon_restore(source, target, name, confirmation.check, shown, nodes)
+    emit(context, _abandon_document(report) | {"dry_run": False}, _abandon_lines(report, is_done=True))
 
 
-def show_undo(
-    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
+def restore_discard(
+    context: typer.Context, *, to: To = None, node: Nodes = None, yes: Yes = False, dry_run: DryRun = False
 ) -> None:
-    """Print what undoing an unfinished restore would do."""
-    with progress(context) as shown:
-        report, entered = preview_abandon(source, target, request.name, shown, request.scope.nodes)
-    lines = _abandon_lines(report, is_done=False)
-    lines += [f"to be confirmed with --yes: {line}" for line in entered]
-    answer(context, _abandon_document(report) | {"dry_run": True, "to_confirm": entered}, [*lines, NOT_CHANGED])
+    """Drop the databases that `restore --replace` has put aside, whichever snapshot was restored in their place."""
+    confirmation = require_confirmation(context, "restore-discard", yes=yes or dry_run)
+    source, nodes = command_context(context).load_fleet(), tuple(node or ())
+    target = load_target(to, source)
+    with naming_target(to):
+        if dry_run or not confirmation.is_given:
+            with progress(context) as shown:
+                old = find_old(source, target, shown, nodes)
+            lines = [f"to drop: {old_text(one)}" for one in old] or [NOTHING_ASIDE]
+            if dry_run or not old:
+                answer(context, _discard_document(old, is_dry=dry_run), [*lines, *[NOT_CHANGED] * bool(old)])
+                return
+            confirmation.ask(lines, "drop these databases for good?", losses=_names_of(old))
+        with progress(context) as shown:
+            old = discard_old(source, target, lambda found: confirmation.check(_names_of(found)), shown, nodes)
+    lines = [f"dropped: {old_text(one)}" for one in old] or [NOTHING_ASIDE]
+    emit(context, _discard_document(old, is_dry=False), lines)
+
+
+def _discard_document(old: list[OldDatabase], *, is_dry: bool) -> dict[str, object]:
+    return {"schema": DISCARD_SCHEMA, "discarded": [asdict(database) for database in old], "dry_run": is_dry}
+
+
+def _names_of(old: list[OldDatabase]) -> list[str]:
+    return [f"{database.node}: {database.database}" for database in old]
 
 
 def _abandon_lines(report: AbandonReport, *, is_done: bool) -> list[str]:
@@ -150,28 +153,6 @@ def _abandon_lines(report: AbandonReport, *, is_done: bool) -> list[str]:
 
 def _abandon_document(report: AbandonReport) -> dict[str, object]:
     return {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}
-
-
-def drop_old_databases(
-    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, confirm: Confirmation
-) -> None:
-    """Drop what restores have put aside."""
-    with progress(context) as shown:
-        old = discard_old(source, target, request.name, confirm.dropping, shown, request.scope.nodes)
-    lines = [f"dropped: {old_text(database)}" for database in old] or [NOTHING_ASIDE]
-    emit(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(database) for database in old]}, lines)
-
-
-def show_old_databases(
-    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
-) -> None:
-    """Print what restores have put aside."""
-    with progress(context) as shown:
-        old = find_old(source, target, request.name, shown, request.scope.nodes)
-    lines = [*(f"to drop: {old_text(database)}" for database in old), NOT_CHANGED] if old else [NOTHING_ASIDE]
-    answer(
-        context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(database) for database in old], "dry_run": True}, lines
-    )
 
 
 def old_text(one: OldDatabase) -> str:

@@ -126,10 +126,6 @@ At = Annotated[
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
 ]
-Drill = Annotated[bool, typer.Option("--drill", help="Restore into servers made for it, ask fleet.toml's assertions.")]
-Junit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the drill's JUnit report to FILE.")
-]
 UseBackupCopies = Annotated[
     bool, typer.Option("--use-backup-copies", help="Take rows that a primary's copy lacks from a standby's.")
 ]
@@ -172,10 +168,6 @@ Replace = Annotated[bool, typer.Option("--replace", help="Rename existing databa
 CreateRoles = Annotated[
     bool, typer.Option("--create-roles", help="Create missing roles as they were, but not as superusers.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")]
-Abandon = Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")]
-DiscardOld = Annotated[bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Replace or drop databases; a terminal wants it, scripts need none.")]
 Routes = Annotated[
     list[str] | None,
     typer.Option(

@@ -47,16 +47,20 @@ class PlanChangedError(RefusedError):
 
 @dataclass(slots=True)
 class Confirmation:
-    """Whether the plan of a command `is_given` a yes beforehand; if not, its lines once they are confirmed."""
+    """The answer to a command's plan: `is_given` beforehand, or the lines of it that were `confirmed`."""
 
     context: typer.Context
     is_given: bool
     confirmed: Sequence[str] | None = None
 
-    def ask(self, plan: Iterable[str], question: str) -> None:
-        """Print the plan and ask; without a question it destroys nothing. Raises NotConfirmedError."""
-        self.confirmed = list(plan)
-        answer(self.context, {}, self.confirmed)
+    def ask(self, plan: Iterable[str], question: str, *, losses: Iterable[str] | None = None) -> None:
+        """Print the plan and ask; without a question it destroys nothing. Raises NotConfirmedError.
+
+        `losses` is the part of the plan that has to be the same under the lock; by default all of it.
+        """
+        lines = list(plan)
+        self.confirmed = lines if losses is None else list(losses)
+        answer(self.context, {}, lines)
         if not question:
             return
         sys.stderr.write(f"{question} [y/N] ")

@@ -20,8 +20,8 @@ FILE_MODE = 0o600
 QUIT = "\\quit"
 UNFINISHED = f"""\
 -- The restore has not ended: its databases still have temporary names, and those with the final names may be the ones
--- that it replaces. So psql stops here. --resume tries the statements again, and --resume --allow-refused-ddl writes
--- this file anew.
+-- that it replaces. So psql stops here. `snapshot restore-resume` tries the statements again, and with
+-- --allow-refused-ddl it writes this file anew.
 {QUIT}
 """
 # Until the last \unrestrict psql takes no command from the statements, whatever these make of quotes: it follows the

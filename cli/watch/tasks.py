@@ -117,8 +117,8 @@ def start_check(source: FleetSource, name: str) -> RunningCommand:
 
 def start_drill(source: FleetSource, name: str) -> RunningCommand:
     """Begin to restore the snapshot into servers made for it, and to ask the assertions."""
-    with _raising_not_started("restore --drill"):
-        return start_command(source.copy, ["restore", name, "--drill"])
+    with _raising_not_started("drill"):
+        return start_command(source.copy, ["drill", name])
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:

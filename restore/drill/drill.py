@@ -1,4 +1,4 @@
-"""`restore --drill`: prove that a snapshot can be restored, without any node of the fleet."""
+"""`drill`: prove that a snapshot can be restored, without any node of the fleet."""
 
 from __future__ import annotations
 

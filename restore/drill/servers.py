@@ -117,7 +117,7 @@ def naming_unfit(snapshot: str) -> Iterator[None]:
         hints = [line for line in error.hint.splitlines() if DRILLS.search(line)]
         obstacles: Any = error.details.get("obstacles", [{"hint": error.hint}])
         if any(obstacle["hint"] != DRILL_WITHOUT for obstacle in obstacles):
-            hints.append(f"or drill on servers of your own: snapshot restore {shlex.quote(snapshot)} --drill --to FILE")
+            hints.append(f"or drill on servers of your own: snapshot drill {shlex.quote(snapshot)} --to FILE")
         hints[0] = hints[0].removeprefix("or ")
         raise DrillUnfitError(
             f"the servers of a drill can't hold the snapshot: {error.message}",

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from cutline.fleet.messages import SAME_TARGET
+from cutline.fleet.messages import DRILL_COMMAND, SAME_TARGET
 from cutline.fleet.table_names import table_name
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.problems import read_role
@@ -197,7 +197,7 @@ def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator
             read_extension_rows(store, commit, shard)
             command = plan.wanted.command
             yield f"the newest earlier increment with undamaged rows: {command} --increment {commit.increment}"
-            if "--drill" not in command:
+            if not command.startswith(DRILL_COMMAND):
                 yield SAME_TARGET
             return
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
-from cutline.fleet.messages import SAME_TARGET, list_some
+from cutline.fleet.messages import DRILL_COMMAND, SAME_TARGET, list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.groups import Group
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
@@ -355,7 +355,7 @@ def _damage_error(
         hints.append(f"increments that can still be restored from standbys' copies: {some}; the newest: {newest}")
     else:
         hints.append("no increment can be restored")
-    if command and command in " ".join(hints) and "--drill" not in command:
+    if command and command in " ".join(hints) and not command.startswith(DRILL_COMMAND):
         hints.append(SAME_TARGET)
     first = choice.damaged[0]
     named = [f"{list_some([part.text for part in parts], NAMED_MAX)} of {shard}" for shard, parts in _by_shard(lost)]

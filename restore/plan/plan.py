@@ -193,14 +193,14 @@ def plan_resumed(
     except (SnapshotDeletedError, SnapshotMissingError) as error:
         raise UnfinishedRestoreError(
             f"operation {record.operation} can't go on: {error.message}",
-            hint=[f"to undo it: {record.command} --abandon", SAME_TARGET],
+            hint=[f"to undo it: {record.abandon_command}", SAME_TARGET],
             details={"operation": record.operation},
         ) from error
     if plan.chain.last.digest != record.digest:
         raise UnfinishedRestoreError(
             f"{increment_label(record.snapshot, record.increment)} is not the one that operation {record.operation}"
             " began to restore",
-            hint=f"undo the restore: {record.command} --abandon; and run: snapshot check",
+            hint=f"undo the restore: {record.abandon_command}; and run: snapshot check",
             details={"operation": record.operation},
         )
     if (shards := tuple(target.shard for target in plan.targets)) != record.shards:

@@ -9,6 +9,7 @@ from datetime import datetime
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import DRILL_COMMAND
 from cutline.fleet.table_names import is_matching, quote_identifier
 from cutline.nodes.groups import Group
 from cutline.restore.plan.copies import Wanted
@@ -46,8 +47,7 @@ class RestoreRequest:
     def command(self) -> str:
         """The command that asks for the same, but the increment, the copies and where to."""
         scope = self.scope
-        words = ["--drill"] if self.is_drill else []
-        words += [word for node in scope.nodes for word in ("--node", node)]
+        words = [word for node in scope.nodes for word in ("--node", node)]
         words += [
             word for group in (*self.groups, *(move.label for move in scope.moves)) for word in ("--group", group)
         ]
@@ -62,7 +62,7 @@ class RestoreRequest:
         words += ["--allow-refused-ddl"] if self.allow_refused_ddl else []
         words += ["--analyze"] if scope.analyze else []
         words += ["--no-database-settings"] if scope.no_database_settings else []
-        return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
+        return f"{DRILL_COMMAND if self.is_drill else 'snapshot restore'} {self.name} {shlex.join(words)}".rstrip()
 
     @property
     def into_tables(self) -> str:

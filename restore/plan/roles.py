@@ -148,8 +148,7 @@ def missing_roles(
     if not by_superuser and (drilled := sorted(existing.intersection(role for role, _ in find_marked(connection)))):
         raise TargetUnfitError(
             f"node {node}: a drill has made roles that the restore needs, and will drop them: {', '.join(drilled)}",
-            hint="let the drill end; if it was killed, the next one there drops them: snapshot restore NAME --drill"
-            " --to FILE",
+            hint="let the drill end; if it was killed, the next one there drops them: snapshot drill NAME --to FILE",
             details={"node": node, "roles": drilled},
         )
     details: dict[str, object] = {"node": node, "roles": missing}

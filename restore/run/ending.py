@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.messages import SAME_TARGET, restore_command
+from cutline.fleet.messages import SAME_TARGET, abandon_command, resume_command
 from cutline.nodes.watch import REACHABLE, SilentNodeError
 from cutline.restore.plan.report import NodeReport, RestoreReport
 from cutline.restore.plan.topology import ShownRoute
@@ -79,8 +79,8 @@ def saying_published(run: RestoreRun) -> Iterator[None]:
     except KeyboardInterrupt as error:
         if not run.is_published or run.plan.request.is_drill:
             raise
-        command = restore_command(run.plan.request.name, run.plan.request.scope.nodes)
-        hint = [f"it is still open if it is listed by: snapshot list   to end it then: {command} --resume", SAME_TARGET]
+        command = resume_command(run.plan.request.name, run.plan.request.scope.nodes)
+        hint = [f"it is still open if it is listed by: snapshot list   to end it then: {command}", SAME_TARGET]
         raise StoppedError(ALL_RESTORED, hint=hint, details={"operation": run.operation}) from error
 
 
@@ -89,22 +89,23 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
     if run.plan.request.is_drill:
         return
     scope = run.plan.request.scope
-    command = restore_command(run.plan.request.name, scope.nodes)
+    resume = resume_command(run.plan.request.name, scope.nodes)
+    abandon = abandon_command(run.plan.request.name, scope.nodes)
     is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)
     may_undo = not (run.is_decided if scope.data_only else is_published)
     lines = [
         # Before there is a record nobody can.
-        *[f"to go on with it: {command} --resume"] * bool(run.records),
-        *[f"to undo it: {command} --abandon"] * may_undo,
+        *[f"to finish it: {resume}"] * bool(run.records),
+        *[f"to undo it: {abandon}"] * may_undo,
         SAME_TARGET,
     ]
     if isinstance(error, RestoreAbandonedError):
-        lines = [f"wait until that command ends; if it was killed: {command} --abandon", SAME_TARGET]
+        lines = [f"wait until that command ends; if it was killed: {abandon}", SAME_TARGET]
     if isinstance(error, DdlRefusedError):
         lines = [
-            f"to try the refused statements again, once the target is mended: {command} --resume",
-            f"to publish the databases without them: {command} --resume --allow-refused-ddl",
-            f"to undo the restore: {command} --abandon",
+            f"to try the refused statements again, once the target is mended: {resume}",
+            f"to publish the databases without them: {resume} --allow-refused-ddl",
+            f"to undo the restore: {abandon}",
             SAME_TARGET,
         ]
     if isinstance(error, SilentNodeError):

@@ -233,7 +233,7 @@ def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[obj
         raise TablesUnfitError(
             f"node {target.node.id}: tables of database {target.database} were replaced since the restore began to fill"
             " them",
-            hint=f"undo it: {run.records[target.shard].command} --abandon",
+            hint=f"undo it: {run.records[target.shard].abandon_command}",
             details={"node": target.node.id, "database": target.database},
         )
 
@@ -330,7 +330,7 @@ def publish_rows(run: RestoreRun) -> None:
         except SchemaLoadError as error:
             raise TablesUnfitError(
                 f"node {target.node.id}: the rows are restored, but {error.message}",
-                hint=f"create or alter the sequence, then: {run.records[target.shard].command} --resume",
+                hint=f"create or alter the sequence, then: {run.records[target.shard].resume_command}",
                 details={"node": target.node.id, "database": target.database},
             ) from error
         run.enter(target, Phase.FINISHED, sequences_set=True)

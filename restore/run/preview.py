@@ -199,7 +199,7 @@ def _plan_shown(source: Fleet, target: Fleet, found: UnfinishedRestore) -> Resto
             raise
         raise UnfinishedRestoreError(
             f"{found.label()} has published all its databases, but can't be shown: {error.message}",
-            hint=[f"to end it: {found.last_record.command} --resume", SAME_TARGET],
+            hint=[f"to end it: {found.last_record.resume_command}", SAME_TARGET],
             details={"operation": found.last_record.operation},
         ) from error
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.messages import restore_command
+from cutline.fleet.messages import resume_command
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.sessions import in_parallel, let_end
@@ -256,10 +256,10 @@ def _clear_own_records(run: RestoreRun) -> None:
         if not run.in_store:
             say_open(run, error)
             raise
-        command = restore_command(run.plan.request.name, run.plan.request.scope.nodes)
+        command = resume_command(run.plan.request.name, run.plan.request.scope.nodes)
         run.report.warnings.append(
             f"all is restored, but a record of it could not be removed: {error}; so a database may lack its owner and"
-            f" its comment; to give it these: {command} --resume"
+            f" its comment; to give it these: {command}"
         )
 
 

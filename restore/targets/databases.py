@@ -23,7 +23,7 @@ from msgspec import structs
 from psycopg import sql
 
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.messages import restore_command
+from cutline.fleet.messages import abandon_command, resume_command
 from cutline.fleet.own_process import own_label
 from cutline.fleet.record import Count, Record, Time, from_json, to_builtins
 from cutline.nodes.baseline import BUILTIN, LIBC, NodeIdentity
@@ -126,9 +126,14 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     scope: RestoreScope = WHOLE
 
     @property
-    def command(self) -> str:
-        """The command that ends the restore, without the word that says how."""
-        return restore_command(self.snapshot, self.scope.nodes)
+    def resume_command(self) -> str:
+        """The command that finishes the restore."""
+        return resume_command(self.snapshot, self.scope.nodes)
+
+    @property
+    def abandon_command(self) -> str:
+        """The command that undoes the restore."""
+        return abandon_command(self.snapshot, self.scope.nodes)
 
 
 @dataclass(frozen=True, slots=True)

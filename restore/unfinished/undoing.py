@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.messages import SAME_TARGET, restore_command
+from cutline.fleet.messages import SAME_TARGET, abandon_command, discard_command, resume_command
 from cutline.fleet.progress import Progress
 from cutline.nodes.other_databases import OldDatabase, read_old
 from cutline.nodes.problems import quote
@@ -130,13 +130,13 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
     if found.record is not None and found.record.snapshot != name:
         raise UnfinishedRestoreError(
             f"{found.label()} is not of snapshot {name}",
-            hint=f"run: {found.record.command} --abandon",
+            hint=f"run: {found.record.abandon_command}",
         )
     if not found.may_be_undone(store):
         what = "has decided that its rows stay" if found.is_filling else "has published all databases"
         raise UnfinishedRestoreError(
             f"{found.label()} {what}, and can't be undone",
-            hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
+            hint=f"to end it: {resume_command(name, found.scope.nodes)}",
         )
 
 
@@ -151,7 +151,7 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
         if not record.aside or (target.aside in databases and databases[target.aside].is_valid):
             continue
         is_gone = target.aside not in databases
-        finish = f"to finish the restore instead: {record.command} --resume"
+        finish = f"to finish the restore instead: {record.resume_command}"
         if found.is_abandoned:
             # Nobody can finish it any more.
             finish = f"if it is lost for good, make an empty one: CREATE DATABASE {quote(target.aside)};"
@@ -232,7 +232,7 @@ def _saying_unfinished(name: str, nodes: tuple[str, ...]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        again = f"to undo what is not undone yet: {restore_command(name, nodes)} --abandon"
+        again = f"to undo what is not undone yet: {abandon_command(name, nodes)}"
         raise StoppedError("the restore may be undone in part", hint=[again, SAME_TARGET]) from error
 
 
@@ -314,7 +314,7 @@ def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progre
         if decide_restore(store, intent, ABANDON) == PUBLISH and found.may_be_decided:
             raise UnfinishedRestoreError(
                 f"{found.label()} has decided that its rows stay, and can't be undone",
-                hint=f"to end it: {record.command} --resume",
+                hint=f"to end it: {record.resume_command}",
             )
 
     def mark(target: Target) -> None:
@@ -408,7 +408,6 @@ def _open_left(undoable: Undoable, progress: Progress) -> None:
 def discard_old(
     source: Fleet,
     target: Fleet,
-    name: str,
     confirm: Callable[[list[OldDatabase]], None],
     progress: Progress,
     nodes: tuple[str, ...] = (),
@@ -417,7 +416,7 @@ def discard_old(
 
     `confirm` is given them before, and may raise. Raises UnfinishedRestoreError: an unfinished restore may need them.
     """
-    with _old_databases(source, target, name, progress, nodes) as aside:
+    with _old_databases(source, target, progress, nodes) as aside:
         listed = aside.listed
         confirm(listed)
         progress.step("drop databases")
@@ -429,16 +428,14 @@ def discard_old(
         try:
             in_parallel(drop, list(aside.found), aside.watch.end_all)
         except KeyboardInterrupt as error:
-            again = f"to drop what is left of them: {restore_command(name, nodes)} --discard-old"
+            again = f"to drop what is left of them: {discard_command(nodes)}"
             raise StoppedError("some of the old databases may be dropped", hint=[again, SAME_TARGET]) from error
     return listed
 
 
-def find_old(
-    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...] = ()
-) -> list[OldDatabase]:
+def find_old(source: Fleet, target: Fleet, progress: Progress, nodes: tuple[str, ...] = ()) -> list[OldDatabase]:
     """The databases that `discard_old` would drop; raises what that raises."""
-    with _old_databases(source, target, name, progress, nodes) as aside:
+    with _old_databases(source, target, progress, nodes) as aside:
         return aside.listed
 
 
@@ -456,9 +453,7 @@ class _OldDatabases:
 
 
 @contextmanager
-def _old_databases(
-    source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
-) -> Iterator[_OldDatabases]:
+def _old_databases(source: Fleet, target: Fleet, progress: Progress, nodes: tuple[str, ...]) -> Iterator[_OldDatabases]:
     progress.step("find databases put aside")
     targets = provisional_targets(target, nodes)
     with (
@@ -466,7 +461,7 @@ def _old_databases(
         lock_targets(targets) as connections,
         ending_on_silence(watch, connections.values()),
     ):
-        check_no_unfinished(source.store.open(), name, targets, connections, progress)
+        check_no_unfinished(source.store.open(), "NAME", targets, connections, progress)
         aside = _OldDatabases({one: read_old(one.node, connections[one.shard]) for one in targets}, connections, watch)
         remains = find_remains(targets, connections)
         for old in aside.listed:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from cutline.fleet.messages import SAME_TARGET, list_some, restore_command
+from cutline.fleet.messages import SAME_TARGET, abandon_command, list_some, restore_command, resume_command
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.other_databases import FILLING, LOADING, is_beside
@@ -547,9 +547,7 @@ def _lost_published(
         return _Lost(f"{unknown}; there is no database {target.loading}", lines)
     if undoes:
         return None
-    return _Lost(
-        gone, [bring_back, f"if it is lost for good, undo the restore: {record.command} --abandon", SAME_TARGET]
-    )
+    return _Lost(gone, [bring_back, f"if it is lost for good, undo the restore: {record.abandon_command}", SAME_TARGET])
 
 
 def _empty_again(database: str, target: Target) -> list[str]:
@@ -574,10 +572,12 @@ def check_no_unfinished(
         check_readable(restore, targets)
         what = "rows in tables of database " * restore.is_filling
         where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(restore.databases.items()))
-        command = restore_command(restore.record.snapshot if restore.record else name, restore.scope.nodes)
-        ends = [f"to undo it: {command} --abandon"] if restore.may_be_undone(store) else []
+        snapshot = restore.record.snapshot if restore.record else name
+        ends = list[str]()
         if restore.record is not None and not restore.is_abandoned:
-            ends.insert(0, f"to go on with it: {command} --resume")
+            ends.append(f"to finish it: {resume_command(snapshot, restore.scope.nodes)}")
+        if restore.may_be_undone(store):
+            ends.append(f"to undo it: {abandon_command(snapshot, restore.scope.nodes)}")
         closed = find_closed(targets, connections)
         until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
         raise UnfinishedRestoreError(
@@ -611,18 +611,18 @@ def find_resumable(
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(
             f"several restores are unfinished: {'; '.join(restore.label() for restore in unfinished)}",
-            hint=f"undo them, and begin again: snapshot restore {name} --abandon; or name the --node of one of them",
+            hint=f"undo them, and begin again: {abandon_command(name)}; or name the --node of one of them",
         )
     (found,) = unfinished
     check_readable(found, targets)
     check_recorded(found, store)
     if found.record is None or found.is_abandoned:
         what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
-        command = found.record.command if found.record else restore_command(name, found.scope.nodes)
-        raise UnfinishedRestoreError(f"{found.label()} {what}", hint=f"run: {command} --abandon")
+        command = abandon_command(found.record.snapshot if found.record else name, found.scope.nodes)
+        raise UnfinishedRestoreError(f"{found.label()} {what}", hint=f"run: {command}")
     if found.record.snapshot != name:
         raise UnfinishedRestoreError(
             f"the unfinished restore is of snapshot {found.record.snapshot}, not of {name}",
-            hint=f"run: {found.record.command} --resume",
+            hint=f"run: {found.record.resume_command}",
         )
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import UnsetType
 
-from cutline.fleet.messages import list_some, restore_command
+from cutline.fleet.messages import SAME_TARGET, abandon_command, list_some, resume_command
 from cutline.fleet.own_process import Label, read_label
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import has_committed
@@ -205,9 +205,10 @@ class OpenOperation:
         if intent.kind == RESTORE and intent.is_drill:
             return "the next drill on its machine settles it, any other after a week"
         if intent.kind == RESTORE:
-            again = f"{restore_command(intent.snapshot, intent.nodes if intent.only_nodes is True else ())} --resume"
+            nodes = intent.nodes if intent.only_nodes is True else ()
             return (
-                f"to end it: {again}   or: --abandon   (with the same --to FILE, if it had one); until then these"
+                f"to finish it: {resume_command(intent.snapshot, nodes)}   to undo it:"
+                f" {abandon_command(intent.snapshot, nodes)}   ({SAME_TARGET}); until then these"
                 " databases may accept no connections"
             )
         if intent.kind != CREATE:

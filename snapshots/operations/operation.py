@@ -247,7 +247,7 @@ def decide_restore(store: ObjectStore, intent: Intent, decision: Literal["publis
     except StoreAnswersLostError as error:
         raise UndecidedError(
             f"it is not known whether operation {intent.operation} was decided: the store's answers were lost",
-            hint="once the store answers, repeat the restore with --resume, or with --abandon",
+            hint="once the store answers, resume the restore or undo it; the commands are named by: snapshot list",
             details={"operation": intent.operation},
         ) from error
     return decision

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import socket
@@ -20,6 +19,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.storage.ids import OPERATION_ID
+from tests.commands.at_terminal import answer
 from tests.commands.snapshot_runs import Runs, command_line, run_command, runs_on
 
 if TYPE_CHECKING:
@@ -125,15 +125,10 @@ def test_what_is_refused_is_shown_as_in_the_foreground(runs: Runs, state: Path) 
     assert (code, document["error"]) == (2, "usage")
 
 
-def test_somebody_at_a_terminal_has_to_confirm(runs: Runs) -> None:
-    leader, terminal = pty.openpty()
-    try:
-        typed = begin(runs, "restore", "daily", "--replace", stdin=terminal)
-    finally:
-        os.close(leader)
-        os.close(terminal)
-    assert typed.returncode == 3
-    assert "error: --replace has to be confirmed" in typed.stderr
+def test_at_a_terminal_a_command_in_the_background_asks_nothing_either(runs: Runs) -> None:
+    code, shown = answer(runs.fleet, "y\n", "restore", "daily", "--replace", "--background")
+    assert code == 2, shown
+    assert "snapshot restore --replace has to be confirmed, and a command in the background can't ask" in shown
 
 
 def test_ctrl_c_ends_the_command_that_has_no_operation_yet(runs: Runs, tmp_path: Path) -> None:

@@ -156,21 +156,22 @@ def test_a_restore_that_meets_a_full_disk_after_its_rows_is_resumed_whatever_it_
         dsn = with_database(source, TARGET).dsn
         there.write_text(f'name = "there"\nstore = "file://{tmp_path}/other"\n[[node]]\nid = "s1"\ndsn = "{dsn}"\n')
 
-        def restore_there(*words: str) -> tuple[int, dict[str, Any]]:
-            return run_here(fleet, "restore", "snp", "--to", str(there), *words, spark=spark)
+        def restore_there(command: str, *words: str) -> tuple[int, dict[str, Any]]:
+            return run_here(fleet, command, "snp", "--to", str(there), *words, spark=spark)
 
-        for words in (("--allow-refused-ddl",), ("--resume", "--allow-refused-ddl"), ("--resume",)):
+        allowing = "--allow-refused-ddl"
+        for words in (("restore", allowing), ("restore-resume", allowing), ("restore-resume",)):
             code, ended = restore_there(*words)
             assert (code, ended["error"]) == (6, "node-disrupted"), ended
             assert "INDEX public.t_room: could not extend file: No space left on device" in ended["message"]
             assert ended["hint"].splitlines()[0] == ROOM_HINT
-            assert f"restore snp --resume --to {there}" in ended["hint"], ended["hint"]
+            assert f"restore-resume snp --to {there}" in ended["hint"], ended["hint"]
         with psycopg.connect(with_database(source, "postgres").dsn) as connection:
             query = "SELECT datname FROM pg_database WHERE datname ^@ %s"
             ((left,),) = connection.execute(query, (TARGET,)).fetchall()
         assert left.startswith(f"{TARGET}_restoring_")
         execute(with_database(source, left).dsn, MENDED)
-        code, done = restore_there("--resume")
+        code, done = restore_there("restore-resume")
         assert (code, done["refused"]) == (0, []), json.dumps(done)
         assert sorted_copies(dsn) == sorted_copies(source.dsn)
         with psycopg.connect(dsn) as connection:

@@ -43,8 +43,8 @@ NOT_RUN = {
     "snapshot create 'nightly-{date}' --quiet": SAME_AS_CRON,
     "snapshot create 'nightly-{date}' --incremental --quiet": SAME_AS_CRON,
     "snapshot check 'nightly-{date}' --quiet --junit check.xml": SAME_AS_CRON,
-    "snapshot restore 'week-{n}' --drill --quiet --junit drill.xml": "tests/integration/drill runs drills",
-    "snapshot restore nightly --drill --to spare.toml --junit drill.xml": "tests/integration/drill runs it",
+    "snapshot drill 'week-{n}' --quiet --junit drill.xml": "tests/integration/drill runs drills",
+    "snapshot drill nightly --to spare.toml --junit drill.xml": "tests/integration/drill runs it",
 }
 PAGES = pages()
 

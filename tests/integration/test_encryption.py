@@ -111,13 +111,13 @@ def test_a_restore_and_a_drill_of_an_encrypted_store_name_what_is_damaged(
         file.write(
             '\n[[drill.assertion]]\nnode = "s1"\nsql = "SELECT count(*) > 5000 FROM secret_table"\nexpected = true\n'
         )
-    code, document = run_here(fleet, "restore", NAME, "--drill", spark=spark)
+    code, document = run_here(fleet, "drill", NAME, spark=spark)
     assert (code, document["result"]) == (0, "holds"), document
     last = read_chain(fleet.store.open(), NAME).last
     key = max(last.segments["s1"], key=lambda one: one.size).key
     flip_byte(copied.store / key)
-    for words, lost in ((["--drill"], True), (["--drill", "--increment", "1"], False)):
-        code, document = run_here(fleet, "restore", NAME, *words, spark=spark)
+    for words, lost in (([], True), (["--increment", "1"], False)):
+        code, document = run_here(fleet, "drill", NAME, *words, spark=spark)
         assert code == (3 if lost else 0), document
         if lost:
             assert (document["error"], document["details"]["object"]) == ("object-damaged", key)
@@ -206,7 +206,7 @@ def test_check_finds_what_was_planted_and_restore_refuses_it(
     attack(copied)
     code, document = run_here(copied.runs.fleet, "check", NAME, spark=spark)
     assert (code, document["result"]) == (1, "conflicts")
-    code, document = run_here(copied.runs.fleet, "restore", NAME, "--replace", spark=spark)
+    code, document = run_here(copied.runs.fleet, "restore", NAME, "--replace", "--yes", spark=spark)
     assert code == 3, document
     assert document["hint"]
 

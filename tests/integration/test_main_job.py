@@ -93,7 +93,9 @@ def test_every_state_of_a_busy_bank_is_restored_consistently(
     restored = [node.dsn for node in target.primaries]
     transfers = []
     for increment in RESTORED:
-        report = snapshot("restore", NAME, "--increment", str(increment), "--to", str(target.path), "--replace")
+        report = snapshot(
+            "restore", NAME, "--increment", str(increment), "--to", str(target.path), "--replace", "--yes"
+        )
         assert report["increment"] == increment
         found = read_invariants(restored)
         assert found.hold, (increment, found)

@@ -55,7 +55,7 @@ def noted(runs: Runs, *words: str) -> Any:
         ("create", "daily", "--incremental", "--dry-run"),
         ("create", "point", "--only-cut", "--dry-run"),
         ("restore", "daily", "--replace", "--dry-run"),
-        ("restore", "daily", "--discard-old", "--dry-run"),
+        ("restore-discard", "--dry-run"),
         ("prune", "--keep-full", "1", "--dry-run"),
         ("delete", "daily", "--force", "--dry-run"),
         ("gc", "--dry-run"),

@@ -188,7 +188,7 @@ def test_every_command_reaches_the_server_and_shows_no_password(
         "create daily --incremental --json": 0,
         "check daily --junit check.xml": 4,  # nothing to compare with
         "list --json": 0,
-        "restore daily --replace": 0,
+        "restore daily --replace --yes": 0,
         "show daily": 0,
         "create again": 0,
         "prune --keep-full 1 --yes": 0,

@@ -105,6 +105,10 @@ def restore(own: Runs, there: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return run_here(own.fleet, "restore", "snp", "--to", str(there), *words, spark=own.spark.session())
 
 
+def resume(own: Runs, there: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    return run_here(own.fleet, "restore-resume", "snp", "--to", str(there), *words, spark=own.spark.session())
+
+
 def databases(own: Runs) -> list[str]:
     with psycopg.connect(make_conninfo(own.fleet.primaries[0].dsn, dbname="postgres")) as connection:
         query = "SELECT datname FROM pg_database WHERE datname ^@ %s ORDER BY 1"
@@ -141,14 +145,14 @@ def test_what_only_rows_show_costs_nothing_but_itself(
         "parted_low_at_home_idx", "t_home",
     ]  # fmt: skip
     hints = refused["hint"]
-    for words in ("--resume", "--resume --allow-refused-ddl", "--abandon"):
-        assert f" restore snp {words} --to {there}" in hints, hints
+    for words in ("restore-resume snp", "restore-resume snp --allow-refused-ddl", "restore-abandon snp"):
+        assert f" {words} --to {there}" in hints, hints
 
     # As long as nothing is mended, the same is refused again, and nothing else is tried.
-    code, refused = restore(own, there, "--resume")
+    code, refused = resume(own, there)
     assert (code, {one["object"] for one in refused["details"]["refused"]}) == (10, set(found))
     execute(dsn, "CREATE OR REPLACE FUNCTION at_home(v text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT v'")
-    code, done = restore(own, there, "--resume")
+    code, done = resume(own, there)
     assert (code, done["refused"]) == (0, []), done
     assert databases(own) == [TARGET]
     target = with_database(own.fleet.primaries[0], TARGET).dsn
@@ -166,7 +170,7 @@ def test_an_operator_may_do_without_what_is_refused(
     code, done = restore(own, there, *words)
     assert code == 10, done
     if not words:
-        code, done = restore(own, there, "--resume", "--allow-refused-ddl")
+        code, done = resume(own, there, "--allow-refused-ddl")
     assert (code, done["schema"]) == (10, "cutline/restore/1"), done
     assert "INDEX public.t_home" in [one["object"] for one in done["refused"]]
     assert 'CREATE INDEX "t_home"' in Path(done["refused_file"]).read_text()
@@ -193,7 +197,7 @@ def test_the_file_has_what_an_earlier_process_was_refused(
     request = RestoreRequest("snp", allow_refused_ddl=True)
     with pytest.raises(NodeUnreachableError):
         restore_fleet(plan_restore(own.fleet, load_fleet(there), request), own.spark, Watching(fail))
-    code, done = restore(own, there, "--resume")
+    code, done = resume(own, there)
     assert code == 10, done
     (index,) = (one for one in done["refused"] if one["object"] == "INDEX public.t_home")
     assert index["reason"] == "an earlier process of this restore was refused it"

@@ -132,7 +132,7 @@ def test_no_secret_is_printed_or_stored(runner: CommandRunner, monkeypatch: pyte
     assert runner.run_here("list") == 0
     assert runner.run_here("show", "daily") == 0
     assert runner.run_here("check", "daily") == 4  # nothing to compare with
-    assert runner.run_here("restore", "daily", "--replace") == 0, runner.last_output()
+    assert runner.run_here("restore", "daily", "--replace", "--yes") == 0, runner.last_output()
     fail_in_every_way(runner)
     with monkeypatch.context() as patched:
         for name in ("list", "list_children"):

@@ -93,8 +93,8 @@ def test_slow_tasks_that_run_twice_count_once(shared_fleet: EmbeddedFleet, tmp_p
             chain = read_chain(fleet.store.open(), "twice")
             rows = stored_rows(chain)
             assert rows == {node: expected[chain.shard_of(node)] for node in chain.baseline}
-            for words in (("--replace", "--yes"), ("--discard-old", "--yes")):
-                code, found = run_command(tmp_path, "restore", "twice", *words)
+            for words in (("restore", "twice", "--replace"), ("restore-discard",)):
+                code, found = run_command(tmp_path, *words, "--yes")
                 assert code == 0, found
         assert {node.id: sorted_copies(node.dsn) for node in fleet.primaries} == before
         attempts = {tuple(line.split()) for line in (tmp_path / "attempts").read_text().splitlines()}

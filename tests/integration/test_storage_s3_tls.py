@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "from cutline.cli.main import main; main()"
 COMMAND_SECONDS_MAX = 240
 CLUSTER = "local-cluster[2,1,1024]"
-RESTORE = ["restore", "daily", "--replace"]
+RESTORE = ["restore", "daily", "--replace", "--yes"]
 
 HOST = "IP:127.0.0.1"
 KMS_KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
@@ -131,7 +131,7 @@ def test_a_fleet_is_snapshotted_checked_and_restored_through_tls_by_executors_of
     (tmp_path / "ca.pem").write_bytes(authority.file.read_bytes())
     local = options | {"ca_file": "/proc/self/cwd/ca.pem"}
     lacking = configure_fleet_at(fleet, tmp_path / "lacking.toml", options, local)
-    for words in ("create second", "check daily", "restore daily --replace"):
+    for words in ("create second", "check daily", "restore daily --replace --yes"):
         error = run(lacking, *words.split())
         assert (error["code"], error["error"]) == (2, "certificate-file"), error
         assert "can't be used on " in error["message"]

@@ -119,7 +119,7 @@ def test_a_fleet_that_asks_for_certificates_is_snapshotted_and_restored_by_execu
         ["init"],
         ["create", "daily"],
         ["create", "daily", "--incremental"],
-        ["restore", "daily", "--replace"],
+        ["restore", "daily", "--replace", "--yes"],
     ):
         document = run(fleet, *words)
         assert document["code"] == 0, document

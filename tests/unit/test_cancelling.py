@@ -121,7 +121,7 @@ def test_a_dead_restore_is_refused_with_what_ends_it() -> None:
     ensure_identity(store, FLEET)
     (found,) = cancel_operations(fleet_of(store), read_under_way(store), 0.0, Silent())
     assert (found.operation.id, found.result) == (intent.id, CancelResult.REFUSED)
-    assert "snapshot restore daily --resume" in found.text
+    assert "snapshot restore-resume daily" in found.text
 
 
 def test_a_dead_check_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import cutline.cli.main
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.local import LocalStore
+from tests.commands.at_terminal import answer
 from tests.commands.snapshot_runs import command_line
 from tests.unit.made_garbage import StoreBuilder
 
 SECONDS_MAX = 60
-COMMANDS = [("delete", "daily"), ("prune", "--keep-full", "1"), ("gc", "--grace", "0")]
+COMMANDS = [
+    ("delete", "daily"),
+    ("prune", "--keep-full", "1"),
+    ("gc", "--grace", "0"),
+    ("restore --replace", "daily"),
+    ("restore-abandon", "daily"),
+    ("restore-discard",),
+]
 
 
 def run(fleet: Fleet, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command_line(fleet, *words), stdin=stdin, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
-
-
-def answer(fleet: Fleet, text: str, *words: str) -> tuple[int, str]:
-    """Run a command at a terminal where somebody types `text`; return its exit code and what the terminal shows."""
-    process, terminal = pty.fork()
-    if process == 0:
-        line = command_line(fleet, *words)
-        os.execv(line[0], line)
-    os.write(terminal, text.encode())
-    shown = b""
-    while True:
-        try:
-            shown += os.read(terminal, 1000)
-        except OSError:  # the other end is closed
-            break
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown.decode()
 
 
 @pytest.fixture
@@ -74,24 +63,24 @@ def leftover(builder: StoreBuilder) -> str:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_without_a_terminal_a_command_needs_yes_and_contacts_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_without_a_terminal_a_command_needs_yes_and_contacts_nothing(
+    tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *arguments = words
     # There is not even a fleet file.
-    program = "from cutline.cli.entry import main; main()"
-    line = [sys.executable, "-c", program, "--fleet", str(tmp_path / "none.toml"), *words]
-    done = subprocess.run(
-        line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"error: snapshot {words[0]} has to be confirmed, and there is no terminal to ask; nothing was changed\n"
+    line = ["--fleet", str(tmp_path / "none.toml"), *command.split(), *arguments]
+    assert cutline.cli.main.run(line) == 2
+    assert capsys.readouterr().err == (
+        f"error: snapshot {command} has to be confirmed, and there is no terminal to ask; nothing was changed\n"
         "hint: in a script add --yes; to see the plan only, add --dry-run\n"
     )
-    done = subprocess.run(
-        [*line, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-    )
-    document = json.loads(done.stdout)
-    assert (done.returncode, document["error"], document["code"]) == (2, "confirmation-missing", 2)
-    assert document["details"] == {"command": words[0], "option": "--yes"}
+    assert cutline.cli.main.run([*line, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert (document["error"], document["code"]) == ("confirmation-missing", 2)
+    assert document["details"] == {"command": command, "option": "--yes"}
+    # With --yes it goes on, and misses the file.
+    assert cutline.cli.main.run([*line, "--yes"]) == 2
+    assert "none.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["y\n", "yes\n", "n\n", "\n"])

@@ -31,7 +31,7 @@ dsn = "dbname=shop host=b"
 backup_of = "a"
 """
 LEFT_OUT = AssertionTable("a", "SELECT 1")
-OWN = "or drill on servers of your own: snapshot restore weekly --drill --to FILE"
+OWN = "or drill on servers of your own: snapshot drill weekly --to FILE"
 
 
 def drill_of(path: Path, text: str) -> tuple[AssertionTable, ...]:

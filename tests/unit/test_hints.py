@@ -95,7 +95,7 @@ def test_the_commands_are_found() -> None:
 
 def test_no_hint_leaves_the_name_of_the_program_out() -> None:
     bare = re.compile(rf"(?<!snapshot )\b(?:{'|'.join(COMMANDS)}) (?:NAME|DIR|--[a-z])")
-    assert bare.search("the next one drops them: restore NAME --drill")
+    assert bare.search("the next one drops them: drill NAME --to FILE")
     found = {
         f"{path.relative_to(ROOT)}:{line} {text}"
         for package in PACKAGES

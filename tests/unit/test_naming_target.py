@@ -14,21 +14,23 @@ TO = Path("dr.toml")
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("to undo it: snapshot restore daily --abandon", "to undo it: snapshot restore daily --abandon --to dr.toml"),
+        ("to undo it: snapshot restore-abandon daily", "to undo it: snapshot restore-abandon daily --to dr.toml"),
         (
-            "undo the restore: snapshot restore daily --abandon; and run: snapshot check",
-            "undo the restore: snapshot restore daily --abandon --to dr.toml; and run: snapshot check",
+            "undo the restore: snapshot restore-abandon daily; and run: snapshot check",
+            "undo the restore: snapshot restore-abandon daily --to dr.toml; and run: snapshot check",
         ),
         (
-            "to end it: snapshot restore daily --resume   or: --abandon",
-            "to end it: snapshot restore daily --resume --to dr.toml   or: --abandon",
+            "to finish it: snapshot restore-resume daily   to undo it: snapshot restore-abandon daily   (as before)",
+            "to finish it: snapshot restore-resume daily --to dr.toml   to undo it: snapshot restore-abandon daily"
+            " --to dr.toml   (as before)",
         ),
         (
-            "snapshot restore one --resume; or snapshot restore two --abandon",
-            "snapshot restore one --resume --to dr.toml; or snapshot restore two --abandon --to dr.toml",
+            "snapshot restore-resume one; or snapshot restore-abandon two",
+            "snapshot restore-resume one --to dr.toml; or snapshot restore-abandon two --to dr.toml",
         ),
-        ("snapshot restore daily --to other.toml --resume", "snapshot restore daily --to other.toml --resume"),
-        ("snapshot restore daily --drill", "snapshot restore daily --drill --to dr.toml"),
+        ("snapshot restore-resume daily --to a.toml --node s1", "snapshot restore-resume daily --to a.toml --node s1"),
+        ("to drop it: snapshot restore-discard", "to drop it: snapshot restore-discard --to dr.toml"),
+        ("snapshot drill daily", "snapshot drill daily --to dr.toml"),
         (
             "snapshot restore daily --role-map 'a; b=c'\"'\"'d'; then: snapshot list",
             "snapshot restore daily --role-map 'a; b=c'\"'\"'d' --to dr.toml; then: snapshot list",

@@ -58,11 +58,9 @@ def test_an_open_restore_is_named_with_the_databases_that_it_makes() -> None:
     with pytest.raises(IndeterminateError), record_operation(store, Operation(one)):
         raise IndeterminateError("it died")
     texts = [found.text for found in read_open_operations(store)]
-    began = "begun 2026-11-20T11:00:00.000Z) shows no sign of life and has no outcome; to end it: snapshot"
-    assert texts[0].startswith(f"operation op-daily-0-restore (restore daily, {began} restore daily --resume")
-    assert texts[1].startswith(
-        f"operation op-r (restore daily into database bank, till, {began} restore daily --resume"
-    )
+    began = "begun 2026-11-20T11:00:00.000Z) shows no sign of life and has no outcome; to finish it: snapshot"
+    assert texts[0].startswith(f"operation op-daily-0-restore (restore daily, {began} restore-resume daily")
+    assert texts[1].startswith(f"operation op-r (restore daily into database bank, till, {began} restore-resume daily")
 
 
 @pytest.mark.parametrize("kind", ["restore", "drill", "create", "delete", "prune"])
@@ -119,7 +117,8 @@ def test_an_unfinished_restore_is_named_with_what_ends_it() -> None:
     leave_open(store, "restore")
     (found,) = read_open_operations(store, "daily")
     assert found.text.endswith(
-        "to end it: snapshot restore daily --resume   or: --abandon   (with the same --to FILE, if it had one);"
+        "to finish it: snapshot restore-resume daily   to undo it: snapshot restore-abandon daily"
+        "   (with the same --to FILE, if it had one);"
         " until then these databases may accept no connections"
     )
     assert found.to_json()["committed"] is None

@@ -1,1 +1,1 @@
-"""`snapshot restore --drill`: what it restores, asks, reports and leaves."""
+"""`snapshot drill`: what it restores, asks, reports and leaves."""

@@ -40,7 +40,7 @@ def test_a_drill_restores_asks_and_leaves_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
     junit = tmp_path / "drill.xml"
-    code, document = run_here(fleet, "restore", NAME, "--drill", "--junit", str(junit), spark=drilled.spark)
+    code, document = run_here(fleet, "drill", NAME, "--junit", str(junit), spark=drilled.spark)
     assert [(one["node"], one["holds"], one["why"]) for one in document["assertions"]] == [
         (node, True, "") for node in ("s1", "s1", "s2", "s2", "s2")
     ]
@@ -94,7 +94,7 @@ def drill_process(drilled: Drilled, folder: Path, signal_name: str) -> subproces
         "1",
     ]
     return subprocess.run(
-        [*program, "--", "--fleet", str(path), "restore", NAME, "--drill"],
+        [*program, "--", "--fleet", str(path), "drill", NAME],
         capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, stdin=subprocess.DEVNULL, check=False,
         env=os.environ | {"TMPDIR": str(folder)},
     )  # fmt: skip
@@ -145,7 +145,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     assert raised.value.hint.splitlines() == [
         "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml",
         "or restore without them: --allow-refused-ddl",
-        f"or drill on servers of your own: snapshot restore {NAME} --drill --to FILE",
+        f"or drill on servers of your own: snapshot drill {NAME} --to FILE",
     ]
     # As pg_cron is: whatever fleet.toml allows, and wherever the servers are, it can't be created.
     with monkeypatch.context() as patch:
@@ -161,14 +161,12 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     monkeypatch.setattr(Chain, "baseline", property(newer))
     with pytest.raises(DrillUnfitError, match="is older than the snapshot's 99") as raised:
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
-    assert raised.value.hint.splitlines()[-1] == (
-        f"or drill on servers of your own: snapshot restore {NAME} --drill --to FILE"
-    )
+    assert raised.value.hint.splitlines()[-1] == (f"or drill on servers of your own: snapshot drill {NAME} --to FILE")
     assert read_open_intents(fleet.store.open()) == []
 
 
-def test_a_drill_takes_no_target(drilled: Drilled, tmp_path: Path) -> None:
+def test_a_drill_on_temporary_servers_takes_no_options_of_a_target(drilled: Drilled, tmp_path: Path) -> None:
     fleet = load_fleet(write_fleet(drilled, tmp_path, ""))
-    for words in (["--drill", "--replace"], ["--drill", "--dry-run"], ["--junit", "x.xml"]):
-        code, out = run_and_capture(fleet, "restore", NAME, *words, "--json")
+    for option in ("--replace", "--dry-run", "--create-roles", "--no-owner"):
+        code, out = run_and_capture(fleet, "drill", NAME, option, "--json")
         assert code == 2, out

@@ -219,7 +219,7 @@ def test_an_extension_that_is_not_trusted_is_refused_before_anything_runs(hostil
     hint = raised.value.hint.splitlines()
     assert hint[0].endswith('[drill] extensions = ["dblink"] in fleet.toml')
     assert hint[1] == "or restore without them: --allow-refused-ddl"
-    assert hint[2].endswith(f"snapshot restore {NAME} --drill --to FILE")
+    assert hint[2].endswith(f"snapshot drill {NAME} --to FILE")
 
 
 def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_session_or_its_server(
@@ -254,7 +254,7 @@ def test_a_drill_is_cancelled_whose_load_a_check_holds_for_ever(hostile: Runs, t
         with psycopg.connect(with_database(node, "postgres").dsn) as connection:
             return connection.execute(held.encode()).fetchone() != (0,)
 
-    words = ("restore", "held", "--drill", "--to", str(hostile.fleet.path))
+    words = ("drill", "held", "--to", str(hostile.fleet.path))
     run = cancel_when(load_fleet(fleet), is_held, *words, spark=hostile.spark.running)
     assert (run.code, run.results, is_held()) == (8, ["cancelled"], False), run.document
     assert run.seconds < CANCEL_SECONDS_MAX

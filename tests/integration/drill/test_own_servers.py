@@ -45,7 +45,7 @@ from tests.run.soak import first
 
 ROOT, SECONDS_MAX = Path(__file__).parents[3], 120
 ROLE = "driller"
-ADVICE = re.compile("--resume|--abandon")
+ADVICE = re.compile("restore-resume|restore-abandon")
 
 
 def left_on(shared_fleet: EmbeddedFleet) -> list[object]:
@@ -86,7 +86,7 @@ def test_a_superuser_drills_by_a_role_without_privileges_and_nothing_is_left(
     before = left_on(shared_fleet)
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
     to, junit = describe(tmp_path / "spare.toml", shared_fleet, "postgres"), tmp_path / "drill.xml"
-    words = ("restore", NAME, "--drill", "--to", str(to), "--junit", str(junit))
+    words = ("drill", NAME, "--to", str(to), "--junit", str(junit))
     code, document = run_here(fleet, *words, spark=drilled.spark)
     assert (code, document["result"]) == (0, "holds"), document
     assert [one["rows"] for one in document["nodes"]] == drilled.rows
@@ -103,10 +103,10 @@ def test_a_role_that_may_no_more_than_a_restore_drills_as_itself(
     with role_on(shared_fleet, f"CREATE ROLE {ROLE} LOGIN CREATEDB"):
         before = left_on(shared_fleet)
         # What superusers of the source own takes one, unless it all belongs to the role.
-        code, document = run_here(fleet, "restore", NAME, "--drill", "--to", str(to), spark=drilled.spark)
+        code, document = run_here(fleet, "drill", NAME, "--to", str(to), spark=drilled.spark)
         assert (code, document["error"]) == (3, "target-unfit")
         assert "--no-owner" in document["hint"]
-        code, document = run_here(fleet, "restore", NAME, "--drill", "--to", str(to), "--no-owner", spark=drilled.spark)
+        code, document = run_here(fleet, "drill", NAME, "--to", str(to), "--no-owner", spark=drilled.spark)
         assert (code, document["result"]) == (0, "holds"), document
         assert left_on(shared_fleet) == before
 
@@ -128,7 +128,7 @@ def test_a_role_that_is_no_superuser_drills_with_roles_in_the_place_of_others(
 ) -> None:
     fleet = load_fleet(write_fleet(drilled, tmp_path, OF_OTHERS))
     to = describe(tmp_path / "spare.toml", shared_fleet, ROLE)
-    words = ["restore", NAME, "--drill", "--to", str(to)]
+    words = ["drill", NAME, "--to", str(to)]
     pairs = {"postgres": ROLE, "cutline_drill": "other", "cutline_drill_reader": "other"}
     with role_on(shared_fleet, f"CREATE ROLE {ROLE} LOGIN CREATEDB; CREATE ROLE other"):
         before = left_on(shared_fleet)
@@ -274,7 +274,7 @@ def test_a_drill_that_the_store_ends_advises_nothing_and_leaves_nothing(
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
     to = ("--to", str(describe(tmp_path / "spare.toml", shared_fleet, "postgres")))
     monkeypatch.setattr(cutline.restore.run.restore, "decide_restore", lose)
-    words = ("restore", NAME, "--drill", *to[: 2 * on_own_servers])
+    words = ("drill", NAME, *to[: 2 * on_own_servers])
     code, document = run_here(fleet, *words, spark=drilled.spark)
     assert (code, ADVICE.search(document["hint"]), "unfinished" in document["details"]) == (6, None, False)
     assert left_on(shared_fleet) == before
@@ -290,7 +290,7 @@ def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_kil
     point = [signal_name, RestoreCrashPoint.LOADING, "1"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.signalled_command", *point, "--", "--fleet", str(path),
-         "restore", NAME, "--drill", "--to", str(to)],
+         "drill", NAME, "--to", str(to)],
         capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, stdin=subprocess.DEVNULL, check=False,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip

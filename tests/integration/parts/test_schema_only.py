@@ -42,7 +42,7 @@ def test_the_whole_ddl_is_restored_without_rows_and_without_spark(places: TwoPla
     assert 'rows of materialized view "app"."total" on s1' in done["left_out"]
     assert "1 large objects on s1" in done["left_out"]
     assert_only_ddl(places)
-    code, done = run_here(places.fleet, *words(places), "--replace")
+    code, done = run_here(places.fleet, *words(places), "--replace", "--yes")
     assert (code, len(done["aside"])) == (0, 1)
     assert_only_ddl(places)
 

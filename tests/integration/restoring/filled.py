@@ -54,6 +54,11 @@ def words(place: Place, *more: str) -> list[str]:
     return ["restore", NAME, "--to", str(place.target.path), *more]
 
 
+def end_words(place: Place, command: str) -> list[str]:
+    """The command line that ends the restore, by the command that does it."""
+    return [command, NAME, "--to", str(place.target.path), *["--yes"] * (command == "restore-abandon")]
+
+
 def load(place: Place, watching: Watching | None = None, request: RestoreRequest = REQUEST) -> None:
     restore_fleet(plan_restore(place.fleet, place.target, request), Ready(place.spark), watching or Silent())
 

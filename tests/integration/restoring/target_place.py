@@ -176,7 +176,7 @@ def drop_databases(place: Place) -> None:
 
 def restore_killed(place: Place, point: RestoreCrashPoint, count: int, how: str = "--replace") -> None:
     """Run `restore --replace` as a process that is killed at the point."""
-    words = ["restore", NAME, "--to", str(place.target.path), how]
+    words = ["restore", NAME, "--to", str(place.target.path), how, "--yes"]
     program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), str(count), "--"]
     done = subprocess.run(
         [*program, "--fleet", str(place.fleet.path), *words],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from cutline.cli.commands.restore_ends import Confirmation, NotConfirmedError
+from cutline.cli.output.confirmation import PlanChangedError
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.lock import FleetBusyError, lock_fleet
@@ -13,7 +13,6 @@ from cutline.nodes.sessions import open_sessions
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.targets.crash_points import RestoreCrashPoint
-from cutline.restore.unfinished.undoing import discard_old
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
@@ -53,14 +52,18 @@ def test_a_restore_and_a_create_of_one_fleet_exclude_each_other(place: Place) ->
         assert_restored(place)
 
 
-def test_what_a_restore_ends_is_named_and_confirmed_on_a_terminal(place: Place) -> None:
+def test_what_a_restore_ends_is_named_before_anything_is_changed(place: Place) -> None:
     """The source is the target: its chain ends."""
-    plan = plan_restore(place.fleet, place.fleet, REQUEST)
-    with pytest.raises(NotConfirmedError) as raised:
-        restore_fleet(plan, Ready(place.spark), Silent(), Confirmation(is_given=False).replacing)
-    assert raised.value.exit_code == 3
-    assert "chain daily ends" in raised.value.message
-    assert "s1: database bank is put aside as bank_before_" in raised.value.message
+    plan, named = plan_restore(place.fleet, place.fleet, REQUEST), list[str]()
+
+    def refuse(lines: list[str]) -> None:
+        named.extend(lines)
+        raise PlanChangedError("it is another")
+
+    with pytest.raises(PlanChangedError):
+        restore_fleet(plan, Ready(place.spark), Silent(), refuse)
+    assert "chain daily ends: it gets no more increments" in named
+    assert any(line.startswith("s1: database bank is put aside as bank_before_") for line in named)
     assert [node.dsn for node in place.fleet.primaries if read_old_names(node.dsn)] == []
 
 
@@ -80,14 +83,15 @@ def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place:
             (node.id, *names) for node in place.target.primaries
         ]
         assert all(one["bytes"] > 1_000_000 for one in listed["put_aside"])
-        discarding = ("restore", NAME, "--to", str(place.target.path), "--discard-old", "--dry-run")
-        code, shown = run_here(place.fleet, *discarding)
+        discarding = ("restore-discard", "--to", str(place.target.path))
+        code, shown = run_here(place.fleet, *discarding, "--dry-run")
         assert (code, shown["discarded"]) == (0, listed["put_aside"])
         assert {name for name in place.databases() if name != DATABASE} == names
-        with pytest.raises(NotConfirmedError):
-            discard_old(place.fleet, place.target, NAME, Confirmation(is_given=False).dropping, Silent())
-        dropped = discard_old(place.fleet, place.target, NAME, Confirmation(is_given=True).dropping, Silent())
-        assert len(dropped) == SHARDS
+        code, refused = run_here(place.fleet, *discarding)
+        assert (code, refused["error"]) == (2, "confirmation-missing")
+        assert {name for name in place.databases() if name != DATABASE} == names
+        code, dropped = run_here(place.fleet, *discarding, "--yes")
+        assert (code, dropped["discarded"]) == (0, listed["put_aside"])
         assert place.databases() == {DATABASE}
         assert place.states() == ["new"] * SHARDS
 
@@ -104,7 +108,7 @@ def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place
             f"the command that ends it is named by: snapshot --fleet {place.target.path} list"
         )
         await_sessions_over(place)
-        code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace")
+        code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace", "--yes")
         closed = [f"database {DATABASE} on {node.id}" for node in place.target.primaries]
         assert (code, f"; nobody can connect to {', '.join(closed)} until it is ended" in refused["message"]) == (
             3,

@@ -52,15 +52,16 @@ REACHED_BEFORE = [one for one in BEFORE if one[0] != RestoreCrashPoint.ROLES_CRE
 
 
 def cancelled(place: Place, point: RestoreCrashPoint, count: int, *words: str) -> CancelledRun:
-    target = ("restore", NAME, "--to", str(place.target.path), *words)
-    return cancel_at(place.fleet, (str(point), count), *target, spark=place.spark)
+    command, *options = words
+    line = (command, NAME, "--to", str(place.target.path), *options)
+    return cancel_at(place.fleet, (str(point), count), *line, spark=place.spark)
 
 
-@pytest.mark.parametrize("how", first(["--replace", "--yes"]))
+@pytest.mark.parametrize("how", first(["--replace", "--analyze"]))
 @pytest.mark.parametrize(("point", "count"), first(REACHED_BEFORE))
 def test_before_the_decision_all_is_removed(place: Place, point: RestoreCrashPoint, count: int, how: str) -> None:
     with old_databases(place) if how == "--replace" else nullcontext():
-        run = cancelled(place, point, count, how)
+        run = cancelled(place, point, count, "restore", how, "--yes")
         assert (run.code, run.document["error"], run.results) == (8, "cancelled", ["cancelled"]), run.document
         assert run.seconds < CANCEL_SECONDS_MAX
         assert open_restores(place) == []
@@ -73,7 +74,7 @@ def test_before_the_decision_all_is_removed(place: Place, point: RestoreCrashPoi
 @pytest.mark.parametrize(("point", "count"), first(AFTER))
 def test_what_is_publishing_goes_on_and_cancel_says_so(place: Place, point: RestoreCrashPoint, count: int) -> None:
     with old_databases(place):
-        run = cancelled(place, point, count, "--replace")
+        run = cancelled(place, point, count, "restore", "--replace", "--yes")
         assert (run.code, run.results) == (0, ["refused"]), run.document
         assert "it only goes forward" in run.answers[0].text
         assert_restored(place)
@@ -82,10 +83,10 @@ def test_what_is_publishing_goes_on_and_cancel_says_so(place: Place, point: Rest
 def test_a_resumed_restore_that_is_stopped_stays_open_and_cancel_says_how_to_end_it(place: Place) -> None:
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.FINISHED, 1)
-        run = cancelled(place, RestoreCrashPoint.CLOSED, 1, "--resume")
+        run = cancelled(place, RestoreCrashPoint.CLOSED, 1, "restore-resume")
         assert (run.code, run.results) == (8, ["unfinished"]), run.document
         assert run.answers[0].operation.kind == RESTORE
-        assert f"snapshot restore {NAME} --resume" in run.answers[0].text
+        assert f"snapshot restore-resume {NAME}" in run.answers[0].text
         assert open_restores(place) == [run.answers[0].operation.id]
         abandon(place)
         assert_old(place)

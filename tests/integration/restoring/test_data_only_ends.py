@@ -25,6 +25,7 @@ from tests.integration.refusing import execute
 from tests.integration.restoring.filled import (
     assert_empty,
     assert_filled,
+    end_words,
     leave,
     load,
     rows_of,
@@ -41,6 +42,7 @@ from tests.integration.restoring.target_place import (
 )
 from tests.run.soak import first
 
+ENDS = ["restore-resume", "restore-abandon"]
 # Before the decision and after it.
 POINTS = [
     (RestoreCrashPoint.LOADING, 2),
@@ -57,8 +59,8 @@ LATE = [
 
 
 # In `make test` a killed process is resumed, and one that lost a node undone.
-KILLS = first([(*point, end) for end in ("--resume", "--abandon") for point in POINTS])
-LOSSES = first([(*point, end) for end in ("--abandon", "--resume") for point in POINTS])
+KILLS = first([(*point, end) for end in ENDS for point in POINTS])
+LOSSES = first([(*point, end) for end in reversed(ENDS) for point in POINTS])
 
 
 @pytest.mark.parametrize(("point", "count", "end"), KILLS)
@@ -70,18 +72,19 @@ def test_a_killed_one_is_named_and_goes_on_or_is_undone(
         restore_killed(place, point, count, "--data-only")
         await_sessions_over(place)
         code, listed = run_and_capture(place.fleet, "list")
-        assert f"snapshot --fleet {place.fleet.path} restore {NAME} --resume   or: --abandon" in listed
+        for command in ("restore-resume", "restore-abandon"):
+            assert f"snapshot --fleet {place.fleet.path} {command} {NAME}   " in listed
         for again in ("--data-only", "--replace", "--schema-only"):
-            code, refused = run_here(place.fleet, *words(place, again))
+            code, refused = run_here(place.fleet, *words(place, again, "--yes"))
             assert (code, refused["error"]) == (3, "unfinished-restore"), refused
             # Of nodes that work side by side any may have begun.
             assert re.search(r"rows in tables of database shop on s\d", refused["message"]), refused
-            command = f"snapshot --fleet {place.fleet.path} restore {NAME}"
-            assert f"to go on with it: {command} --resume" in refused["hint"]
-            assert refused["hint"].endswith(f"to undo it: {command} --abandon --to {place.target.path}")
-        code, done = run_here(place.fleet, *words(place, end), spark=place.spark)
+            program, to = f"snapshot --fleet {place.fleet.path}", f"--to {place.target.path}"
+            assert f"to finish it: {program} restore-resume {NAME} {to}" in refused["hint"]
+            assert refused["hint"].endswith(f"to undo it: {program} restore-abandon {NAME} {to}")
+        code, done = run_here(place.fleet, *end_words(place, end), spark=place.spark)
         assert code == 0, done
-        if end == "--resume":
+        if end == "restore-resume":
             assert (done["resumed"], done["scope"]["data_only"]) == (True, True)
             assert_filled(place)
         else:
@@ -95,9 +98,9 @@ def test_before_the_decision_it_ends_either_way(
 ) -> None:
     with tables_to_fill(place):
         error = leave(place, point, count)
-        assert f"snapshot restore {NAME} {end}" in error.hint
+        assert f"snapshot {end} {NAME}" in error.hint
         assert plain_restore(place)
-        if end == "--abandon":
+        if end == "restore-abandon":
             report = abandon_restore(place.fleet, place.target, NAME, print, Silent())
             assert report.dropped == report.put_back == []
             assert_empty(place)
@@ -115,7 +118,7 @@ def test_one_that_ended_while_loading_is_resumed_and_its_plan_has_what_is_loaded
     """Its ledger is in the existing database; there is no other."""
     with tables_to_fill(place):
         leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
-        code, done = run_here(place.fleet, *words(place, "--resume"), spark=place.spark)
+        code, done = run_here(place.fleet, *end_words(place, "restore-resume"), spark=place.spark)
         assert code == 0, done
         loaded = [(one["phase"], one["rows_loaded"]) for one in done["plan"]["targets"]]
         assert loaded == [("loading", place.rows(shard)) for shard in range(SHARDS)]
@@ -132,7 +135,7 @@ def test_a_sequence_that_is_dropped_after_the_decision_is_named_and_set_when_it_
 
         with pytest.raises(TablesUnfitError, match=r"node s2: the rows are restored, but .*numbers") as raised:
             load(place, Watching(drop))
-        assert f"create or alter the sequence, then: snapshot restore {NAME} --resume" in raised.value.hint
+        assert f"create or alter the sequence, then: snapshot restore-resume {NAME}" in raised.value.hint
         execute(node.dsn, "CREATE SEQUENCE numbers")
         resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_filled(place)
@@ -150,8 +153,8 @@ def test_an_undo_that_is_refused_says_so_and_how_to_end_it(place: Place, monkeyp
         watching = Watching(lock_and_fail)
         with pytest.raises(LoadError) as raised:
             load(place, watching)
-        for end in ("--resume", "--abandon"):
-            assert f"snapshot restore {NAME} {end}" in raised.value.hint
+        for end in ENDS:
+            assert f"snapshot {end} {NAME}" in raised.value.hint
         assert any("could not be undone" in note and "locked" in note for note in watching.notes)
         reader.rollback()
         abandon_restore(place.fleet, place.target, NAME, print, Silent())
@@ -197,14 +200,14 @@ def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeyp
 def test_after_the_decision_it_only_goes_forward(place: Place, point: RestoreCrashPoint, count: int) -> None:
     with tables_to_fill(place):
         error = leave(place, point, count)
-        assert "--resume" in error.hint
-        assert "--abandon" not in error.hint
+        assert "restore-resume" in error.hint
+        assert "restore-abandon" not in error.hint
         found = plain_restore(place) if point != RestoreCrashPoint.SLOTS_RELEASED else None
         if found is None:
             # Nothing is left in the databases, and the store knows what was decided.
             assert abandon_restore(place.fleet, place.target, NAME, print, Silent()).done
         else:
-            assert "--abandon" not in found.hint
+            assert "restore-abandon" not in found.hint
             with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
                 abandon_restore(place.fleet, place.target, NAME, print, Silent())
             resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
@@ -237,7 +240,8 @@ def test_a_record_that_can_not_be_read_is_refused_alike_by_all(place: Place) -> 
             (schema,) = connection.execute(query).fetchone() or ("",)
             connection.execute(f"ALTER TABLE {schema}.record ADD kept text".encode())
             connection.execute(f"UPDATE {schema}.record SET kept = text, text = 'of another version'".encode())
-        refused = [run_here(place.fleet, *words(place, one)) for one in ("--data-only", "--resume", "--abandon")]
+        lines = (words(place, "--data-only"), *(end_words(place, end) for end in ENDS))
+        refused = [run_here(place.fleet, *line) for line in lines]
         assert {code for code, _ in refused} == {3}
         assert len({(said["message"], said["hint"]) for _, said in refused}) == 1
         assert "its record in database shop of s2 can't be read" in refused[0][1]["message"]

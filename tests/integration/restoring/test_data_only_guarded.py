@@ -145,7 +145,7 @@ def test_who_keeps_rows_from_being_loaded_is_named(place: Place, filled: Node, m
     error = in_use_by(place, filled.dsn, insert, RestoreCrashPoint.LOADING, SHARDS)
     assert f"sessions {others[0]} have kept rows from being loaded" in error.message
     assert error.message.startswith("node s2: ")
-    assert f"snapshot restore {NAME} --resume" in error.hint
+    assert f"snapshot restore-resume {NAME}" in error.hint
     resume(place)
     assert_filled(place)
 
@@ -156,7 +156,7 @@ def test_a_locked_sequence_is_not_waited_for_without_end(
     monkeypatch.setattr("cutline.restore.run.loading.LOCK_SECONDS_MAX", 1)
     error = in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
     assert re.match(r"node s2: .*or sequences, locked for 1 s", error.message)
-    assert "--abandon" not in error.hint
+    assert "restore-abandon" not in error.hint
     resume(place)
     assert_filled(place)
 
@@ -206,9 +206,9 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
         abandon(place)
     with pytest.raises(UnfinishedRestoreError) as raised:
         load(place)
-    assert "--abandon" not in raised.value.hint
+    assert "restore-abandon" not in raised.value.hint
     assert re.match(r"node s2: the rows are restored, but .* locked for 1 s", error.message)
-    assert f"snapshot restore {NAME} --resume" in error.hint
+    assert f"snapshot restore-resume {NAME}" in error.hint
     resume(place)
     assert_filled(place)
 
@@ -281,10 +281,10 @@ def test_a_dry_run_of_resume_changes_nothing(place: Place, filled: Node) -> None
     restore_killed(place, RestoreCrashPoint.INTENT_STORED, 1, "--data-only")
     await_sessions_over(place)
     before = place.fleet.store.open().list("operations")
-    code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume", "--dry-run")
+    code, refused = run_here(place.fleet, "restore-resume", NAME, "--to", str(place.target.path), "--dry-run")
     assert (code, refused["error"]) == (3, "nothing-unfinished")
     assert place.fleet.store.open().list("operations") == before
-    code, _ = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
+    code, _ = run_here(place.fleet, "restore-resume", NAME, "--to", str(place.target.path))
     assert code == 3
     assert len(place.fleet.store.open().list("operations")) == len(before) + 1
 

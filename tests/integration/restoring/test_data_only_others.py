@@ -145,7 +145,7 @@ def test_a_transaction_that_does_not_end_is_named_and_nothing_is_lost(
         with pytest.raises(TablesInUseError, match=f"node s2: .*{who} have open transactions that wrote") as raised:
             load(place, acting_at(RestoreCrashPoint.LOADING, write, SHARDS))
         other.execute("ROLLBACK PREPARED 'theirs'" if is_prepared else "ROLLBACK")
-    assert f"snapshot restore {NAME} --resume" in raised.value.hint
+    assert f"snapshot restore-resume {NAME}" in raised.value.hint
     resume(place)
     assert_filled(place)
 
@@ -158,7 +158,7 @@ def test_a_session_that_waits_to_alter_a_table_does_not_stop_everybody(
     altering = threading.Thread(target=execute, args=(filled.dsn, "ALTER TABLE log ADD CHECK (true)"))
     with pytest.raises(TablesInUseError, match=r"node s2: .*sessions [0-9]+ wait to alter them") as raised:
         load(place, acting_at(RestoreCrashPoint.LOADING, altering.start, SHARDS))
-    assert f"snapshot restore {NAME} --resume" in raised.value.hint
+    assert f"snapshot restore-resume {NAME}" in raised.value.hint
     altering.join()
     resume(place)
     assert_filled(place)

@@ -72,11 +72,11 @@ def test_the_command_ends_a_restore_in_both_ways(place: Place) -> None:
     to = ("--to", str(place.target.path))
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
-        code, document = run_here(place.fleet, "restore", NAME, *to, "--replace")
+        code, document = run_here(place.fleet, "restore", NAME, *to, "--replace", "--yes")
         assert (code, document["error"]) == (3, "unfinished-restore")
-        code, document = run_here(place.fleet, "restore", NAME, *to, "--abandon")
+        code, document = run_here(place.fleet, "restore-abandon", NAME, *to, "--yes")
         assert (code, len(document["operations"]), len(document["dropped"])) == (0, 1, SHARDS)
         assert_old(place)
-        assert run_here(place.fleet, "restore", NAME, *to, "--resume")[0] == 3
-        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--abandon")[0] == 2
-        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--replace")[0] == 2
+        assert run_here(place.fleet, "restore-resume", NAME, *to)[0] == 3
+        assert run_here(place.fleet, "restore-abandon", NAME, *to)[0] == 2
+        assert run_here(place.fleet, "restore-resume", NAME, *to, "--replace")[0] == 2

@@ -83,13 +83,13 @@ def test_from_the_decision_on_the_error_says_what_is_open_and_what_is_done(
             assert "snapshot list" in error.hint
         else:
             assert left == [error.details["unfinished"]]
-            assert f"snapshot restore {NAME} --resume" in error.hint
+            assert f"snapshot restore-resume {NAME}" in error.hint
             # Before all are marked as published, another command may still undo it.
             is_last = point == RestoreCrashPoint.SLOTS_RELEASED
             assert error.message == (
                 f"{ALL_RESTORED}, but not recorded" if is_last else "the restore is left unfinished"
             )
-            assert (f"snapshot restore {NAME} --abandon" in error.hint) is not is_last
+            assert (f"snapshot restore-abandon {NAME}" in error.hint) is not is_last
             resume(place)
         # What its outcome in the store makes void may be left.
         assert_restored(place, keeps_records=point in DONE)
@@ -104,7 +104,7 @@ def test_an_undo_that_is_interrupted_says_that_it_may_be_done_in_part(place: Pla
         restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
         with pytest.raises(StoppedError, match="the restore may be undone in part") as raised:
             abandon_restore(place.fleet, place.target, NAME, lambda _: None, Watching(then))
-        assert f"snapshot restore {NAME} --abandon" in raised.value.hint
+        assert f"snapshot restore-abandon {NAME}" in raised.value.hint
         abandon(place)
         assert_old(place)
 
@@ -118,7 +118,7 @@ def test_a_signal_ends_the_command_with_that_in_its_document(
     words = ["--fleet", str(place.fleet.path), "--json", "--quiet", "restore", NAME, "--to", str(place.target.path)]
     with old_databases(place):
         done = subprocess.run(
-            [*program, *words, "--replace"],
+            [*program, *words, "--replace", "--yes"],
             capture_output=True, stdin=subprocess.DEVNULL, text=True, cwd=ROOT, timeout=KILL_SECONDS_MAX, check=False,
         )  # fmt: skip
         found = json.loads(done.stdout.splitlines()[-1])
@@ -126,8 +126,8 @@ def test_a_signal_ends_the_command_with_that_in_its_document(
         by = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         if point == RestoreCrashPoint.DECIDED:
             assert found["message"] == f"stopped by {by}: the restore is left unfinished"
-            again = f"snapshot --fleet {place.fleet.path} restore {NAME} --resume --to {place.target.path}"
-            assert f"to go on with it: {again}" in found["hint"].split("\n")
+            again = f"snapshot --fleet {place.fleet.path} restore-resume {NAME} --to {place.target.path}"
+            assert f"to finish it: {again}" in found["hint"].split("\n")
             assert open_restores(place) == [found["details"]["unfinished"]]
             resume(place)
         else:
@@ -145,9 +145,9 @@ def test_a_removal_of_old_databases_that_is_interrupted_says_so(place: Place, mo
         with monkeypatch.context() as patch:
             patch.setattr("cutline.restore.unfinished.undoing.drop_database", interrupt)
             with pytest.raises(StoppedError, match="some of the old databases may be dropped") as raised:
-                discard_old(place.fleet, place.target, NAME, lambda _: None, Silent())
-        assert f"snapshot restore {NAME} --discard-old" in raised.value.hint
-        assert len(discard_old(place.fleet, place.target, NAME, lambda _: None, Silent())) == SHARDS
+                discard_old(place.fleet, place.target, lambda _: None, Silent())
+        assert "snapshot restore-discard" in raised.value.hint
+        assert len(discard_old(place.fleet, place.target, lambda _: None, Silent())) == SHARDS
         assert_restored(place)
 
 
@@ -164,6 +164,6 @@ def test_an_interrupt_while_spark_ends_does_not_take_the_report(place: Place, mo
 
     monkeypatch.setattr("cutline.cli.commands.restore.SparkOnDemand", Ending)
     with old_databases(place):
-        code, found = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace")
+        code, found = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace", "--yes")
         assert (code, found["snapshot"], found["rows"]) == (0, NAME, sum(place.rows(one) for one in range(SHARDS)))
         assert_restored(place)

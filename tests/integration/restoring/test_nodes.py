@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,8 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.crash_points import RestoreCrashPoint
-from tests.commands.in_process import run_and_capture, run_as_text, run_here
+from tests.commands.at_terminal import answer
+from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.target_place import NAME, Place, old_databases, open_restores
@@ -52,7 +52,7 @@ def without(place: Place, folder: Path, *nodes: str) -> Path:
 
 
 def test_one_shard_is_restored_and_no_other_is_contacted(place: Place, lonely: Fleet) -> None:
-    words = ["restore", NAME, "--to", str(lonely.path), "--node", "s2", "--replace"]
+    words = ["restore", NAME, "--to", str(lonely.path), "--node", "s2", "--replace", "--yes"]
     code, planned = run_here(place.fleet, *words, "--dry-run")
     assert (code, [one["node"] for one in planned["nodes"]]) == (0, ["s2"]), planned
     assert OTHERS_GONE in planned["warnings"][0]
@@ -64,15 +64,14 @@ def test_one_shard_is_restored_and_no_other_is_contacted(place: Place, lonely: F
     assert (open_restores(place), len(place.databases())) == ([], 2)
 
 
-def test_before_it_is_confirmed_the_plan_says_what_is_not_restored(
-    place: Place, lonely: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+def test_before_it_is_confirmed_the_plan_says_what_is_not_restored(place: Place, lonely: Fleet) -> None:
     words = ["restore", NAME, "--to", str(lonely.path), "--node", "s2", "--replace"]
-    code, planned = run_and_capture(place.fleet, *words)
-    assert (code, place.states()) == (3, ["old"] * 3)
+    code, shown = answer(place.fleet, "n\n", *words)
+    assert (code, place.states()) == (3, ["old"] * 3), shown
+    planned = " ".join(shown.partition("replace these databases? [y/N]")[0].split())
+    assert "s2: database shop is put aside as shop_before_" in planned
     checked = run_as_text(place.fleet, *words, "--dry-run")
-    assert planned.count(f"warning: {OTHERS_GONE}\n") == checked.count(f"warning: {OTHERS_GONE}\n") == 1
+    assert planned.count(f"warning: {OTHERS_GONE}") == checked.count(f"warning: {OTHERS_GONE}\n") == 1
 
 
 def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:
@@ -92,28 +91,29 @@ def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:
     assert 0 < sum(of_shard) < sum(sizes.values())
 
 
-@pytest.mark.parametrize("how", ["--resume", "--abandon"])
+@pytest.mark.parametrize("how", ["resume", "abandon"])
 def test_what_is_left_of_one_shard_is_ended_with_that_shard_alone(place: Place, lonely: Fleet, how: str) -> None:
     error = leave(place, lonely, RestoreCrashPoint.LOADING)
-    assert f"snapshot restore {NAME} --node s2 {how}" in error.hint
+    assert f"snapshot restore-{how} {NAME} --node s2" in error.hint
     listed = run_as_text(place.fleet, "list")
-    assert f"to end it: snapshot --fleet {place.fleet.path} restore {NAME} --node s2 --resume" in listed
+    assert f"snapshot --fleet {place.fleet.path} restore-{how} {NAME} --node s2" in listed
     to = ["--to", str(lonely.path)]
-    code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", "--replace")
+    code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", "--replace", "--yes")
     assert (code, refused["error"]) == (3, "unfinished-restore")
-    assert f"snapshot --fleet {place.fleet.path} restore {NAME} --node s2 {how}" in refused["hint"]
-    code, done = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", how, spark=place.spark)
+    assert f"snapshot --fleet {place.fleet.path} restore-{how} {NAME} --node s2" in refused["hint"]
+    confirmed = ("--yes",) * (how == "abandon")
+    code, done = run_here(place.fleet, f"restore-{how}", NAME, *to, "--node", "s2", *confirmed, spark=place.spark)
     assert code == 0, done
-    assert place.states() == ["old", "new" if how == "--resume" else "old", "old"]
+    assert place.states() == ["old", "new" if how == "resume" else "old", "old"]
     assert open_restores(place) == []
-    if how == "--resume":
+    if how == "resume":
         assert sorted_copies(place.dsns()[1]) == place.truth[1]
         assert any(OTHERS_GONE in text for text in done["warnings"])
 
 
 def test_without_node_the_record_says_which_shards_are_resumed(place: Place, lonely: Fleet) -> None:
     leave(place, lonely, RestoreCrashPoint.RENAMED)
-    code, done = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume", spark=place.spark)
+    code, done = run_here(place.fleet, "restore-resume", NAME, "--to", str(place.target.path), spark=place.spark)
     assert (code, [one["node"] for one in done["nodes"]]) == (0, ["s2"]), done
     assert place.states() == ["old", "new", "old"]
 
@@ -123,16 +123,16 @@ def test_a_restore_of_all_shards_is_not_ended_on_one(place: Place) -> None:
         with pytest.raises(NodeUnreachableError):
             restore_until(place, place.target, RestoreCrashPoint.LOADING, RestoreScope())
         to = ["--to", str(place.target.path)]
-        for how in ("--resume", "--abandon"):
-            code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", how)
+        for how in (("restore-resume",), ("restore-abandon", "--yes")):
+            code, refused = run_here(place.fleet, *how, NAME, *to, "--node", "s2")
             assert (code, refused["error"]) == (2, "usage")
             assert "is also of s1, s3, which this command does not name" in refused["message"]
-        assert run_here(place.fleet, "restore", NAME, *to, "--abandon")[0] == 0
+        assert run_here(place.fleet, "restore-abandon", NAME, *to, "--yes")[0] == 0
 
 
-@pytest.mark.parametrize("how", [[], ["--resume"]])
-def test_an_unknown_node_is_refused_by_name(place: Place, how: list[str]) -> None:
-    code, refused = run_here(place.fleet, "restore", NAME, "--node", "s2", "--node", "s9", *how)
+@pytest.mark.parametrize("command", ["restore", "restore-resume"])
+def test_an_unknown_node_is_refused_by_name(place: Place, command: str) -> None:
+    code, refused = run_here(place.fleet, command, NAME, "--node", "s2", "--node", "s9")
     assert (code, refused["error"]) == (2, "usage")
     assert "--node s9" in refused["message"]
     assert "s1, s2, s3" in refused["hint"]
@@ -142,7 +142,7 @@ def test_a_chain_that_ends_on_one_node_leaves_slots_on_others_and_they_are_named
     """The slot of a chain is looked for by its name, so one of the target's own will do."""
     with old_databases(place), slot_on(place, "s2"):
         code, done = run_here(
-            place.fleet, "restore", NAME, "--to", str(place.target.path), "--node", "s2", "--replace",
+            place.fleet, "restore", NAME, "--to", str(place.target.path), "--node", "s2", "--replace", "--yes",
             spark=place.spark,
         )  # fmt: skip
         assert (code, done["slots_dropped"]) == (0, ["s2: cutline_ended"]), done

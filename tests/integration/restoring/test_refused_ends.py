@@ -90,7 +90,7 @@ def test_an_old_database_that_another_role_needs_is_not_dropped(place: Place) ->
             give(place, shard, name, "guest")
         before = place.databases()
         with pytest.raises(UnfinishedRestoreError, match="by a restore that ended unfinished"):
-            discard_old(place.fleet, place.target, NAME, print, Silent())
+            discard_old(place.fleet, place.target, print, Silent())
         assert place.databases() == before
         for shard, name in enumerate(names):
             give(place, shard, name, "postgres")
@@ -175,7 +175,7 @@ def test_an_old_database_that_is_lost_while_it_is_put_back_can_be_replaced(
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
             assert (place.databases(), open_restores(place)) == ({DATABASE}, [])
         else:
-            assert raised.value.hint == f"to finish the restore instead: snapshot restore {NAME} --resume"
+            assert raised.value.hint == f"to finish the restore instead: snapshot restore-resume {NAME}"
             resume(place)
             assert_restored(place)
 

@@ -164,8 +164,8 @@ def test_after_a_fault_all_shards_are_old_or_new_or_the_next_command_says_more(f
             (assert_old if states[0] == "old" else assert_restored)(place)
             return
         assert found.exit_code == 3
-        assert "--resume" in error.hint, error.hint
-        if random.Random(f"{SEED} {case}").random() < 0.5 and "--abandon" in found.hint:
+        assert "restore-resume" in error.hint, error.hint
+        if random.Random(f"{SEED} {case}").random() < 0.5 and "restore-abandon" in found.hint:
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
             assert_old(place)
         else:

@@ -46,7 +46,7 @@ POINTS = [
 CASES = [
     (*point, end)
     for number, point in enumerate(POINTS)
-    for end in (("--resume", "--abandon") if number % 2 else ("--abandon", "--resume"))
+    for end in (("restore-resume", "restore-abandon") if number % 2 else ("restore-abandon", "restore-resume"))
 ]
 
 
@@ -97,7 +97,7 @@ def test_a_killed_restore_ends_whole(place: Place, point: RestoreCrashPoint, cou
             assert set(states) == {"new"} or place.comments() == []
         else:
             assert found.exit_code == 3
-        if ends == "--abandon" and (found is None or "--abandon" in found.hint):
+        if ends == "restore-abandon" and (found is None or "restore-abandon" in found.hint):
             abandon_all(place)
             if found is not None or set(states) == {"old"}:
                 assert_old(place)

@@ -67,7 +67,7 @@ def test_rows_that_are_loaded_are_named_and_the_rest_is_estimated(place: Place) 
 
 
 def test_what_is_left_is_shown_without_a_change(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["restore", NAME, "--to", str(place.target.path), "--resume"]
+    words = ["restore-resume", NAME, "--to", str(place.target.path)]
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.ROWS_LOADED)
         before = place.comments()
@@ -106,7 +106,7 @@ def test_one_that_has_published_all_lacks_nothing(place: Place) -> None:
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.SLOTS_RELEASED)
         before = place.comments()
-        words = ["restore", NAME, "--to", str(place.target.path), "--resume"]
+        words = ["restore-resume", NAME, "--to", str(place.target.path)]
         code, text = run_and_capture(place.fleet, *words, "--dry-run")
         assert code == 0, text
         assert text.count(f"{ROWS:,} rows, published already") == SHARDS
@@ -119,7 +119,7 @@ def test_shards_that_are_done_need_nothing_more(place: Place) -> None:
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.FINISHED)
         phases = phases_of(place)
-        code, document = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
+        code, document = run_here(place.fleet, "restore-resume", NAME, "--to", str(place.target.path))
         assert code == 0, document
         assert_restored(place)
     plan = document["plan"]

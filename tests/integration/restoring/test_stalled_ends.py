@@ -64,7 +64,7 @@ def test_a_session_that_does_not_end_is_named_before_anything_is_decided(
 @pytest.mark.parametrize(
     ("end", "hook"),
     [
-        (lambda place: discard_old(place.fleet, place.target, NAME, print, Silent()), "drop_database"),
+        (lambda place: discard_old(place.fleet, place.target, print, Silent()), "drop_database"),
         (lambda place: abandon_restore(place.fleet, place.target, NAME, print, Silent()), "put_back"),
     ],
     ids=["discard", "abandon"],

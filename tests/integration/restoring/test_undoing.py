@@ -13,7 +13,6 @@ import psycopg
 import pytest
 
 import cutline.snapshots.operations.leases
-from cutline.cli.commands.restore_ends import Confirmation, NotConfirmedError
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError, database_name, with_database
 from cutline.nodes.lock import FleetBusyError
@@ -69,7 +68,7 @@ def test_nothing_is_undone_unless_all_old_databases_can_be_put_back(place: Place
 
 def test_a_suspended_restore_that_was_undone_renames_nothing(place: Place) -> None:
     """Its sessions end while it is suspended: so another process may take its locks."""
-    words = ["restore", NAME, "--to", str(place.target.path), "--replace"]
+    words = ["restore", NAME, "--to", str(place.target.path), "--replace", "--yes"]
     point = str(RestoreCrashPoint.CLOSED)
     program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGSTOP", point, "1", "--"]
     with old_databases(place), subprocess.Popen(
@@ -134,14 +133,14 @@ def test_an_undo_ends_the_chain_of_a_snapshot_of_what_was_published(place: Place
     assert is_lost(store, "meanwhile", chain)
 
 
-@pytest.mark.parametrize("end", first(["--resume", "--abandon"]))
+@pytest.mark.parametrize("end", first(["restore-resume", "restore-abandon --yes"]))
 def test_a_restore_ends_as_a_whole(place: Place, tmp_path: Path, end: str) -> None:
     some = tmp_path / "some.toml"
     before, _, _ = place.target.path.read_text().rpartition("[[node]]")
     some.write_text(before)
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
-        code, document = run_here(place.fleet, "restore", NAME, "--to", str(some), end)
+        code, document = run_here(place.fleet, *end.split(), NAME, "--to", str(some))
         assert (code, "s3" in document["message"]) == (2, True)
         assert place.states() == ["new"] * SHARDS
         abandon(place)
@@ -160,20 +159,20 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
         assert len(open_restores(place)) == 1
         with pytest.raises(UnfinishedRestoreError, match=r"is deleted|was deleted") as raised:
             resume_restore(place.fleet, place.target, RestoreRequest("brief"), Ready(place.spark), Silent())
-        assert "snapshot restore brief --abandon" in raised.value.hint
+        assert "snapshot restore-abandon brief" in raised.value.hint
         abandon_restore(place.fleet, place.target, "brief", print, Silent())
         assert_old(place)
     create_full(place.fleet, CreateRequest("brief2"), Ready(place.spark), Silent())
     with old_databases(place):
         error = restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, replace(REQUEST, name="brief2"))
-        assert "--resume" in error.hint
-        assert "--abandon" not in error.hint
+        assert "restore-resume" in error.hint
+        assert "restore-abandon" not in error.hint
         assert run_here(place.fleet, "delete", "brief2", "--force", "--yes")[0] == 0
         with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
             abandon_restore(place.fleet, place.target, "brief2", print, Silent())
         with pytest.raises(UnfinishedRestoreError, match="can't be shown") as raised:
             preview_resumed(place.fleet, place.target, RestoreRequest("brief2"), Silent())
-        assert raised.value.hint.split("\n")[0] == "to end it: snapshot restore brief2 --resume"
+        assert raised.value.hint.split("\n")[0] == "to end it: snapshot restore-resume brief2"
         report = resume_restore(place.fleet, place.target, RestoreRequest("brief2"), Ready(place.spark), Silent())
         assert (report.rows > 0, len(report.aside)) == (True, SHARDS)
         assert place.comments() == []
@@ -184,7 +183,7 @@ def test_the_end_of_a_published_restore_of_some_tables_names_the_others(place: P
     request = replace(REQUEST, groups=("public.item",))
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, request)
-        code, text = run_and_capture(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
+        code, text = run_and_capture(place.fleet, "restore-resume", NAME, "--to", str(place.target.path))
         assert code == 0, text
         assert "left out: rows of 3 other tables on s2: public.account, public.log, public.transfer" in text
         # Nobody has taken snapshots of the databases that were put aside.
@@ -214,9 +213,11 @@ def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(
 def test_what_users_may_have_entered_is_dropped_only_if_it_is_confirmed(place: Place) -> None:
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
-        confirm = Confirmation(is_given=False).abandoning
-        with pytest.raises(NotConfirmedError, match="s1: database shop, which the restore has published, is dropped"):
-            abandon_restore(place.fleet, place.target, NAME, confirm, Silent())
+        to = ("--to", str(place.target.path))
+        code, refused = run_here(place.fleet, "restore-abandon", NAME, *to)
+        assert (code, refused["error"]) == (2, "confirmation-missing")
+        _, planned = run_here(place.fleet, "restore-abandon", NAME, *to, "--dry-run")
+        assert "s1: database shop, which the restore has published, is dropped" in planned["to_confirm"]
         assert place.states() == ["new"] * SHARDS
         abandon(place)
         assert_old(place)
@@ -235,7 +236,7 @@ def test_an_undo_that_is_killed_can_only_be_repeated(place: Place) -> None:
             abandon_restore(place.fleet, place.target, NAME, print, Watching(then))
         found = plain_restore(place)
         assert found
-        assert "--resume" not in found.hint
+        assert "restore-resume" not in found.hint
         with pytest.raises(UnfinishedRestoreError, match="is being undone"):
             resume(place)
         abandon(place)
@@ -275,7 +276,7 @@ def test_what_a_killed_dry_run_leaves_is_dropped_by_the_next_one_and_by_a_restor
     node = place.target.primaries[0]
     name = f"{database_name(node.dsn)}_rehearsing_abcdef0123"
     maintenance = with_database(node, "postgres").dsn
-    words = ("restore", NAME, "--to", str(place.target.path), "--replace")
+    words = ("restore", NAME, "--to", str(place.target.path), "--replace", "--yes")
     with old_databases(place):
         for more in (("--dry-run",), ()):
             execute(maintenance, f'CREATE DATABASE "{name}"', f"COMMENT ON DATABASE \"{name}\" IS '{REHEARSAL}'")

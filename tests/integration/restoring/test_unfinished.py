@@ -42,7 +42,7 @@ from tests.run.soak import first
 def test_a_restore_that_loses_a_node_is_kept_and_says_how_to_go_on(place: Place) -> None:
     with old_databases(place):
         error = restore_left(place, RestoreCrashPoint.LOADING, 2)
-        assert "snapshot restore daily --resume" in error.hint
+        assert "snapshot restore-resume daily" in error.hint
         assert place.states() == ["old"] * SHARDS
         code, listed = run_here(place.fleet, "list")
         (one,) = listed["open_operations"]
@@ -179,8 +179,8 @@ def test_a_restore_that_has_recorded_nothing_is_named_once_when_it_is_undone(
             with pytest.raises(NodeUnreachableError) as raised:
                 restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         # What it offers is accepted.
-        assert "--resume" not in raised.value.hint
-        assert f"snapshot restore {NAME} --abandon" in raised.value.hint
+        assert "restore-resume" not in raised.value.hint
+        assert f"snapshot restore-abandon {NAME}" in raised.value.hint
         (operation,) = open_restores(place)
         assert abandon(place).operations == [operation]
         assert_old(place)

@@ -55,7 +55,7 @@ def test_before_it_is_confirmed_the_plan_says_where_rows_go(
     target = place.target(2)
     execute(place.servers.dsns()[0], "CREATE DATABASE elsewhere")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    words = ["restore", NAME, "--to", str(target.path), "--increment", str(GOOD), "--replace"]
+    words = ["restore", NAME, "--to", str(target.path), "--increment", str(GOOD), "--replace", "--yes"]
     words += [word for route in ROUTES for word in ("--route", route)]
     code, planned = run_and_capture(place.runs.fleet, *words)
     checked = run_as_text(place.runs.fleet, *words, "--dry-run")

@@ -54,6 +54,8 @@ def main() -> None:
             for title, command in COMMANDS.items():
                 with traced_calls(set(floors)) as walk:
                     _run((*common, *command))
+                if not walk.modules:
+                    raise SystemExit(f"no call was traced in {ROOT}")
                 climbs = walk.climbs(floors)
                 print(f"{title}: {len(walk.modules)} modules, {len(walk.calls)} calls between them, {len(climbs)} up")
                 for caller, called in climbs:
@@ -109,11 +111,10 @@ def _names(modules: set[str]) -> Callable[[str], str | None]:
 
 def floors_of(root: Path) -> dict[str, int]:
     """The floor of every module of the product, by its top-level imports; an import that closes a circle is ignored."""
-    packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"tests", "benchmarks"}
     paths = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for package in packages
-        for path in (root / package).rglob("*.py")
+        ".".join(("cutline", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
+        for package in (root / "cutline").iterdir()
+        for path in (root / package.name).rglob("*.py")
     }
     imports = {name: _imports(path, paths) - {name} for name, path in paths.items()}
     floors: dict[str, int] = {}

@@ -1,1 +1,1 @@
-"""Check: reads a chain back and proves it complete, or names what is damaged. It can't pass on nothing."""
+"""Check: reads a chain back and proves it complete, or names the damage. A check that compared nothing can't pass."""

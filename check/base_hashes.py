@@ -1,4 +1,4 @@
-"""Hash base copies: what a task of the base hash job does in an executor.
+"""Hash base copies: the work of one task of the base hash job in an executor.
 
 The task that reads base rows hashes them; they are never shuffled. Rows whose key changed after the copy are left out:
 the folded changes have them.

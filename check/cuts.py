@@ -1,8 +1,8 @@
 """Resolve every cut of a chain again, from the archived events, and compare it with its commit.
 
 A position that is changed a little includes or leaves out whole transactions, in every copy alike: comparing the copies
-with each other does not show it. The events of one cut are in the driver's memory at once, as when the cut was made,
-and at most READS_AT_ONCE segments that are being read.
+with each other does not show it. The driver holds the events of a single cut in memory, as when the cut was made, and
+at most READS_AT_ONCE segments that are being read.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ TOTALS = ("global_transactions", "included_early", "in_flight")
 
 
 def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Progress) -> None:
-    """Note a conflict for every cut that is not the one its events give; skipped if a primary's archive is damaged.
+    """Note a conflict for every cut that differs from its events' cut; skipped if a primary's archive is damaged.
 
-    `read` is `read_events` of the chain's store, or has what that would read.
+    `read` is `read_events` of the chain's store, or returns the same from memory.
 
     Raises StoreUnreachableError: a store that does not answer says nothing about a cut.
     """
@@ -93,9 +93,9 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventRead
     """The events of every shard between the cut before and the commit's own cut; raise ObjectDamagedError."""
     listed = [(archive.shard, segment) for archive in archives for segment in archive.extend(commit)]
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        found = threads.map(lambda one: read(one[1]).cast(SEGMENT_SCHEMA), listed)
+        event_tables = threads.map(lambda entry: read(entry[1]).cast(SEGMENT_SCHEMA), listed)
         tables = {archive.shard: [pa.Table.from_batches([], SEGMENT_SCHEMA)] for archive in archives}
-        for (shard, _), table in zip(listed, found, strict=True):
+        for (shard, _), table in zip(listed, event_tables, strict=True):
             tables[shard].append(table)
     windows: dict[str, NodeWindow] = {}
     for archive in archives:
@@ -113,18 +113,18 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventRead
     return windows
 
 
-def _differences(commit: Commit, found: Cut) -> Iterable[tuple[str | None, str]]:
-    for again in found.nodes:
+def _differences(commit: Commit, resolved: Cut) -> Iterable[tuple[str | None, str]]:
+    for again in resolved.nodes:
         stored = commit.cut.of(again.node)
         for name in NODE_FIELDS:
             expected, given = _comparable(again, name), _comparable(stored, name)
             if given != expected:
                 yield again.node, f"the commit says {name} {_shown(given)}, the archived events {_shown(expected)}"
     for name in TOTALS:
-        if getattr(found, name) != getattr(commit.cut, name):
+        if getattr(resolved, name) != getattr(commit.cut, name):
             yield (
                 None,
-                f"the commit says {name} {getattr(commit.cut, name)}, the archived events {getattr(found, name)}",
+                f"the commit says {name} {getattr(commit.cut, name)}, the archived events {getattr(resolved, name)}",
             )
 
 
@@ -156,7 +156,7 @@ def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], find
 
 
 def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:
-    """Read every object and resolve the cut again; note a conflict for whatever is damaged or differs."""
+    """Read every object and resolve the cut again; note a conflict for everything damaged or different."""
     segments = [segment for node in chain.nodes for segment in chain.segments(node.node)]
     progress.step("read WAL archive", total=len(segments), unit="objects")
     markers: dict[str, dict[bytes, Lsn]] = {node.node: {} for node in chain.nodes}
@@ -177,5 +177,5 @@ def _read_markers(store: ObjectStore, segment: Segment) -> dict[bytes, Lsn]:
     """The segment's markers with their positions; all of its bytes are verified."""
     read_listed(store, segment.node, segment.key, (segment.size, segment.digest))
     events = read_events(store, segment)
-    found = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
-    return dict(zip(found["row"].to_pylist(), map(Lsn, found["lsn"].to_pylist()), strict=True))
+    markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
+    return dict(zip(markers["row"].to_pylist(), map(Lsn, markers["lsn"].to_pylist()), strict=True))

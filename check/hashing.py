@@ -1,7 +1,8 @@
 """Combined hashes of many entries: independent of their order, and mergeable from parts.
 
-An entry's hash is 64 bits over key and row together. A set of entries is represented by their number, the exclusive
-or of their hashes, and the sums of the hashes' lower and upper halves: a difference that one misses, another shows.
+An entry's hash is 64 bits over key and row together. A set of entries is represented by their number, the exclusive or
+of their hashes, and the sums of the hashes' lower and upper halves: a difference that the first misses, the others
+show.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def combine(keys: Ints, values: Ints) -> Sums:
 def _runs(keys: Ints) -> tuple[Ints, Ints]:
     """An order of the rows that puts equal keys next to each other, and where each run of equal keys begins."""
     codes = _codes(keys)
-    # numpy uses radix sort for 16-bit numbers; the codes of a batch of one group's partitions always fit.
+    # numpy uses radix sort for 16-bit numbers; the codes of the partitions in a batch of a group always fit.
     order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
     codes = codes[order]
     return order, np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
@@ -81,7 +82,7 @@ def _codes(keys: Ints) -> Ints:
 
 
 def combine_all(parts: list[Sums], width: int) -> Sums:
-    """Merge the combined hashes of parts of one set; `width` is the number of key columns."""
+    """Merge the combined hashes of a set's parts; `width` is the number of key columns."""
     keys = [np.empty((0, width), np.int64), *(part.keys for part in parts)]
     values = [np.empty((0, len(HASH_COLUMNS)), np.int64), *(part.values for part in parts)]
     return combine(np.concatenate(keys), np.concatenate(values))

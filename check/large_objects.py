@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargeCheckTask:
-    """The stored objects that one copy task wrote, in their order."""
+    """The stored objects written by a single copy task, in their order."""
 
     objects: tuple[StoredObject, ...]
     store: StoreLocation

@@ -32,7 +32,7 @@ from cutline.wal.segments.segments import DELETE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Rows hashed in one batch: the columns of their hashes stay small beside the rows.
+# Rows hashed in one batch: their hash columns stay small compared with the rows.
 HASHED_AT_ONCE = 1 << 19
 ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
@@ -101,7 +101,7 @@ def hash_partitions(
 
 @dataclass(slots=True)
 class Reported:
-    """What the reports of last changes give: combined hashes by node as in PartitionHashes, and `Fold.changed`."""
+    """The result of the reports of last changes: combined hashes by node as in PartitionHashes, and `Fold.changed`."""
 
     rows: list[Sums] = field(default_factory=list)
     versions: list[Sums] = field(default_factory=list)
@@ -109,11 +109,11 @@ class Reported:
 
 
 def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str, bytes | None]) -> Reported | None:
-    """Hash the rows of which the tasks that read the segments have reported hashes; None if Spark has to fold them.
+    """Hash the rows from the reports of the tasks that read the segments; None if Spark has to fold them.
 
-    What was used of `reports` is removed.
+    Used entries of `reports` are removed.
     """
-    found, keys_bytes = Reported(), 0
+    reported, keys_bytes = Reported(), 0
     for last in last_by_node(sources, reports):
         if last is None:
             return None
@@ -122,14 +122,14 @@ def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str,
         keys_bytes += keys_size(in_base)
         if keys_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
             return None
-        found.changed |= exact_keys(in_base).keys
+        reported.changed |= exact_keys(in_base).keys
         rows = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
         del in_base, last
         for start in range(0, len(rows), HASHED_AT_ONCE):
             hashes = hash_local(rows.slice(start, HASHED_AT_ONCE), copies)
-            found.rows.append(hashes.rows)
-            found.versions.append(hashes.versions)
-    return found
+            reported.rows.append(hashes.rows)
+            reported.versions.append(hashes.versions)
+    return reported
 
 
 def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sources:
@@ -141,7 +141,7 @@ def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sour
 
 
 def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
-    """The bases of all copies, also of damaged ones: these are not folded, but read, to name all damage."""
+    """The bases of all copies. Damaged copies are not folded but still read, to name all damage."""
     folded = {bases.number for bases in sources.bases.nodes}
     unfolded = [
         node_bases(copies.chain, number, node) for number, node in enumerate(copies.nodes) if number not in folded
@@ -173,15 +173,15 @@ def _base_shares(copies: Copies, bases: BaseSources, progress: Progress) -> Node
 def _hash_bases(
     session: SparkSession, tasks: Iterator[BaseHashTask], findings: Findings, shares: NodeShares[BaseHashTask]
 ) -> Sums:
-    found = combine_all([], 3)
+    sums = combine_all([], 3)
     for reports in run_many(session, hash_base, tasks, shares, Dealing(lambda task: task.base.source.size)):
         for report in reports:
             if report.problem is not None:
                 findings.damage(report.problem)
             elif report.sums is not None:
                 findings.count(objects=1, size_bytes=report.bytes, rows=report.rows)
-        found = combine_all([found, *(report.sums for report in reports if report.sums is not None)], 3)
-    return found
+        sums = combine_all([sums, *(report.sums for report in reports if report.sums is not None)], 3)
+    return sums
 
 
 def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:

@@ -1,4 +1,4 @@
-"""What a check finds, and its result.
+"""The findings and the result of a check.
 
 A check that compared nothing, or skipped anything, is inconclusive: it never passes because there was nothing to
 compare (docs/architecture.md, invariant 7).
@@ -29,7 +29,7 @@ from cutline.storage.errors import ErrorReport, UnreachableError, UsageError, er
 
 SCHEMA = "cutline/check/1"
 EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
-# Of what was skipped, outcomes have so many examples.
+# Outcomes name so many examples of skipped objects.
 EXAMPLES_MAX = 20
 
 
@@ -74,7 +74,7 @@ class Compared:
 
 @dataclass(slots=True)
 class SnapshotReport:
-    """The check of one snapshot up to `increment`.
+    """The report on a snapshot up to `increment`.
 
     `append_only`: groups whose updates and deletes are not captured. `warned`: these groups, and everything else that a
     restore may bring back different. `large_objects`: how many were read back intact; they are compared with nothing.
@@ -98,7 +98,7 @@ class SnapshotReport:
 
     @property
     def figures(self) -> CheckFigures:
-        """What the check's outcome records of the snapshot."""
+        """The snapshot's figures for the check's outcome."""
         examples = (
             SkippedPart(shortened(skipped.what), shortened(skipped.why)) for skipped in self.skipped[:EXAMPLES_MAX]
         )
@@ -164,7 +164,7 @@ class Findings:
     damaged: set[str] = field(default_factory=set)
 
     def count(self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0) -> None:
-        """Add to the numbers of what was compared."""
+        """Add to the totals compared."""
         compared = self.report.compared
         compared.objects += objects
         compared.bytes += size_bytes
@@ -183,7 +183,7 @@ class Findings:
         if problem["exit_code"] in NOT_OF_THE_OBJECT:
             raise error_of(problem)
         conflict = conflict_of(problem)
-        if conflict.object not in {one.object for one in self.report.conflicts if one.object}:
+        if conflict.object not in {known.object for known in self.report.conflicts if known.object}:
             self.conflict(conflict)
         if conflict.node:
             self.damaged.add(conflict.node)

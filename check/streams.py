@@ -1,8 +1,8 @@
 """The last changes of all keys, from the tasks that hash the segments: so each segment is read once.
 
 A task reports, of every key that its segment changes, the last change that belongs to the state, with a hash instead of
-the row. The driver compares keys and positions, and has what a fold would give. Spark folds what is more than it should
-hold, and what needs rows: groups without a key, and partial images.
+the row. By comparing keys and positions, the driver has the same result as a fold. Spark folds reports larger than the
+driver should hold, and changes that need rows: groups without a key, and partial images.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class LastChanges:
         with_places = pa.Table.from_arrays([*table.columns, places], schema=SEGMENT_SCHEMA.append(PLACE_FIELD))
         for converted in converted_to_cut(with_places, self.task.segment):
             for batch in changes_in(converted, self.task.segment, self.task.form):
-                found = pa.Table.from_batches([batch]).select(REPORTED_SCHEMA.names)
-                self.size_bytes += found.nbytes
-                if found[ENTRY].null_count or self.size_bytes > self.task.bytes_max:
+                changes = pa.Table.from_batches([batch]).select(REPORTED_SCHEMA.names)
+                self.size_bytes += changes.nbytes
+                if changes[ENTRY].null_count or self.size_bytes > self.task.bytes_max:
                     self.is_complete, self.tables = False, []
                     return
-                self.tables.append(found)
+                self.tables.append(changes)
 
     def report(self) -> bytes | None:
         """The changes (REPORTED_SCHEMA, an Arrow stream); None if some need their rows, or they are too many."""
@@ -118,10 +118,10 @@ def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -
         if len(whole) < len(streams):
             yield None
             continue
-        found = pa.concat_tables(map(from_stream, whole))
+        changes = pa.concat_tables(map(from_stream, whole))
         del streams, whole
-        last = last_changes(found.append_column("node", to_arrow(np.full(len(found), number, np.int32))))
-        del found
+        last = last_changes(changes.append_column("node", to_arrow(np.full(len(changes), number, np.int32))))
+        del changes
         yield last
 
 
@@ -183,7 +183,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
             messages = table.filter(pa.array(op == MARKER))
             positions = map(Lsn, messages["lsn"].to_pylist())
             markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
-            parts += [_hash_table(task, one) for one in converted_to_cut(table, task.segment)]
+            parts += [_hash_table(task, converted) for converted in converted_to_cut(table, task.segment)]
             if last:
                 last.add(table)
         _check_counts(task, tuple(counts.tolist()))
@@ -221,9 +221,9 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
 
 
 def _hashes(table: pa.Table) -> Any:
-    """The hash of every change and event, without what may differ by node.
+    """The hash of every change and event, without the fields that may differ by node.
 
-    That are the transaction's xid, and the times of events.
+    These are the transaction's xid, and the times of events.
     """
     count = len(table)
     lsn, end, seq, op, group, partition = (
@@ -330,8 +330,8 @@ def hash_streams(
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     last, events = dict[str, bytes | None](), dict[str, bytes]()
-    for one, report in zip(segments, reports, strict=True):
-        source = one.source
+    for segment, report in zip(segments, reports, strict=True):
+        source = segment.source
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:

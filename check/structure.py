@@ -34,7 +34,7 @@ OBJECTS_AT_ONCE = 100_000
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Every snapshot that exists, and every recorded one that was not deleted."""
+    """Every snapshot that exists, and every recorded snapshot that was not deleted."""
     return sorted({*snapshot_names(store), *(name for name in recorded if not _is_known_deleted(store, name))})
 
 
@@ -113,7 +113,7 @@ def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, rec
     number = int(str(missing.details["increment"]))
     if number < max(increment_numbers(store, name), default=-1):
         return True
-    # An increment is of a full snapshot.
+    # An increment belongs to a full snapshot.
     return number in recorded.values() or (number == 0 and bool(recorded))
 
 
@@ -123,22 +123,22 @@ def _text(error: SnapshotError, name: str) -> str | None:
 
 
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
-    """Check that every object of the chain exists in its size; note conflicts, and what a listing can't check."""
-    objects = (one for commit in chain.commits for one in commit.named_and_listed)
+    """Check that every object of the chain exists in its size; note conflicts, and the parts not checked."""
+    objects = (entry for commit in chain.commits for entry in commit.named_and_listed)
     count = size_bytes = 0
     while some := list(islice(objects, OBJECTS_AT_ONCE)):
         # Each key is looked up: a listing may be out of date.
-        stored_sizes = sizes_of(store, (one.key for one in some))
-        for one in some:
-            count, size_bytes, stored_size = count + 1, size_bytes + one.size, stored_sizes[one.key]
-            if stored_size == one.size:
+        stored_sizes = sizes_of(store, (entry.key for entry in some))
+        for entry in some:
+            count, size_bytes, stored_size = count + 1, size_bytes + entry.size, stored_sizes[entry.key]
+            if stored_size == entry.size:
                 report.compared.objects += 1
             elif stored_size is None:
-                detail = f"object {one.key} is not in the store"
-                report.conflicts.append(Conflict("missing", detail, node=one.node, object=one.key))
+                detail = f"object {entry.key} is not in the store"
+                report.conflicts.append(Conflict("missing", detail, node=entry.node, object=entry.key))
             else:
-                detail = f"object {one.key} has {stored_size} bytes instead of {one.size}"
-                report.conflicts.append(Conflict("size", detail, node=one.node, object=one.key))
+                detail = f"object {entry.key} has {stored_size} bytes instead of {entry.size}"
+                report.conflicts.append(Conflict("size", detail, node=entry.node, object=entry.key))
     why = "--metadata-only"
     contents = f"contents of the objects ({size_text(size_bytes)} in {count} objects)"
     report.skipped += [

@@ -1,8 +1,8 @@
 """Compare the global transactions that pairs of primaries share, as a Spark job.
 
 A transaction with parts on two nodes belongs to the state at the cut on both or on neither. A part is a prepared
-transaction, or one that was committed in one phase and tagged with the global id. Each node's parts are hashed
-separately; transactions are listed only where the hashes differ.
+transaction, or a transaction that was committed in one phase and tagged with the global id. Each node's parts are
+hashed separately; transactions are listed only where the hashes differ.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ def _compare_in_job(
     for row in sides.orderBy("node", "other").collect():  # bounded by the pairs of primaries
         if row["node"] == UNREAD_NODES[0]:
             unread = pairs.where(F.col("node") == row["node"]).collect()  # bounded by the objects
-            problems += [json.loads(one["global_id"]) for one in unread]
+            problems += [json.loads(pair["global_id"]) for pair in unread]
             continue
         shared += row["shared"]
         if any(row[f"left_{name}"] != row[f"right_{name}"] for name in ("count", "xor", "low", "high")):
             chosen = (F.col("node") == row["node"]) & (F.col("other") == row["other"])
             torn = pairs.where(chosen & (F.col("here") != F.col("there"))).orderBy("global_id")
-            conflicts += [_torn_conflict(nodes, one) for one in torn.limit(NAMED_MAX).collect()]
+            conflicts += [_torn_conflict(nodes, pair) for pair in torn.limit(NAMED_MAX).collect()]
     pairs.unpersist()
     return PairReport(shared, conflicts, problems)
 
@@ -159,16 +159,16 @@ def pair_up(parts: DataFrame) -> DataFrame:
 
 
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
-    """PART_ROWS of the segments; for an unreadable one its report as the `global_id`, on both of UNREAD_NODES."""
+    """PART_ROWS of the segments; an unreadable segment has its report as the `global_id`, on both of UNREAD_NODES."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     listed = broadcast(spark, balance_by_size(segments, tasks))
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                one = listed.value[number]
+                segment = listed.value[number]
                 try:
-                    yield from _part_batches(one, read_events(store.open(), one.segment))
+                    yield from _part_batches(segment, read_events(store.open(), segment.segment))
                 except SnapshotError as error:
                     yield pa.record_batch(
                         [pa.array(UNREAD_NODES, pa.int32()), [json.dumps(report_of(error))] * 2, [True, True]],
@@ -178,15 +178,15 @@ def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: 
     return map_batches(spark.range(0, len(segments), 1, tasks), read, PART_ROWS)
 
 
-def _part_batches(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
+def _part_batches(segment: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
     op = np.asarray(events["op"].to_numpy())
     # Most commits are local to one node and have no global id.
     events = events.filter(pa.array((op == PREPARE) | (op == COMMIT))).filter(pc.field("global_id").is_valid())
     lsn = np.asarray(events["lsn"].to_numpy())
-    included = lsn < one.position
-    if one.excluded:
-        included &= ~np.isin(lsn, np.fromiter(one.excluded, np.int64))
-    node = np.full(len(events), one.source.number, np.int32)
+    included = lsn < segment.position
+    if segment.excluded:
+        included &= ~np.isin(lsn, np.fromiter(segment.excluded, np.int64))
+    node = np.full(len(events), segment.source.number, np.int32)
     table = pa.table([node, events["global_id"], included], schema=PART_SCHEMA)
     yield from table.to_batches()
 

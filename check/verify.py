@@ -143,7 +143,7 @@ def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
 
 
 def _note_lost_lists(chain: Chain, findings: Findings) -> None:
-    """Note the object lists that are missing or altered: without what they list, copies of their nodes lack rows."""
+    """Note the object lists that are missing or altered: copies of their nodes lack the rows listed there."""
     for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
         if isinstance(object_list, LostList):
             findings.damage(report_of(lost_list_error(object_list)))
@@ -202,11 +202,11 @@ def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
 
 
 def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None:
-    """What the copies are folded from; None if a segment with a TRUNCATE can't be read."""
+    """The sources for folding the copies; None if a segment with a TRUNCATE can't be read."""
     try:
         return sources_of(copies.chain, tuple(copies.nodes), store.open())
     except ObjectDamagedError:
-        # Whoever reads all segments will name it.
+        # The job that reads all segments will name it.
         return None
 
 

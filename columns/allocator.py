@@ -1,8 +1,8 @@
-"""What libraries take of memory in our processes; to be settled before they are loaded.
+"""Limit the memory that libraries take in our processes; must run before they are loaded.
 
-Arrow uses the C library's allocator. Its own ones keep freed memory, and copy a large buffer that grows. With values of
-hundreds of megabytes a process would take a whole one more (measured); with small ones there is no difference. Arrow
-reads the variable when it is loaded.
+Arrow uses the C library's allocator. Arrow's own allocators keep freed memory, and copy a large buffer that grows. With
+values of hundreds of megabytes a process would take the size of a whole value more (measured); with small values there
+is no difference. Arrow reads the variable when it is loaded.
 
 OpenBLAS, numpy's library for linear algebra, which nothing here uses, takes memory for a thread for each core when it
 is loaded. Where it gets none it ends the process with exit code 1, or raises SIGINT as if somebody had pressed Ctrl-C.

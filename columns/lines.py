@@ -155,7 +155,7 @@ def _text_lengths(column: Values) -> Ints:
 def _join(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
     starts: list[Ints] = []
     lengths: list[Ints] = []
-    ones = np.ones(rows, np.int64)
+    separator_lengths = np.ones(rows, np.int64)
     for number, column in enumerate(columns):
         is_null, is_unchanged = column.kinds == ord("n"), column.kinds == ord("u")
         mark = np.where(is_null, data_bytes + _NULL, data_bytes + _UNCHANGED)
@@ -163,10 +163,10 @@ def _join(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> B
         starts.append(np.where(is_mark, mark, column.starts))
         lengths.append(np.where(is_mark, len(NULL_MARK), column.lengths))
         last = number == len(columns) - 1
-        starts.append(ones * (data_bytes + (_NEWLINE if last else _TAB)))
-        lengths.append(ones)
+        starts.append(separator_lengths * (data_bytes + (_NEWLINE if last else _TAB)))
+        lengths.append(separator_lengths)
     if not columns:
-        starts, lengths = [ones * (data_bytes + _NEWLINE)], [ones]
+        starts, lengths = [separator_lengths * (data_bytes + _NEWLINE)], [separator_lengths]
     width = len(starts)
     pieces = gather(source, _interleave(starts), _interleave(lengths))
     return BytesColumn(pieces.data, np.ascontiguousarray(pieces.offsets[::width]))

@@ -1,4 +1,4 @@
-"""The bank: tables with known invariants, by which a restored state can be checked.
+"""The bank: tables whose known invariants let a restored state be checked.
 
 Every shard holds ACCOUNTS_PER_SHARD accounts of INITIAL_BALANCE each, and the transfers that changed them. A transfer
 across shards has the same id on both. In every consistent state:

@@ -215,7 +215,7 @@ class LatencyLog:
         return len(self._seconds)
 
     def entries(self) -> list[tuple[float, float]]:
-        """All (start, seconds) so far, in the order in which they ended."""
+        """All (start, seconds) so far, in order of their end."""
         with self._lock:
             return list(zip(self._starts, self._seconds, strict=True))
 
@@ -351,7 +351,7 @@ class BankWorkload:
         return not self._stopping.wait(seconds)
 
     def pause(self) -> None:
-        """Begin no new transactions, and wait for the running ones."""
+        """Begin no new transactions, and wait for the running transactions."""
         self._going.clear()
         for thread in self._threads:
             with thread.turn:
@@ -389,7 +389,7 @@ class BankWorkload:
 
 
 class _ClientThread(threading.Thread):
-    """The loop of one client. It holds `turn` during a transaction; `local` and `cross` count commits."""
+    """A client's loop. It holds `turn` during a transaction; `local` and `cross` count commits."""
 
     def __init__(self, workload: BankWorkload, client: BankClient, number: int) -> None:
         super().__init__(name=f"bank client {number + 1}", daemon=True)

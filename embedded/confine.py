@@ -1,13 +1,12 @@
 """Confine a program: `python -I confine.py SETTINGS PROGRAM [ARGUMENT …]`; needs nothing of the project.
 
-SETTINGS is JSON. With `root`, an empty folder, the program gets a mount, network and IPC namespace of its own, and sees
-nothing of the file system but the folders `shown`, which it can't change, the folders `kept`, which it can, the
-system's programs and libraries without the files and folders `hidden`, and empty folders for temporary files. What is
-shown or kept in a hidden folder it sees. With `uid` and `gid`
-it becomes that user, without groups; without, it stays this one, and the namespaces are those of a user namespace of
-its own. It has no capabilities and gets none.
+SETTINGS is JSON. With `root`, an empty folder, the program gets a mount, network and IPC namespace of its own. Of the
+file system it sees only the folders `shown`, which are read-only, the folders `kept`, which it can change, the system's
+programs and libraries without the files and folders `hidden`, and empty folders for temporary files. Shown or kept
+folders stay visible inside a hidden folder. With `uid` and `gid` it becomes that user, without groups; without, it
+keeps the current user, and the namespaces belong to a new user namespace. It has no capabilities and gets none.
 
-What can't be done ends it with exit code 126, and the reason on stderr (Linux manual, namespaces(7), pivot_root(2)).
+If a step fails, it ends with exit code 126 and the reason on stderr (Linux manual, namespaces(7), pivot_root(2)).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 
 MNT_DETACH, PR_SET_NO_NEW_PRIVS = 2, 38
 # The options of a mount that a user namespace may not drop: as statvfs and as mount have them.
 KEPT_OPTIONS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
-# What a server needs of the system; never all of /etc, which may have files that only this user can read.
+# The system's files that a server needs; never all of /etc, which may have files that only this user can read.
 SYSTEM = (
     "/usr",
     "/bin",
@@ -80,7 +79,7 @@ def show(root: str, path: str, *, is_kept: bool = False) -> None:
         place.mkdir(exist_ok=True)
     else:
         place.touch()
-    # With what is mounted below it: else the kernel refuses to show what another mount hides.
+    # Including the mounts below it: otherwise the kernel refuses, as that would uncover files hidden by another mount.
     mount(path, str(place), None, MS_BIND | MS_REC)
     if not is_kept:
         had = os.statvfs(place).f_flag
@@ -89,10 +88,10 @@ def show(root: str, path: str, *, is_kept: bool = False) -> None:
 
 
 def hide_all(settings: dict[str, Any], program: str) -> None:
-    """Leave nothing of the file system but what SETTINGS and SYSTEM name."""
+    """Leave nothing of the file system but the paths in SETTINGS and SYSTEM."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = settings["root"]
-    # The folders above what is shown are for everybody to pass through.
+    # Everybody may pass through the folders above the shown files.
     before = os.umask(0o022)
     mount("none", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
     for path in SYSTEM:

@@ -55,7 +55,7 @@ class NoFleetError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedFleet:
-    """The servers of one fleet folder, running or not."""
+    """The servers of a fleet folder, running or not."""
 
     directory: Path
     places: NodePlaces
@@ -77,7 +77,7 @@ class EmbeddedFleet:
         return tuple(node for node in self.nodes if node.backup_of is None)
 
     def backups_of(self, primary: EmbeddedNode) -> tuple[EmbeddedNode, ...]:
-        """The standbys of one primary."""
+        """The standbys of `primary`."""
         return tuple(node for node in self.nodes if node.backup_of == primary.id)
 
     def node(self, node_id: str) -> EmbeddedNode:
@@ -224,7 +224,7 @@ def _new_fleet(
 
 
 def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool) -> None:
-    """Make and start the servers of one shard, with the bank's database if `schema`."""
+    """Make and start a shard's servers, with the bank's database if `schema`."""
     programs = fleet._programs(primary)
     create_primary(programs, primary, settings)
     start_server(programs, primary)

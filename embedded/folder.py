@@ -117,7 +117,7 @@ def refuse_foreign_folder(directory: Path) -> None:
 def _foreign(directory: Path) -> FolderTakenError:
     return FolderTakenError(
         f"{directory} belongs to another user, or holds a fleet of another user",
-        hint="choose another folder, or run this as the user who owns it",
+        hint="choose another folder, or run this as its owner",
     )
 
 
@@ -209,7 +209,7 @@ def _make_shared(prefix: str) -> Path:
 
 def _holds_sockets(place: Path, ids: Iterable[str]) -> bool:
     """Whether the path of every node's socket is short enough, and names one place: a comma would separate two."""
-    return all(len(os.fsencode(place / one)) <= FOLDER_BYTES_MAX for one in ids) and "," not in str(place)
+    return all(len(os.fsencode(place / node)) <= FOLDER_BYTES_MAX for node in ids) and "," not in str(place)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 A build may have been moved since it was made, be linked together from several folders, and use libraries that neither
 it nor the system has. So these are its programs, its folders of libraries and shared files, the libraries that the
-loader finds elsewhere, and what links lead to. Nothing else that lies beside them: programs may be in ~/bin.
+loader finds elsewhere, and what links lead to. Other files in the same folders are left out: programs may be in ~/bin.
 
 A home folder, a key or a data directory may lie below /usr: PostgreSQL's manual itself names /usr/local/pgsql/data, and
 /usr/local/pgsql is often the home of the user postgres.
@@ -21,7 +21,7 @@ from pathlib import Path
 from cutline.embedded.confine import SYSTEM
 from cutline.nodes.programs import Programs, run_as
 
-# What starts a server: pg_ctl runs the postgres beside it.
+# The programs that start a server: pg_ctl runs the postgres in its own folder.
 STARTERS = ("pg_ctl", "postgres")
 # Where a build has its libraries, and its modules there or one below. No pattern: what is ~/library?
 LIBRARIES, MODULES = ("lib", "lib32", "lib64"), ("", "postgresql")
@@ -36,27 +36,27 @@ ASK_SECONDS_MAX = 120
 def needed_files(programs: Programs, private: Iterable[Path] = ()) -> list[Path]:
     """Its files, folders and links that are not below SYSTEM, each at its real place, and none in a folder among them.
 
-    Those below SYSTEM that are `private`, or in what is, are among them, too.
-    Raises ProgramFailedError if a program that tells of them does not end.
+    Files below SYSTEM are included if they or a folder above them are `private`. Raises ProgramFailedError if a program
+    that lists libraries or folders does not end.
     """
     names = [programs.bin_directory / name for name in STARTERS]
     real = sorted({name.resolve() for name in names})
     pending, modules = [*names], list[Path]()
     for install in dict.fromkeys(program.parent.parent for program in real):
-        # Wheels keep libraries beside their packages.
+        # Wheels keep libraries next to their packages.
         pending += [*(install / name for name in (*LIBRARIES, "share")), *install.parent.parent.glob("*.libs")]
         places = [install / name / below for name in LIBRARIES for below in MODULES]
         modules += [module for place in places if (place / A_MODULE).exists() for module in place.glob("*.so")]
     pending += [*_shared_files(programs), *_libraries(programs, [*real, *modules])]
-    system, private, found = [Path(path) for path in SYSTEM], list(private), list[Path]()
+    system, private, needed = [Path(path) for path in SYSTEM], list(private), list[Path]()
     while pending:
         for step in _way_to(pending.pop(0)):
-            if not _is_in(step, found) and (not _is_in(step, system) or _is_in(step, private)):
-                found.append(step)
+            if not _is_in(step, needed) and (not _is_in(step, system) or _is_in(step, private)):
+                needed.append(step)
                 if not step.is_symlink():
                     pending += _links_below(step)
-    # A folder may have come after what is in it, and can't be changed once it is shown.
-    return sorted(path for path in found if not _is_in(path, (one for one in found if one != path)))
+    # A folder may have been added after files in it, and can't be changed once it is shown.
+    return sorted(path for path in needed if not _is_in(path, (other for other in needed if other != path)))
 
 
 def _shared_files(programs: Programs) -> list[Path]:
@@ -78,7 +78,7 @@ def _libraries(programs: Programs, files: list[Path]) -> list[Path]:
 
 
 def _way_to(path: Path) -> Iterator[Path]:
-    """The links on the way to an absolute path, each at its real place, and in the end what they lead to."""
+    """The links on the way to an absolute path, each at its real place, and at the end their target."""
     place, rest = Path("/"), list(reversed(path.parts[1:]))
     try:
         path.resolve(strict=True)
@@ -119,7 +119,7 @@ MANY = 100
 def find_private(folders: Iterable[str] = SYSTEM) -> list[Path]:
     """The files and folders below `folders` that not everybody may read, and this user's home folders.
 
-    A home folder is one that belongs to the user. None of them is in another one.
+    A home folder belongs to the user. None of them is in another one.
     """
     homes = set(_home_folders())
     places = [Path(folder) for folder in folders if folder != FOR_EVERYBODY]

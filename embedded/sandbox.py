@@ -40,12 +40,12 @@ ROOT = "root"
 
 
 class UnconfinedError(RefusedError):
-    """Nothing would keep a drill's servers apart from what this user may do."""
+    """A drill's servers would run with all rights of this user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What keeps servers apart: a user `account` of their own, `namespaces`, or neither.
+    """The means that keep servers apart: a user `account` of their own, `namespaces`, or neither.
 
     `lacking` says why there are no namespaces.
     """
@@ -56,7 +56,7 @@ class Confinement:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing does."""
+        """Whether nothing keeps them apart."""
         return self.account is None and not self.namespaces
 
 
@@ -106,20 +106,20 @@ def start_sandboxed(
     """
     place = check_directory(place)
     place.mkdir(mode=0o700)
-    found = server_programs()
-    found = found if programs is None else replace(found, bin_directory=programs)
+    server_files = server_programs()
+    server_files = server_files if programs is None else replace(server_files, bin_directory=programs)
     places = place_for_nodes(place, ids)
-    nodes = tuple(places.node(one, None, programs) for one in ids)
+    nodes = tuple(places.node(node, None, programs) for node in ids)
     write_state(place, State(places, nodes, complete=False))
     servers = [SandboxedServer(node, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for node in nodes]
     shown, hidden = list[Path](), list(hidden)
     if confinement.namespaces:
         # Those of another user can't read it.
         private = [] if confinement.account else find_private()
-        needed = needed_files(found, private)
+        needed = needed_files(server_files, private)
         hidden += [path for path in private if path not in needed]
         shown = [path for path in needed if path not in private]
-    in_parallel(lambda server: _make(server, found, confinement, settings, shown, hidden), servers)
+    in_parallel(lambda server: _make(server, server_files, confinement, settings, shown, hidden), servers)
     return servers
 
 
@@ -178,7 +178,7 @@ def _unused_account() -> Account:
             used.add(process.stat().st_uid)
         except OSError:
             continue
-    uid = random.choice([one for one in UIDS if one not in used])
+    uid = random.choice([uid for uid in UIDS if uid not in used])
     return Account(f"user {uid}", uid, uid)
 
 

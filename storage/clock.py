@@ -1,7 +1,7 @@
 """The time, as this process has it: by its machine's clock, until the nodes' clocks show that it is wrong.
 
-What is stored with a time, and what is decided by one, uses `utc_now`. Durations use time.monotonic. Nodes' clocks are
-read in nodes/clocks.py.
+`utc_now` gives all times that are stored or decide something. Durations use time.monotonic. Nodes' clocks are read in
+nodes/clocks.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _anchor: tuple[datetime, float] | None = None
 
 
 def utc_now() -> datetime:
-    """The time in UTC, by the machine's clock or by what `set_time` was told."""
+    """The time in UTC, by the machine's clock or as corrected by `set_time`."""
     if _anchor is None:
         return machine_now()
     moment, count = _anchor
@@ -28,7 +28,7 @@ def machine_now() -> datetime:
 
 
 def steady_seconds() -> float:
-    """A count of seconds that goes on while the machine is suspended, and that setting its clock does not change."""
+    """A count of seconds that continues while the machine is suspended, and that setting its clock does not change."""
     return time.clock_gettime(_STEADY)
 
 

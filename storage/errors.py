@@ -1,10 +1,10 @@
 """The base class of every error that a person or a script can act on.
 
 A subclass is one situation: its message says what happened and where, its hint says what to do next, and its exit code
-is what cron sees. It is defined in the lowest package, so that every other one can raise it.
+is what cron sees. It is defined in the lowest package, so that every other package can raise it.
 
-A message of libpq or of a server may quote what it was given. So whatever becomes the text of an error hides the
-secrets that this process knows: the last line of defence, as no message of our own names a secret.
+Messages of libpq or of a server may quote their input. So the text of every error hides the secrets that this process
+knows: the last line of defence, as no message of our own names a secret.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class ChainEnd(StrEnum):
 
 
 class SnapshotError(Exception):
-    """What happened, what to do next, and the command's exit code.
+    """The situation, the next action, and the command's exit code.
 
     `message` is lower case and names node, group or object; `hint` is an action, or several lines with statements;
     `details` are values for `--json` (never a secret, never a DSN). A line end within a line of the hint is escaped:
     the owner of a table could otherwise add a hint by its name. `slug` is the stable name of the situation for scripts,
-    derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` is what the hint says of the
-    chain: tests/unit/test_chain_ends.py compares them.
+    derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` is whether the hint says that
+    the chain has ended: tests/unit/test_chain_ends.py compares them.
     """
 
     exit_code: int = 70
@@ -78,9 +78,10 @@ class SnapshotError(Exception):
 
 
 class StoppedError(SnapshotError):
-    """Ctrl-C or SIGTERM has stopped a command that has to say what it has done or left.
+    """Ctrl-C or SIGTERM has stopped a command that must report its finished and unfinished work.
 
-    It is raised from the interrupt, which decides the exit code. Its message continues one that names the interrupt.
+    It is raised from the interrupt, which decides the exit code. Its message continues the sentence that names the
+    interrupt.
     """
 
     exit_code = 130
@@ -198,7 +199,7 @@ def remember_secret(secret: str) -> None:
 def redact(text: str) -> str:
     """The text with every known secret hidden."""
     for secret in sorted(_secrets, key=len, reverse=True):
-        # Many a password is an ordinary word or number, which is a part of longer ones.
+        # Many a password is an ordinary word or number, which is a part of longer words.
         if WORD_OR_NUMBER.fullmatch(secret):
             text = re.sub(rf"(?<!\w){secret}(?!\w)", HIDDEN, text)
         else:

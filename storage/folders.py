@@ -1,8 +1,8 @@
 """Files and folders of a store in a folder: made for their owner alone, durable, and listed.
 
-Whoever can write to the store may replace a folder in it by a symbolic link at any moment. So every path below the root
-is opened folder by folder, and what is done is done relative to the open folder: no link below the root is followed.
-The root itself may be a link.
+Anybody with write access to the store may replace a folder in it by a symbolic link at any moment. So every path below
+the root is opened folder by folder, and every operation is relative to the open folder: no link below the root is
+followed. The root itself may be a link.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def opened(root: Path, folders: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
-    """Open the root and `folders`, each in the one before; with `make`, create those that are missing.
+    """Open the root and `folders`, each in its parent; with `make`, create those that are missing.
 
     Yields the descriptors, the root's first. Raises LinkedFolderError.
     """
@@ -155,7 +155,7 @@ def remove(root: Path, key: str) -> None:
 
 
 def drop_empty(root: Path, folders: Sequence[str]) -> None:
-    """Remove the last of `folders` if it is empty, then the one above, up to the first that is not, or is a link."""
+    """Remove the last of `folders` if it is empty, then its parent, up to the first that is not empty, or is a link."""
     if not folders:
         return
     *above, name = folders
@@ -179,9 +179,9 @@ def entries(root: Path, folder: str) -> list[NameInFolder]:
         os.scandir(descriptors[-1]) as listed,
     ):
         return [
-            NameInFolder(one.name, one.is_file(follow_symlinks=False), one.is_dir(follow_symlinks=False))
-            for one in listed
-            if is_key(one.name)
+            NameInFolder(entry.name, entry.is_file(follow_symlinks=False), entry.is_dir(follow_symlinks=False))
+            for entry in listed
+            if is_key(entry.name)
         ]
     return []
 

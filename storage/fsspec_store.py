@@ -118,16 +118,16 @@ class FsspecStore:
         folder = check_prefix(prefix)
         try:
             with store_errors(self.url, folder, explain):
-                found = self.filesystem.find(self.path(folder), detail=True)
+                statuses = self.filesystem.find(self.path(folder), detail=True)
         except ObjectMissingError:
             return []
-        if not isinstance(found, Mapping):
+        if not isinstance(statuses, Mapping):
             return []  # an object has the folder's name: adlfs returns a list of it
         start, skip = f"{self.path(folder)}/", len(self.root) + 1
         # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
         return sorted(
             Listed(path[skip:], int(status["size"]), time_of(status))
-            for path, status in found.items()
+            for path, status in statuses.items()
             if path.startswith(start) and is_key(path[skip:])
         )
 
@@ -135,11 +135,11 @@ class FsspecStore:
         folder = check_prefix(prefix)
         try:
             with store_errors(self.url, folder, explain):
-                found = self.filesystem.ls(self.path(folder), detail=False)
+                paths = self.filesystem.ls(self.path(folder), detail=False)
         except ObjectMissingError:
             return []
         start = f"{self.path(folder)}/"
-        names = {path[len(start) :].rstrip("/") for path in found if path.startswith(start)}
+        names = {path[len(start) :].rstrip("/") for path in paths if path.startswith(start)}
         return sorted(name for name in names if is_key(name))
 
     def delete(self, key: str) -> None:
@@ -162,7 +162,7 @@ class FsspecStore:
 
 
 def explain(error: Exception) -> Fault:
-    """Say what a failed request means, without any text of the file system, which could contain a secret."""
+    """Classify a failed request, without any text of the file system, which could contain a secret."""
     code, status = getattr(error, "errno", None), http_status(error)
     name = errno.errorcode.get(code, "") if isinstance(code, int) else ""
     return Fault(

@@ -1,8 +1,8 @@
 """An object store in a folder, local or on a file system that machines share.
 
-An object is written to a hidden file, flushed to disk, and then linked to its name. link(2) fails if the name is taken;
-that is the conditional put. A create that dies leaves at most a hidden file, which blocks nothing. Never import fsspec
-here: `list` and `show` on a folder must answer at once.
+An object is written to a hidden file, flushed to disk, and then linked to its name. link(2) fails if the name is taken,
+so it serves as the conditional put. A create that dies leaves at most a hidden file, which blocks nothing. Never import
+fsspec here: `list` and `show` on a folder must answer at once.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class LocalStore:
                 with self._translate_refused_deletions(key):
                     remove(self.root, key)
             except LinkedFolderError as error:
-                # Whoever can write here could otherwise have any file of ours deleted.
+                # Otherwise anybody with write access here could have any file of ours deleted.
                 raise DeletionRefusedError(url=self.url, key=key, reason=reason_of(error)) from error
             except NotADirectoryError:
                 return  # a file is in the place of a folder, so there is no such object
@@ -252,7 +252,7 @@ class LocalStore:
         raise StoreUnreachableError(url=self.url, reason=f"another process keeps removing the folder of {key}")
 
     def _explain_link(self, error: OSError, written: os.stat_result, key: str) -> None:
-        """Raise what a failed link means; return if the name was given all the same."""
+        """Raise the error for a failed link; return if the link was made all the same."""
         # NFS may repeat a link whose answer was lost, and then report that the name is taken: by this link.
         if written.st_nlink > 1:
             return

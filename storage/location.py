@@ -35,7 +35,7 @@ AUTHORITY_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 class StoreLocation:
     """A store's URL, its options, which may contain secrets, and its encryption.
 
-    It can be pickled; an open store can't. What is pickled has the data key, and not the operator's key. str() and
+    It can be pickled; an open store can't. The pickle contains the data key, and not the operator's key. str() and
     repr() show only the URL without credentials.
     """
 
@@ -56,7 +56,7 @@ class StoreLocation:
         return _open_encrypted(self.url, to_hashable(self.options), self.encryption, os.getpid())
 
     def open_raw(self) -> ObjectStore:
-        """Open the store of what is stored, encrypted or not; see `open`."""
+        """Open the store of the bytes as stored, encrypted or not; see `open`."""
         return open_store(self.url, self.options, is_made=self.is_made)
 
     @property
@@ -86,19 +86,19 @@ def with_environment(url: str, options: Mapping[str, object]) -> dict[str, objec
 
     Executors on other machines don't have this environment: they would send the rows elsewhere, or trust others.
     """
-    found = dict(options)
+    completed = dict(options)
     if url.partition("://")[0] not in S3_PROTOCOLS:
-        return found
+        return completed
     client = _client_options(options)
-    if not found.get("endpoint_url") and not client.get("endpoint_url"):
+    if not completed.get("endpoint_url") and not client.get("endpoint_url"):
         ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
         named = [os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)]
         if named and not ignored:
-            found["endpoint_url"] = named[0]
+            completed["endpoint_url"] = named[0]
     trusted = [os.environ[name] for name in AUTHORITY_VARIABLES if os.environ.get(name)]
-    if not found.get("ca_file") and "verify" not in client and trusted:
-        found["ca_file"] = trusted[0]
-    return found
+    if not completed.get("ca_file") and "verify" not in client and trusted:
+        completed["ca_file"] = trusted[0]
+    return completed
 
 
 def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
@@ -114,7 +114,7 @@ def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
     if _is_plain(endpoint, options, client):
         how = _origin(endpoint) or "use_ssl is false"
         return [
-            f"the store is reached without TLS ({how}): everybody on the network can read and change what is stored;"
+            f"the store is reached without TLS ({how}): everybody on the network can read and change it;"
             " use an https:// endpoint"
         ]
     if client.get("verify") is False:

@@ -25,7 +25,7 @@ from cutline.storage.store import (
 
 @dataclass(frozen=True, slots=True)
 class InMemoryStore:
-    """An ObjectStore that other processes can't see and that is lost when this one ends."""
+    """An ObjectStore in this process's memory: other processes can't see it, and it is lost when the process ends."""
 
     url: str
     _objects: dict[str, bytes] = field(default_factory=dict, repr=False)

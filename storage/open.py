@@ -55,10 +55,10 @@ def redact_url(url: str) -> str:
 def open_store(url: str, options: Mapping[str, object], *, is_made: bool = False) -> ObjectStore:
     """Return the store at `url`: a folder (a path or `file://`), `memory://name`, or any URL that fsspec knows.
 
-    A folder's path must be absolute, because fleet.toml must name the same store from every working directory and
-    on executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't
-    be pickled. A folder that `is_made` is never made again, and any other store is waited for as one that has answered.
-    Nothing is created, and nothing contacted but what gives some file systems their credentials. In one process the
+    A folder's path must be absolute, because fleet.toml must name the same store from every working directory and on
+    executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't be
+    pickled. `is_made`: the store has answered before. A folder is then not created again, and any other store is waited
+    for. Nothing is created, and nothing contacted but the sources of some file systems' credentials. In one process the
     same arguments always give the same store. Raises StoreUrlError, and StoreUnreachableError if there are no
     credentials.
     """
@@ -129,7 +129,7 @@ def _prepare_gcs(protocol: str, options: dict[str, object]) -> dict[str, object]
     from fsspec import register_implementation  # type: ignore[import-untyped]
 
     register_implementation(protocol, GCS_FILE_SYSTEM, clobber=True, errtxt="pip install gcsfs")
-    # It logs what the server says of each request that fails, and raises it as well.
+    # It logs the server's answer to each request that fails, and raises it as well.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     # By default it waits for an answer without end. The time is that between two pieces of an answer.
     waits = ClientTimeout(total=None, sock_connect=GCS_CONNECT_SECONDS_MAX, sock_read=GCS_ANSWER_SECONDS_MAX)

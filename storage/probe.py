@@ -41,7 +41,7 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
     """Try every operation on objects below `probes/<id>/` and remove them.
 
     If a policy or a lock forbids deleting, the probe's objects stay and that error is returned, not raised: taking
-    snapshots deletes nothing. Raises StoreUnfitError, which names what the store lacks, and StoreUnreachableError. A
+    snapshots deletes nothing. Raises StoreUnfitError, which names the missing ability, and StoreUnreachableError. A
     store that lets two creators succeed only rarely may pass the probe.
     """
     folder = f"{PROBES}/{new_operation_id(utc_now())}"
@@ -127,7 +127,7 @@ def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
             raise
         won = [body for body in outcomes if body is not None]
     if len(won) != 1:
-        lack = f"{len(won)} of {RACERS} concurrent creates of one object were accepted: {way}"
+        lack = f"{len(won)} of {RACERS} concurrent creates of the same object were accepted: {way}"
         raise StoreUnfitError(url=store.url, lack=lack)
     if store.read(key) != won[0]:
         raise StoreUnfitError(url=store.url, lack=f"a refused {way} replaced the accepted one")

@@ -1,12 +1,13 @@
 """The limits of this process: open files, memory and threads, recognized in errors and named in the error that ends it.
 
-Libraries pass it on as text, and so do executors.
+Libraries and executors report a limit that was reached as text.
 
-A command has about five on each node, and the limit that a shell or cron starts it with is often 1,024 of a hard one of
-a million: nothing that is used here needs the low one, which is kept for programs that call select().
+A command has about five on each node, and the limit that a shell or cron starts it with is often 1,024, under a hard
+limit of a million. Nothing here needs the low limit, which is kept for programs that call select().
 
-Python waits in `Thread.start` until the new thread says that it has begun. One that gets no memory for its first call
-dies before, and that wait has no end: of ours as of any library's, such as the one that Spark is reached through.
+Python waits in `Thread.start` until the new thread says that it has begun. A thread that gets no memory for its first
+call dies before, and that wait has no end. This concerns our threads as well as any library's, such as py4j's
+connection to Spark.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
 
 
 def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[str], bool]) -> bool:
-    """Whether this error, or one that caused it, is an OSError with one of the `numbers`, or `says` so of its text."""
+    """Whether this error or a cause of it is an OSError with one of the `numbers`, or has a text that `says` so."""
     for link in _links(error):
         if isinstance(link, OSError) and link.errno in numbers:
             return True
@@ -57,7 +58,7 @@ MEMORY_HINT = (
     "give the command more memory and threads and repeat it; it may have a limit: MemoryMax= or TasksMax= of a systemd"
     " unit, the container's, ulimit -v or -u"
 )
-# As Python, the loader of libraries, Arrow, the JVM and its launcher say it.
+# The wordings of Python, the loader of libraries, Arrow, the JVM and its launcher.
 TEXT = re.compile(
     rf"""\bMemoryError\b | ArrowMemoryError | OutOfMemoryError | {re.escape(os.strerror(errno.ENOMEM)).lower()}
       | can't\ start\ new\ thread | unable\ to\ create\ native\ thread | failed\ to\ map\ segment
@@ -81,7 +82,7 @@ def says_no_memory(text: str) -> bool:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether this error, or one that caused it, is that the process gets no more memory."""
+    """Whether this error or a cause of it is that the process gets no more memory."""
     return is_behind(error, {errno.ENOMEM}, says_no_memory)
 
 
@@ -116,12 +117,12 @@ def open_files_limit() -> int:
 
 
 def limit_text() -> str:
-    """What is wrong, with the limit."""
+    """The problem, with the limit."""
     return f"the limit of {open_files_limit()} open files and connections (ulimit -n) is used up"
 
 
 def raise_limit() -> None:
-    """Raise the limit to the hard one, for this process and those that it starts, as far as the system lets it."""
+    """Raise the limit to the hard limit, for this process and those that it starts, as far as the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (hard, GRANTED_ANYWAY):
         if soft in (hard, resource.RLIM_INFINITY) or (limit <= soft and limit != resource.RLIM_INFINITY):
@@ -146,19 +147,19 @@ def are_few_left() -> bool:
 
 
 def says_used_up(text: str) -> bool:
-    """Whether a library's message is that no more files can be opened; of a server's message it is another's limit."""
-    return any(one in text.lower() for one in TEXTS) and not OF_SERVER.search(text)
+    """Whether a library's message is that no more files can be opened. A server's message means the server's limit."""
+    return any(part in text.lower() for part in TEXTS) and not OF_SERVER.search(text)
 
 
 def is_used_up(error: BaseException) -> bool:
-    """Whether this error, or one that caused it, is that no more files can be opened."""
+    """Whether this error or a cause of it is that no more files can be opened."""
     return is_behind(error, USED_UP, says_used_up)
 
 
 def find_used_up(error: BaseException) -> UnreachableError | None:
-    """The error to report if open files or memory are used up, whatever was taken for the reason where that was met.
+    """The error to report if open files or memory are used up, in the place of the reason assumed where it occurred.
 
-    None also if `error` says what has happened besides, such as that a commit may be stored.
+    None also if `error` reports a further fact, such as that a commit may be stored.
     """
     is_own = isinstance(error, SnapshotError)
     if is_used_up(error) and (not is_own or isinstance(error, (UnreachableError, RefusedError))):
@@ -195,7 +196,7 @@ def limit_thread_starts() -> None:
 
 def _start_limited(thread: threading.Thread) -> None:
     own: Any = thread
-    # One that was not initialized has none, and one that was started before raises.
+    # A thread that was not initialized has none, and a thread that was started before raises.
     begun = getattr(own, "_started", None)
     if begun is not None and not begun.is_set():
         own._started = _Begun()

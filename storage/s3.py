@@ -96,7 +96,7 @@ class S3Store:
 
     def inventory(self, prefix: str) -> Inventory:
         skip = len(self._prefix(""))
-        objects = [found for page in self._pages(check_prefix(prefix)) for found in page.get("Contents", [])]
+        objects = [entry for page in self._pages(check_prefix(prefix)) for entry in page.get("Contents", [])]
         # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
         return sorted(
             Listed(
@@ -110,8 +110,8 @@ class S3Store:
         folder = check_prefix(prefix)
         skip = len(self._prefix(folder))
         pages = list(self._pages(folder, Delimiter="/"))
-        paths = [found["Key"] for page in pages for found in page.get("Contents", [])]
-        paths += [found["Prefix"] for page in pages for found in page.get("CommonPrefixes", [])]
+        paths = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        paths += [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", [])]
         names = {path[skip:].rstrip("/") for path in paths}
         return sorted(name for name in names if is_key(name))
 
@@ -139,7 +139,7 @@ class S3Store:
         return {"Bucket": bucket, "Key": name}
 
     def _prefix(self, folder: str) -> str:
-        """What the names in the bucket of all objects in a folder begin with."""
+        """The beginning of the names in the bucket of all objects in a folder."""
         name = self._address(folder)["Key"]
         return f"{name}/" if name else ""
 
@@ -147,7 +147,7 @@ class S3Store:
         return Creation(self.client, self.url, key, self._address(check_key(key)))
 
     def _pages(self, folder: str, **parameters: str) -> Iterator[Mapping[str, Any]]:
-        """The pages of a listing; none of what does not exist."""
+        """The pages of a listing; none if the folder does not exist."""
         asked = {"Bucket": self._address(folder)["Bucket"], "Prefix": self._prefix(folder), **parameters}
         while True:
             try:

@@ -2,7 +2,7 @@
 
 s3fs makes the connection out of [store_options], which are its own options; the requests are botocore's. The retries of
 s3fs, botocore and aiohttp are switched off: each has its own policy, and none knows that a conditional put must not be
-retried silently. storage/s3_retries.py decides what is retried, and how often.
+retried silently. storage/s3_retries.py decides which requests are retried, and how often.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class S3Client:
                 return answer
 
     async def send(self, method: str, **parameters: Any) -> Any:
-        """Send a request once; if the credentials have expired, so that it had no effect, once more with new ones."""
+        """Send a request once, and once more with new credentials if it had no effect because the old have expired."""
         await self.pace.turn()
         await self.s3fs.set_session()
         used = await self._credentials()
@@ -171,7 +171,7 @@ class S3Client:
         return code in EXPIRED or (self.has_worked and code in UNKNOWN_CREDENTIALS)
 
     async def _ask_reason(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
-        """Return why a HEAD was refused, by a GET of one byte: it is refused for the same reason, and has a body."""
+        """Return why a HEAD was refused, by a GET of one byte, which is refused for the same reason, with a body."""
         try:
             answer = await self._call("get_object", {**parameters, "Range": "bytes=0-0"})
         except Exception as error:  # noqa: BLE001  # of two errors, this one has the reason
@@ -191,8 +191,8 @@ class S3Client:
 
     async def _credentials(self) -> object:
         """The credentials that botocore found; None if there are none, or if they are in the options."""
-        found = None if self._are_in_options() else await self.s3fs.session.get_credentials()
-        return found and await found.get_frozen_credentials()
+        credentials = None if self._are_in_options() else await self.s3fs.session.get_credentials()
+        return credentials and await credentials.get_frozen_credentials()
 
     async def _source(self) -> str:
         """Return botocore's name for the source of the credentials."""
@@ -239,7 +239,7 @@ def _check_authorities(path: str) -> None:
 def s3_client(options: Mapping[str, object], url: str) -> S3Client:
     """Return the client with bounded waits and the user's `options`: s3fs's, and Cutline's own.
 
-    `url` names the store in what is told.
+    `url` names the store in reports of waits.
 
     Raises CertificateFileError.
     """
@@ -259,7 +259,7 @@ def s3_client(options: Mapping[str, object], url: str) -> S3Client:
 def wait_for(client: S3Client, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in the client's event loop and return its result.
 
-    Ctrl-C, or whoever stops this thread's requests (stoppable_requests), cancels it there and waits up to
+    Ctrl-C, or a call that stops this thread's requests (stoppable_requests), cancels it there and waits up to
     CLEAN_UP_SECONDS_MAX for it to clean up. fsspec's own wait would leave it running, and perhaps storing an object,
     after the caller has ended.
     """

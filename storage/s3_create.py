@@ -10,7 +10,7 @@ part is repeated, and several are sent at once. Completing the upload takes the 
 upload that fails is aborted, so that its parts are not kept and paid for; `unfinished` finds those that a killed
 process left. Source: "Uploading and copying objects using multipart upload", ibid.
 
-The way in which the server has to encrypt is sent with every put and with the beginning of every upload in parts
+Every put and the beginning of every upload in parts carry the encryption that the server must use
 (`s3_additional_kwargs` of s3fs). Some servers ignore it. So the first object that a process creates in each way is
 verified once it is stored: by the answer, or if that does not tell, by asking for the object's metadata. The first put
 of a process is no commit, but its first upload in parts may be one: then the commit counts, although the server does
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """One create of one key; `address` is the object's, as parameters of an S3 request, and `put_id` is unique."""
+    """A single create of a key; `address` is the object's, as parameters of an S3 request, and `put_id` is unique."""
 
     client: S3Client
     url: str
@@ -139,7 +139,7 @@ def is_told(answer: Mapping[str, Any] | None) -> bool:
 
 
 def check_encryption(url: str, key: str, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Raise EncryptionIgnoredError unless object `key` is encrypted as `asked`, by what the server `told` about it."""
+    """Raise EncryptionIgnoredError unless object `key` is encrypted as `asked`; `told` is the server's answer."""
     key_used, key_asked = str(told.get(KMS_KEY) or ""), str(asked.get(KMS_KEY) or "")
     if told.get(ENCRYPTION) == asked[ENCRYPTION] and is_same_key(key_asked, key_used):
         return
@@ -153,7 +153,7 @@ def check_encryption(url: str, key: str, asked: Mapping[str, Any], told: Mapping
 
 
 def is_same_key(asked: str, told: str) -> bool:
-    """Whether the key that the server names is the one asked for, as far as that can be seen: not for an alias."""
+    """Whether the server names the key asked for, as far as that can be seen: not for an alias."""
     is_alias = asked.startswith("alias/") or ":alias/" in asked
     return not asked or not told or is_alias or told.rpartition("/")[2] == asked.rpartition("/")[2]
 
@@ -272,10 +272,10 @@ async def unfinished(client: S3Client, bucket: str, prefix: str) -> Leftovers:
     page: dict[str, Any] = {}
     while True:
         answer = await client.request("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **page)
-        for one in answer.get("Uploads", []):
-            upload = Upload(bucket, one["Key"], one["UploadId"])
+        for entry in answer.get("Uploads", []):
+            upload = Upload(bucket, entry["Key"], entry["UploadId"])
             size, last = await _size_and_last(client, upload)
-            began_at = max(utc(one["Initiated"]), last or utc(one["Initiated"]))
+            began_at = max(utc(entry["Initiated"]), last or utc(entry["Initiated"]))
             leftovers.append(Unfinished(upload.name.removeprefix(prefix), upload.upload_id, size, began_at))
         if not answer.get("IsTruncated"):
             return sorted(leftovers)

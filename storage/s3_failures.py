@@ -1,6 +1,6 @@
-"""Classify failed S3 requests: what the server's answer, or the lack of one, means.
+"""Classify failed S3 requests: the meaning of the server's answer, or of its lack.
 
-All other S3 modules use this one, so that a failure means the same for a put, a read, a listing and a deletion. Text
+All other S3 modules use this module, so that a failure means the same for a put, a read, a listing and a deletion. Text
 from the server or a library is never shown, because it may quote credentials. Source: Amazon S3 API Reference, "Error
 responses".
 """
@@ -85,7 +85,7 @@ WRONG_CLOCK = "RequestTimeTooSkewed"
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 # These are answered both for credentials that were never valid and for those that were revoked.
 UNKNOWN_CREDENTIALS = {"InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "UnrecognizedClientException"}
-# What an operator can act on, in words; for everything else S3's code is shown, which can be looked up.
+# Failures that an operator can act on, in words; for all others S3's code is shown, which can be looked up.
 MEANINGS = {
     "NoSuchBucket": "the bucket does not exist",
     "NoSuchUpload": "another client ended the upload in parts",
@@ -116,7 +116,7 @@ SOURCES = {
 
 
 class CredentialsExpired(Exception):  # noqa: N818  # a situation within the package; the store raises its error
-    """The store no longer accepts the credentials, and their `source` gave no new ones."""
+    """The store no longer accepts the credentials, and their `source` gave no new credentials."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source)
@@ -128,7 +128,7 @@ class UntrustedServerError(SSLError):  # type: ignore[misc]  # botocore has no t
 
     def __init__(self, error: SSLError, authorities: str) -> None:
         super().__init__(endpoint_url=error.kwargs["endpoint_url"], error=type(error).__name__)
-        # aiohttp's own errors are of OpenSSL's classes, too, but say nothing.
+        # aiohttp's own errors belong to OpenSSL's classes, too, but give no reason.
         causes = [cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)]
         said = (getattr(cause, "verify_message", "") or getattr(cause, "reason", "") for cause in causes)
         self.is_certificate = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
@@ -148,7 +148,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class S3Failure(Enum):
-    """What the answer to a request, or the lack of one, says about whether it was carried out."""
+    """Whether a failed request was carried out, by its answer or the lack of an answer."""
 
     TAKEN = auto()
     MISSING = auto()
@@ -168,7 +168,7 @@ def failure_of(error: BaseException) -> S3Failure:
         return S3Failure.MISSING
     if status == STATUS_NOT_IMPLEMENTED:
         return S3Failure.NOT_IMPLEMENTED
-    # Whoever asks for fewer requests may stand before the store, and have passed this one on.
+    # A proxy that asks for fewer requests may have passed this request on to the store.
     if is_too_fast(error):
         return S3Failure.UNKNOWN
     if code in NOT_NOW or status == STATUS_CONFLICT:
@@ -191,8 +191,8 @@ def is_passing(error: BaseException) -> bool:
 def is_not_connected(error: BaseException) -> bool:
     """Tell whether there was no connection to send the request by.
 
-    aiobotocore raises one error for a connection that was never made and one that was reset, although only the former
-    means that nothing was stored; it names the error behind it.
+    aiobotocore raises the same error if a connection was never made and if it was reset, although only the former means
+    that nothing was stored; it names the error behind it.
     """
     if isinstance(error, EndpointConnectionError):
         return isinstance(error.kwargs.get("error"), (ClientConnectorError, socket.gaierror))
@@ -267,7 +267,7 @@ def fault_of(error: BaseException) -> Fault:
         source = SOURCES.get(error.source, f"the service {error.source}" if error.source else "an unknown source")
         hint = f"renew the credentials: they come from {source}; then repeat the command"
     elif isinstance(error, NO_CREDENTIALS):
-        hint = "set key and secret in [store_options], or what the AWS tools read: a profile, the environment, a role;"
+        hint = "set key and secret in [store_options], or use a profile, the environment or a role, as AWS tools do;"
         hint += " on a cluster, for the user of Spark's executors too"
     elif isinstance(error, UntrustedServerError):
         hint = "name the file with the authority of the store's certificate: ca_file in [store_options] of fleet.toml"
@@ -279,7 +279,7 @@ def fault_of(error: BaseException) -> Fault:
     elif is_too_fast(error):
         hint = f"{hint_of_status(STATUS_UNAVAILABLE)}; retry_for in [store_options] says how long they wait"
     elif isinstance(error, ENDED_EARLY):
-        hint = "look for what ends its answers early, such as a proxy or a load balancer, and repeat the command"
+        hint = "check proxies and load balancers: something ends the store's answers early. Then repeat the command"
     elif isinstance(error, NO_ANSWER):
         hint = "check the network, and endpoint_url in [store_options]; repeat the command once the store answers"
     return Fault(
@@ -301,7 +301,7 @@ def reason_of(error: BaseException) -> str:
         # Requests are signed with the machine's clock.
         ahead = _seconds_ahead(_header(error, "date"), machine_now())
         side = "behind" if ahead > 0 else "ahead of"
-        by = f": this one is {length_text(abs(ahead))} {side} the other" if ahead else ""
+        by = f": this machine's is {length_text(abs(ahead))} {side} the other" if ahead else ""
         return f"the clocks of this machine and of the store differ too much{by}"
     if status:
         why = ", which asks for fewer requests" if is_too_fast(error) else ""

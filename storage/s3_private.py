@@ -4,8 +4,8 @@ Everything else in storage/ uses what s3fs, aiobotocore, botocore and aiohttp do
 versions, and tests/unit/test_storage_s3_private.py fails if a member named here changes, or if another module uses one.
 
 The package obstore can't take their place: its version 0.12 has no conditional upload in parts, no deletion by version
-and no profiles, reports a put of its own that it repeated as another's, fails a listing that has another program's name
-with an empty segment, and hangs in a process that was forked.
+and no profiles. It reports a put that it repeated as another program's, fails a listing in which another program's name
+has an empty segment, and hangs in a forked process.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ is away for as long. So a request is repeated by elapsed time, not by a number o
 The pause doubles and is random from zero up ("full jitter"), so that clients stopped by one outage do not return
 together.
 
-Whatever all requests of a process share is its `Pace`: how many may begin in a second once the store has asked for
-fewer, and since when none has worked. Once one request has waited out an outage in vain, later ones fail at once.
+`Pace` is the state that all requests of a process share: how many may begin in a second once the store has asked for
+fewer, and since when none has worked. Once a request has waited out an outage in vain, later requests fail at once.
 storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
 Jitter"; Amazon S3 User Guide, "Best practices design patterns".
 """
@@ -70,7 +70,7 @@ class Retries:
 
 @dataclass(slots=True)
 class Pace:
-    """What the requests of one process to one store share. Used in one event loop only.
+    """The state shared by all requests of a process to a store. Used in one event loop only.
 
     After the store asked for fewer requests, `rate` may begin in a second: half of those that did, and more again as
     they work.
@@ -103,7 +103,7 @@ class Pace:
             self._began.popleft()
 
     def slow_down(self, seconds: float) -> None:
-        """Begin no request for `seconds`, then half as many as before; what is in flight is answered alike."""
+        """Begin no request for `seconds`, then half as many as before; requests in flight get the same answer."""
         now = time.monotonic()
         if now - self._slowed_at >= 1:
             recent = sum(1 for at in self._began if at >= now - 1)
@@ -150,7 +150,7 @@ class Tries:
         left = self._seconds_left(error, min(self.pace.failed(error), self.failed_at))
         pause = self.retries.pause_after(self.attempt, error)
         if self.attempt >= self.retries.attempts_max or left <= 0 or retry_after_seconds(error) > left:
-            # Whoever asked reports it.
+            # The caller reports it.
             self.pace.told_at = None
             return False
         if is_too_fast(error):
@@ -193,7 +193,7 @@ class Tries:
 
 
 def retries_of(config: Mapping[str, object], seconds_max: float | None = None) -> Retries:
-    """Return the limits, changed by what the user set: `retry_for`, and `retries = {total_max_attempts = 3}`."""
+    """Return the limits, changed by the user's options: `retry_for`, and `retries = {total_max_attempts = 3}`."""
     given = config.get("retries")
     attempts = given.get("total_max_attempts") if isinstance(given, Mapping) else None
     return Retries(

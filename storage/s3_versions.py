@@ -2,9 +2,9 @@
 
 In a bucket with versioning, a simple DELETE only adds a delete marker: the object is hidden, but all of its bytes are
 kept and paid for. So the versions themselves are deleted, oldest first and markers last: at any moment the key shows
-what it showed before or nothing, never an earlier version. If a lock protects a version, the deletion ends before
-anything newer is touched. Source: Amazon S3 User Guide, "Deleting object versions from a versioning-enabled bucket" and
-"Locking objects with Object Lock".
+its latest version or nothing, never an earlier version. If a lock protects a version, the deletion ends before anything
+newer is touched. Source: Amazon S3 User Guide, "Deleting object versions from a versioning-enabled bucket" and "Locking
+objects with Object Lock".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class VersionedDeletion:
-    """The deletion of one object; `address` is the object's, as parameters of an S3 request."""
+    """The deletion of an object; `address` is the object's, as parameters of an S3 request."""
 
     client: S3Client
     url: str
@@ -68,7 +68,7 @@ class VersionedDeletion:
 
     def _delete_all(self, versions: list[Version], own_marker: str = "") -> None:
         """Delete `versions`; if that is refused, also remove `own_marker`, so that the object is not hidden."""
-        for version in sorted(versions, key=lambda one: one.is_marker):
+        for version in sorted(versions, key=lambda version: version.is_marker):
             try:
                 self._call("delete_object", VersionId=version.id)
             except Exception as error:
@@ -88,7 +88,7 @@ class VersionedDeletion:
                 raise DeletionRefusedError(url=self.url, key=self.key, reason=reason) from why
 
     def _delete_key(self) -> str | None:
-        """Delete without a version id; return the id of the delete marker if that added one."""
+        """Delete without a version id; return the id of the delete marker if that added any."""
         try:
             answer = self._call("delete_object")
         except Exception as error:
@@ -111,11 +111,13 @@ class VersionedDeletion:
         versions: list[Version] = []
         page: dict[str, Any] = {}
         while True:
-            # Keys that only begin with this one are listed after it.
+            # Longer keys that begin with this key are listed after it.
             address = {"Bucket": self.address["Bucket"], "Prefix": name}
             answer = self.client.ask("list_object_versions", **address, **page)
             for kind, is_marker in (("Versions", False), ("DeleteMarkers", True)):
-                versions += [Version(one["VersionId"], is_marker) for one in answer.get(kind, []) if one["Key"] == name]
+                versions += [
+                    Version(entry["VersionId"], is_marker) for entry in answer.get(kind, []) if entry["Key"] == name
+                ]
             if not answer.get("IsTruncated") or answer.get("NextKeyMarker") != name:
                 break
             page = {"KeyMarker": name, "VersionIdMarker": answer.get("NextVersionIdMarker", "")}

@@ -27,7 +27,7 @@ Leftovers: TypeAlias = "list[Unfinished]"
 # keys have none of these, in any store. A surrogate is how Python reads a file name that is not UTF-8.
 SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff.][^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff]*"
 KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
-# A thread that stores for another one runs in that one's context.
+# A thread that stores for another thread runs in that thread's context.
 _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
@@ -42,7 +42,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unfinished:
-    """What a create that died has left. It is not an object and not listed, but takes space.
+    """The remains of a create that died. It is not an object and not listed, but takes space.
 
     `id` is meaningful only to the store. `key` is the key of the create, "" if unknown. `size_bytes` is the known size.
     `began_at` is when the create began, or when the last part arrived if the store reports that.
@@ -71,7 +71,7 @@ class ObjectStore(Protocol):
     def expect_answers(self) -> None:
         """Take it that the store has answered another process of the command.
 
-        So it is not made where it is missing, and is waited for as one that has answered.
+        So its folder is not created if it is missing, and a store that does not answer is waited for.
         """
         ...
 
@@ -79,9 +79,9 @@ class ObjectStore(Protocol):
         """Create `key` completely or not at all, durably, by one atomic conditional put.
 
         Raises ObjectExistsError if the key is taken by an object that this call did not write; AnswerLostError if it is
-        not known whether the object was stored: read the key back; StoreUnreachableError if this call stored nothing,
-        or its subclass WritingRefusedError if it may not store anything here; EncryptionIgnoredError if this call
-        stored it, but the server has not encrypted it as asked.
+        not known whether the object was stored: read the key back. Raises StoreUnreachableError if this call stored
+        nothing, or its subclass WritingRefusedError if it may not store anything here. Raises EncryptionIgnoredError if
+        this call stored it, but the server has not encrypted it as asked.
         """
         ...
 
@@ -115,7 +115,7 @@ class ObjectStore(Protocol):
         """Return every key below the folder `prefix` at any depth, sorted; "" is the whole store.
 
         `a/b` lists `a/b/c` but neither `a/bc` nor an object `a/b` itself. All objects created before the call are
-        listed, and no unfinished ones.
+        listed, and no unfinished objects.
         """
         ...
 
@@ -151,7 +151,7 @@ class CreatesInParts(Protocol):
     """A store that sends large objects in parts: their condition is enforced separately from that of a put."""
 
     def create_in_parts(self, key: str, body: bytes) -> None:
-        """Do what ObjectStore.create does with a large object, whatever the size of `body`."""
+        """Create the object in parts, as ObjectStore.create does with large objects; `body` may have any size."""
         ...
 
 
@@ -192,7 +192,7 @@ class AnswerLostError(IndeterminateError):
 
 
 class EncryptionIgnoredError(RefusedError):
-    """The store does not encrypt objects as [store_options] asks: this one is stored."""
+    """The store has stored the object, but not encrypted as [store_options] asks."""
 
     def __init__(self, *, url: str, key: str, asked: str, found: str) -> None:
         super().__init__(
@@ -215,7 +215,7 @@ class StoreUnreachableError(UnreachableError):
 
 
 class CredentialsExpiredError(StoreUnreachableError):
-    """The store no longer accepts the credentials, and there are no newer ones; nothing was stored."""
+    """The store no longer accepts the credentials, and there are no newer credentials; nothing was stored."""
 
 
 class WritingRefusedError(StoreUnreachableError):
@@ -241,7 +241,7 @@ class DeletionRefusedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failure in terms of the store: the reason, and what it means for the request."""
+    """A failure in terms of the store: the reason, and its effect on the request."""
 
     reason: str
     is_missing: bool = False
@@ -273,7 +273,7 @@ def store_errors(url: str, key: str, explain: Callable[[Exception], Fault]) -> I
 def hint_of_status(status: int) -> str:
     """Return what to do about an HTTP status of a store that refused a request or failed; "" if that is not known."""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return "check the credentials, and what they may do: docs/storage.md, Policies"
+        return "check the credentials and their permissions: docs/storage.md, Policies"
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return "let commands make fewer requests at a time, or repeat the command in some minutes"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
@@ -327,8 +327,8 @@ def check_range(start: int, length: int) -> None:
 def stoppable_requests() -> Iterator[Callable[[], None]]:
     """Yield a function for other threads, which ends the requests that this thread makes in the block.
 
-    An interrupt reaches the main thread alone, which may wait for this one. The requests raise RequestStoppedError;
-    whether the store has carried them out is not known. Only S3 stores end them.
+    An interrupt reaches the main thread alone, which may be waiting for this thread. The requests raise
+    RequestStoppedError; whether the store has carried them out is not known. Only S3 stores end them.
     """
     stopped = threading.Event()
     before = _stopped.set(stopped)

@@ -15,7 +15,7 @@ ENCRYPTED_END = b"cutline\x01"
 class StoredForm(Protocol):
     """How a store keeps an object's bytes: commits have the digests of these, so that anybody can verify them.
 
-    `written` is what was passed to ObjectStore.create, `stored` what is then in `raw`.
+    `written` are the bytes passed to ObjectStore.create, `stored` those that are then in `raw`.
     """
 
     @property
@@ -24,7 +24,7 @@ class StoredForm(Protocol):
         ...
 
     def encode(self, key: str, written: bytes) -> bytes:
-        """Return the stored bytes; the same ones whenever called with the same arguments."""
+        """Return the stored bytes; equal arguments give equal bytes."""
         ...
 
     def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:
@@ -69,7 +69,7 @@ def stored_form(store: ObjectStore) -> StoredForm:
 
 
 class UndecryptableError(RefusedError):
-    """An object is not one that was encrypted with this fleet's key for this place."""
+    """An object was not encrypted with this fleet's key for this place."""
 
     def __init__(self, *, url: str, key: str, problem: str) -> None:
         super().__init__(

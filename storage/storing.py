@@ -29,7 +29,7 @@ class StoreAnswersLostError(UnreachableError):
 
 
 def create_or_find(store: ObjectStore, key: str, body: bytes) -> str:
-    """Create the object; return the digest of what is stored once it is known to be in the store with these bytes.
+    """Create the object; return the digest of the stored bytes once they are known to be in the store.
 
     Raises ObjectExistsError if the key has other bytes, StoreAnswersLostError if that can't be found out.
     """

@@ -1,8 +1,8 @@
 """Report waits for a store that does not answer as it should to the operator, and end them early.
 
-A request is repeated for minutes (storage/s3_retries.py), in whatever thread it is made. The driver tells its operator.
-A task's process has nobody to tell: it writes to the file that the driver named in its environment and reads
-(`pass_on`), or on another machine to the executor's log.
+A request is repeated for minutes (storage/s3_retries.py), in any thread. The driver tells its operator. A task's
+process has nobody to tell: it writes to the file that the driver named in its environment and reads (`pass_on`), or on
+another machine to the executor's log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TypeAlias
 
 Listener: TypeAlias = Callable[[str], None]
 
-# The file for what tasks on this machine tell.
+# The file for the reports of tasks on this machine.
 VARIABLE = "CUTLINE_STORE_WAITS"
 # Every process of a command meets the same trouble; and in a minute an operator has not forgotten it.
 SAME_SECONDS = 60.0
-# What a command that was stopped still asks of the store, to clean up, is repeated for no longer.
+# The clean-up requests of a stopped command are repeated for no longer.
 HURRY_SECONDS = 5.0
 
 LOGGER = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _read_bytes: dict[str, int] = {}
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener`, from any thread, what there is to tell in this block; it takes the place of the one before."""
+    """Pass reports from any thread to `listener` in this block; it replaces the previous listener."""
     _listeners.append(listener)
     try:
         yield
@@ -45,10 +45,10 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def tell(text: str) -> None:
-    """Tell the operator, unless the same was told in the last SAME_SECONDS."""
+    """Tell the operator, unless the same text was reported in the last SAME_SECONDS."""
     now = time.monotonic()
     with _lock:
-        for old in [one for one, at in _told.items() if now - at >= SAME_SECONDS]:
+        for old in [key for key, at in _told.items() if now - at >= SAME_SECONDS]:
             del _told[old]
         if text in _told:
             return
@@ -84,7 +84,7 @@ def hurry() -> None:
 
 
 def stop_hurrying() -> None:
-    """The process goes on with other work."""
+    """The process continues with other work: let requests be repeated as before."""
     _hurried_at.clear()
 
 

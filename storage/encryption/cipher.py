@@ -4,10 +4,10 @@ An object is a sequence of frames and a trailer. Each frame holds FRAME_BYTES of
 encrypted by AES-256-GCM. Its nonce is its number and whether it is the last, so frames can't be swapped, repeated,
 left out or cut off. The trailer holds the object's salt and the mark of an encrypted object.
 
-The key of an object is derived (HKDF-SHA256) from the data key, the salt and the object's place in the store: what was
-encrypted for one place is not accepted in another. The salt is a MAC of place and content, so no key ever encrypts two
-contents with the same nonces, even if random numbers repeat; and equal content at the same place gives equal bytes,
-by which a repeated create recognizes its own object.
+The key of an object is derived (HKDF-SHA256) from the data key, the salt and the object's place in the store: bytes
+encrypted for one place are not accepted in another. The salt is a MAC of place and content, so no key ever encrypts two
+contents with the same nonces, even if random numbers repeat. Equal content at the same place gives equal bytes, so a
+repeated create recognizes its own object.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class EncryptedStore:
-    """An ObjectStore and a StoredForm over the store `raw`. Sizes are those of what was written.
+    """An ObjectStore and a StoredForm over the store `raw`. Sizes are those of the plain bytes.
 
     `find_data_key` is called once, when something is first encrypted or decrypted.
     """

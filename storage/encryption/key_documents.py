@@ -2,7 +2,8 @@
 
 `keys/0000000000000001.json` and the numbers after it are the only objects that are not encrypted as all others are.
 Adding a document for a new encryption key and removing that of the old one rotates the key; no object is rewritten,
-because the data key stays. Whoever has no encryption key can't make a document that opens; they can only remove one.
+because the data key stays. Without an encryption key nobody can make a document that opens; they can only remove
+documents.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class StoreKeyError(RefusedError):
 
 
 class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=FORMAT):
-    """The data key, encrypted with the encryption key `key`, which is a name derived from that one.
+    """The data key, encrypted with an encryption key; `key` is a name derived from the encryption key.
 
-    `data_key` is a nonce and what AES-256-GCM made of the data key, as base64. `key` and the fleet's name are
-    authenticated there. `mac` authenticates the whole document by the data key, so that whoever has one encryption key
-    knows which documents the holder of another one made.
+    `data_key` is a nonce and the data key encrypted by AES-256-GCM, as base64. `key` and the fleet's name are
+    authenticated there. `mac` authenticates the whole document by the data key, so that the holder of any encryption
+    key knows which documents the holder of another key made.
     """
 
     key: KeyId
@@ -197,7 +198,7 @@ def _store_document(raw: ObjectStore, document: KeyDocument) -> KeyDocument:
             return document
     raise StoreKeyError(
         f"store {raw.url} has no free place for a key document below {KEYS}/",
-        hint=f"remove what is not a key document below {KEYS}/: snapshot key list   names those",
+        hint=f"remove the objects below {KEYS}/ that are no key documents: snapshot key list   names them",
         details={"store": raw.url},
     )
 
@@ -207,8 +208,8 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
     data_key = find_data_key(raw, key)
     if removed == key.id:
         raise StoreKeyError(
-            f"encryption key {removed} is the one that fleet.toml names",
-            hint="name the new key in [encryption] of fleet.toml, then remove this one",
+            f"encryption key {removed} is in use: fleet.toml names it",
+            hint="name the new key in [encryption] of fleet.toml, then remove the old one",
             details={"key": removed},
         )
     # Those too that only bear its name: somebody planted them.
@@ -223,7 +224,8 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
         )
     for place in places:
         raw.delete(place)
-    # Who held that key may have removed ours meanwhile. Whoever is last finds no document and puts its own back.
+    # Who held that key may have removed ours meanwhile. The last holder to remove finds no document and puts its own
+    # back.
     if not any(stored_key.document and key.unwrap(stored_key.document) == data_key for stored_key in stored_keys(raw)):
         _store_document(raw, key.wrap(data_key))
     return places

@@ -44,7 +44,7 @@ class KeySource:
         return f"variable {self.variable}" if self.variable else f"command {(self.command or ('',))[0]}"
 
     def read(self) -> bytes:
-        """Return the key; raise EncryptionKeyError, KeyCommandError. No message shows what was read."""
+        """Return the key; raise EncryptionKeyError, KeyCommandError. No message shows the bytes read."""
         if self.file:
             text = _read_file(self.file)
         elif self.variable:

@@ -378,7 +378,7 @@ def test_each_failure_has_the_hint_that_fits_it() -> None:
     for error in (*NOT_MADE, ReadTimeoutError(endpoint_url=URL), ConnectionClosedError(endpoint_url=URL)):
         assert "check the network" in hint(error)
     for error in (IncompleteReadError(actual_bytes=1, expected_bytes=2), aiohttp.ClientPayloadError()):
-        assert "ends its answers early" in hint(error)
+        assert "ends the store's answers early" in hint(error)
     assert "set this machine's clock" in hint(WRONG_CLOCK)
     passing = (*TOO_FAST, *SERVER, *BROKEN, *NOT_MADE, *NOT_NOW, WRONG_CLOCK, client_error(404, "NoSuchBucket"))
     assert not [error for error in passing if "credentials" in hint(error)]
@@ -392,7 +392,7 @@ def test_each_failure_has_the_hint_that_fits_it() -> None:
 def test_a_refused_clock_is_told_with_the_difference(minutes: int, text: str) -> None:
     then = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes), usegmt=True)
     assert reason_of(client_error(403, "RequestTimeTooSkewed", date=then)) == (
-        f"the clocks of this machine and of the store differ too much: this one is {text} the other"
+        f"the clocks of this machine and of the store differ too much: this machine's is {text} the other"
     )
 
 

@@ -1,4 +1,4 @@
-"""The transaction events of a whole fleet as flat columns, from which a cut is resolved.
+"""The transaction events of a whole fleet as flat columns, the input for resolving a cut.
 
 Nodes and global ids are numbers here, so that the rule needs no loop over nodes. The windows of all nodes are
 concatenated: a *place* is a position in this sequence, and the places of one node are in the order of its WAL
@@ -29,10 +29,10 @@ NO_GLOBAL_ID = -1
 class NodeWindow:
     """One node's part of a cut that is to be resolved.
 
-    `previous` is its position at the previous cut (for the first cut, its base position), `start` and `finish` are the
-    positions of its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` the
-    transactions that the previous cut left undecided, `in_doubt` what was in doubt at it, `last_commit_at`
-    when the newest transaction before it was committed, `marked_at` when the start marker was written.
+    `previous` is its position at the previous cut (for the first cut, its base position), and `start` and `finish` are
+    the positions of its markers. `events` are its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` the
+    transactions that the previous cut left undecided, `in_doubt` the transactions in doubt at it. `last_commit_at` is
+    when the newest transaction before it was committed, and `marked_at` when the start marker was written.
     """
 
     previous: Lsn

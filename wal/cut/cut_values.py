@@ -42,10 +42,10 @@ class NodeCut(Record, frozen=True):
 
     The transactions in `undecided` are not part of it, but may be part of a later cut's state. Those in `rolled_back`
     (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the previous cut that
-    were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at the cut;
+    were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at the cut.
 
     `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` when the start
-    marker was written, both by the node's clock. If the clock was set back since a commit before the marker, this one
+    marker was written, both by the node's clock. If the clock was set back since a commit before the marker, the commit
     counts with the marker's time. A node without commits lacks the first.
     """
 

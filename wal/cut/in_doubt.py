@@ -1,8 +1,8 @@
-"""What is in doubt at a cut: the transactions that are prepared on some node at its position and not decided there.
+"""The transactions in doubt at a cut: those that are prepared on some node at its position and not decided there.
 
 A server that is recovered to the position has them as prepared transactions, and a coordinator may still ask for them.
 Parts are told apart by their xid: several on one node may share a global id. The list is carried from cut to cut,
-because a transaction that one cut includes may stay prepared on a node for many more.
+because a transaction that is part of one cut may stay prepared on a node for many later cuts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Found: TypeAlias = tuple[int, InDoubt]
 
 
 def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
-    """The resolved cut with what is in doubt on each node."""
+    """Add the transactions in doubt on each node to the resolved cut."""
     events = pa.concat_tables([windows[node_cut.node].events for node_cut in cut.nodes])
     node = np.repeat(np.arange(len(cut.nodes)), [len(windows[node_cut.node].events) for node_cut in cut.nodes])
     op, lsn, end, xid = (to_numpy(events.column(name)) for name in ("op", "lsn", "end_lsn", "xid"))
@@ -63,7 +63,7 @@ def included_and_prepared(nodes: Iterable[NodeCut]) -> dict[str, dict[int, InDou
 
 
 def _carried(windows: Mapping[str, NodeWindow], cut: Cut, committed: Ints, rolled_back: Ints) -> list[_Found]:
-    """What was in doubt at the cut before, without what was rolled back since."""
+    """The transactions in doubt at the previous cut, without those rolled back since."""
     before = [(number, doubt) for number, each in enumerate(cut.nodes) for doubt in windows[each.node].in_doubt]
     part = np.array([(number << XID_BITS) | doubt.xid for number, doubt in before], np.int64)
     is_committed, is_rolled_back = np.isin(part, committed).tolist(), np.isin(part, rolled_back).tolist()

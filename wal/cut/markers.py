@@ -1,4 +1,4 @@
-"""Markers: the logical messages with which a cut begins and ends in every primary's WAL.
+"""Markers: the logical messages that begin and end a cut in every primary's WAL.
 
 The position of a marker is the end of its record: every record before it was written before the marker. Writing a
 marker takes no lock and waits for no transaction. One thread writes them all: it sends a marker to every primary before
@@ -69,7 +69,7 @@ class WrittenMarker:
 
 
 def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
-    """Write `marker` durably on all primaries at once; return what was written, by node, when all is.
+    """Write `marker` durably on all primaries at once; return the written markers by node.
 
     Raises psycopg.OperationalError if a session is lost or a node does not answer within MARKER_SECONDS_MAX, or the
     server's error if it refuses; both name the node. The sessions of nodes that answered stay usable; the others are

@@ -4,7 +4,7 @@ It is the least of the nodes' own times. A node's time is that of its newest com
 marker if this is later: a node on which nothing is committed does not hold the fleet back, and a node that writes no
 marker has no cut. A server takes a commit's time shortly before it writes the record, so the safe time is exact but for
 transactions that were just between the two. A clock that was set back before the marker was written does not matter
-(wal.cut.last_commits); of one that is set back later, the commits after the cut may have times before it.
+(wal.cut.last_commits); if a clock is set back later, commits after the cut may have times before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def safe_time_of_nodes(nodes: Iterable[NodeCut]) -> Time:
 
 
 def node_time(cut: NodeCut) -> Time:
-    """What the node committed before this time is before its position."""
+    """All that the node committed before this time lies before its position."""
     time = later(cut.marked_at, cut.last_commit_at)
     return time if isinstance(time, str) else cut.marked_at
 
@@ -64,8 +64,7 @@ class Skew:
 def clock_skew(markers: Mapping[str, WrittenMarker]) -> Skew:
     """The largest difference between the clocks of the nodes whose markers these are.
 
-    A node's clock was read at some moment between the one at which we sent its marker and the one at which we had its
-    answer.
+    A node's clock was read at some moment between sending its marker and receiving its answer.
     """
     lowest = {node: (marker.written_at - marker.confirmed_at).total_seconds() for node, marker in markers.items()}
     highest = {node: (marker.written_at - marker.sent_at).total_seconds() for node, marker in markers.items()}

@@ -20,7 +20,7 @@ from cutline.wal.decoding.pgoutput import Messages, read_tuples, refuse
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, UPSERT
 
 NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
-# The tuple by which an UPDATE or DELETE identifies the old row, by replica identity; OLD_KEY for all others.
+# By replica identity, the tuple that identifies the old row of an UPDATE or DELETE; OLD_KEY for all others.
 OLD_TUPLES = {"full": OLD_ROW}
 # Rows are read in blocks of about this many values: each temporarily costs about 100 bytes of places and lengths.
 VALUES_PER_BLOCK = 1 << 18
@@ -28,7 +28,7 @@ VALUES_PER_BLOCK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ChangeColumns:
-    """Changes of one op. `numbers` are the numbers of their messages; `second` is 1 for a message's second change."""
+    """Changes with the same op. `numbers` are their messages' numbers; `second` is 1 for a message's second change."""
 
     numbers: Ints
     second: Ints
@@ -106,7 +106,7 @@ def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[C
 def _inserted_rows(
     messages: Messages, numbers: Ints, columns: list[Values], group: Group, second: int
 ) -> Iterator[ChangeColumns]:
-    """New rows: first the complete ones, then those with unchanged values."""
+    """New rows: first complete rows, then rows with unchanged values."""
     width = len(columns)
     _check_no_unchanged(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
     is_partial = np.zeros(len(numbers), np.bool_)

@@ -41,7 +41,7 @@ class SchemaMovedError(SchemaChangedError):
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """What a relation message means for the rows after it.
+    """How to decode the rows that follow a relation message.
 
     They belong to `group`. If that is None, rows before `dropped_before` are dropped, and others raise
     SchemaMovedError.
@@ -55,7 +55,7 @@ class TableDescription:
 
 @dataclass(slots=True)
 class KnownDefinitions:
-    """The definitions of a node's tables; those of one table in the order in which they began."""
+    """The definitions of a node's tables; the definitions of a table are in the order of their begin."""
 
     known: tuple[Definition, ...]
     _of_oid: Mapping[int, tuple[Definition, ...]] = field(init=False)

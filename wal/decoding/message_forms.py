@@ -45,7 +45,7 @@ UNUSED_FLAGS = (
     pgoutput.COMMIT_OF_PREPARED,
     pgoutput.ROLLBACK_OF_PREPARED,
 )
-# Prefixes up to this length are searched in all messages at once, longer ones one by one.
+# Prefixes up to this length are searched in all messages at once, longer prefixes message by message.
 PREFIX_BYTES_BY_COLUMN = 32
 
 
@@ -98,7 +98,7 @@ def _check_positions(messages: Messages, kind: int, numbers: Ints) -> None:
 
 
 def _check_name(messages: Messages, numbers: Ints, skip: int) -> None:
-    """Check that one zero-terminated name follows after `skip` bytes, and nothing else."""
+    """Check that after `skip` bytes a zero-terminated name follows, and nothing else."""
     what = "a message does not end with a complete name"
     starts, ends = messages.starts[numbers] + skip, messages.ends[numbers]
     refuse(numbers, starts >= ends, what)

@@ -1,4 +1,4 @@
-"""pgoutput's messages as columns: read a field of all messages of one kind at once.
+"""pgoutput's messages as columns: a field is read from all messages of a kind at once.
 
 Source: PostgreSQL manual, "Logical Replication Message Formats", protocol version 3. Numbers are big-endian.
 Code here knows nothing of groups or of the archive. No field is read beyond the end of its message:
@@ -132,7 +132,7 @@ class Messages:
         return numbers, self.starts[numbers] + 14 + len(expected)
 
     def bytes_at(self, number: int) -> bytes:
-        """The bytes of one message."""
+        """The bytes of message `number`."""
         return self.source[self.starts[number] : self.ends[number]].tobytes()
 
 

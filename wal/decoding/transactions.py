@@ -45,8 +45,8 @@ ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRU
 class OpenTransactionHead:
     """The transaction that has begun but not ended in the messages so far; `sent` counts its rows so far.
 
-    A prepared transaction has a `global_id`; one that commits in one phase may have a `tag`. `head` is the BEGIN
-    message without its kind.
+    A prepared transaction has a `global_id`; a transaction that commits in one phase may have a `tag`. `head` is the
+    BEGIN message without its kind.
     """
 
     lsn: Lsn
@@ -75,7 +75,7 @@ class Transactions:
 
     @classmethod
     def of(cls, messages: Messages, before: OpenTransactionHead | None, form: str) -> Transactions:
-        """Find the transactions of a batch; `before` is the one that the previous batch left open."""
+        """Find the transactions of a batch; `before` is the transaction that the previous batch left open."""
         kinds = messages.kinds
         begins = np.flatnonzero((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
         is_prepared = kinds[begins] == pgoutput.BEGIN_PREPARE
@@ -132,7 +132,7 @@ def _tags(
 
 
 def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any], Flags]:
-    """Decode the contents that are valid text; also return which ones are."""
+    """Decode the contents that are valid text; also return a flag for each."""
     binary = contents.to_arrow()
     if convert is not None:
         return convert_texts(binary, convert), np.ones(len(contents), np.bool_)

@@ -9,7 +9,7 @@ from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.wal.decoding.changes import ChangeColumns
 
 # PostgreSQL's MaxAllocSize without the byte that ends a string: neither COPY TO nor COPY FROM takes a longer line, its
-# newline included. WAL has longer ones: there no character is escaped.
+# newline included. Lines in WAL may be longer: there no character is escaped.
 LINE_BYTES_MAX = (1 << 30) - 2
 # "Program limit exceeded", as COPY itself says on versions that say so at all.
 TOO_LONG = "54000"

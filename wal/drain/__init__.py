@@ -1,5 +1,5 @@
 """Drain: bring a node's archive up to a position by reading its slot. Runs in an executor.
 
-A slot is never advanced past the end of the archive. Any later drain can resume one that died: positions tell what is
-already archived.
+A slot is never advanced past the end of the archive. Any later drain can resume after a drain that died: positions show
+how much is already archived.
 """

@@ -174,7 +174,7 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
 
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:
     through = archive.through
-    # What was stored in the place of a store that is gone is not archived.
+    # Segments written where the fleet's store no longer is do not count as archived.
     if task.fleet_id is not None:
         check_own_store(archive.store, task.fleet_id)
     # PostgreSQL refuses if another process has advanced the slot further, or dropped it.
@@ -292,7 +292,7 @@ def _incomplete_error(task: DrainTask, lsn: Lsn) -> DecodingError:
 
 
 def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:
-    """Drop the changes that the archive already holds of the transaction in which it ends."""
+    """If the archive ends inside a transaction, drop the changes of it that are already archived."""
     if resumed is None or len(changes) == 0:
         return changes
     is_held = (to_numpy(changes["lsn"]) == resumed.lsn) & (to_numpy(changes["seq"]) <= resumed.seq)

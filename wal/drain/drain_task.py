@@ -17,13 +17,13 @@ class DrainBusyError(BusyError):
 
 @dataclass(frozen=True, slots=True)
 class DrainTask:
-    """What an executor needs to bring one node's archive up to `finish`.
+    """Everything an executor needs to bring one node's archive up to `finish`.
 
-    `base` is where the archive begins, `last` its last segment that a commit lists; later ones are found in the store.
-    `definitions` are those of the tables, for each table in the order in which they began; `unlisted_numbers` are the
-    numbers of those that no commit lists yet. `planned` is the number of the last segment that existed when the task
-    was planned: later ones must have been written under the same definitions. The slot is advanced only while the store
-    is that of the fleet with `fleet_id`, if that is known.
+    `base` is where the archive begins, `last` its last segment that a commit lists; later segments are found in the
+    store. `definitions` has the tables' definitions, for each table in the order of their begin; `unlisted_numbers` are
+    the numbers of definitions that no commit lists yet. `planned` is the number of the last segment that existed when
+    the task was planned: later segments must have been written under the same definitions. The slot is advanced only
+    while the store belongs to the fleet with `fleet_id`, if that is known.
     """
 
     node: Node
@@ -55,7 +55,7 @@ class DrainTask:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The result of a DrainTask: the segments after the last one that was known, or the error that ended it.
+    """The result of a DrainTask: the segments after `DrainTask.last`, or the error that ended it.
 
     `ignored` counts the changes of tables in no group.
     """

@@ -1,7 +1,7 @@
 """Read a slot's messages one by one, and overlap reading, decoding and storing by threads.
 
-The server decodes WAL in one stream, so a node's drain is one task. What it does besides should take no time of its
-own: libpq, Arrow's encoder and the store's client release Python's lock while they work.
+The server decodes WAL in one stream, so a node's drain is one task. The task's other work should add no time: libpq,
+Arrow's encoder and the store's client release Python's lock while they work.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Ahead:
             self._ready.put(None)
 
     def batches(self) -> Iterator[pa.Array[Any]]:
-        """Yield the batches; raise what the reading raised."""
+        """Yield the batches; raise the reading thread's error."""
         self._thread.start()
         while (size_bytes := self._next()) is not None:
             # Hold no reference to a batch: one may have 100 MB.
@@ -179,7 +179,7 @@ class BackgroundCalls:
     """Runs calls in a thread, in order, while the caller prepares the next one.
 
     Use it in a `with` block, which waits for the last call. An error of a call is raised by the next `run` or `wait`,
-    or at the end of the block unless the block raises another one.
+    or at the end of the block unless the block raises another error.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class BackgroundCalls:
         self._running: Future[None] | None = None
 
     def run(self, call: Callable[[], None]) -> None:
-        """Wait for the call before, and start this one in this thread's context: who stops its requests stops these."""
+        """Wait for the previous call, and start `call` in this thread's context, which also stops its requests."""
         self.wait()
         self._running = self._threads.submit(copy_context().run, call)
 

@@ -1,16 +1,16 @@
-"""PREPARE records in WAL: what they count that decoded WAL lacks, and prepared transactions that can't be decoded.
+"""PREPARE records in WAL: their count of catalog changes, and prepared transactions that can't be decoded.
 
 A prepared transaction keeps the invalidation messages of its catalog changes in this record, for its COMMIT PREPARED to
-send them (twophase.c, xl_xact_prepare). Rows have none. So the count tells DDL from rows exactly, of every kind of
-object, and what was rolled back to a savepoint does not count. Physical replication sends the record's bytes; a session
-for logical replication may ask for it, too.
+send them (twophase.c, xl_xact_prepare). Rows have none. So the count tells DDL from rows exactly, for every kind of
+object, and changes rolled back to a savepoint don't count. Physical replication sends the record's bytes; a session for
+logical replication may ask for it, too.
 
 A transaction sees its own catalog changes, so decoding it needs them too. After its rollback, pruning and VACUUM remove
 the catalog rows that it wrote. PostgreSQL handles this: it stops decoding a prepared transaction at the first catalog
 access after the rollback. But for changes within a savepoint or an EXCEPTION block it checks the wrong transaction
 (PostgreSQL 18, reorderbuffer.c: RBTXN_IS_PREPARED is a flag of the top-level transaction, and ReorderBufferProcessTXN
 tests it on the subtransaction). If a table was truncated, rewritten or created there, reading the slot fails with
-"could not open relation" or "could not map filenumber"; this may happen on one node but not on its standby, and usually
+"could not open relation" or "could not map filenumber". This may happen on one node but not on its standby, and usually
 happens every time. If columns or replica identity of a table were changed there, its rows are decoded with the wrong
 table description: the result does not match the description, or is wrong.
 
@@ -69,7 +69,7 @@ def changes_catalogs(node: Node, lsn: Lsn, xid: int) -> bool | None:
 
 
 def parse_prepare(record: bytes, xid: int) -> bool | None:
-    """Whether the PREPARE record, of which the first RECORD_BYTES_MAX are given, counts changes of catalogs."""
+    """Whether the PREPARE record counts changes of catalogs; `record` is its first RECORD_BYTES_MAX bytes."""
     try:
         _, found_xid, _, info, manager, _ = RECORD.unpack_from(record)
         if (found_xid, manager, info & XACT_OPERATION_MASK) != (xid, XACT_RESOURCE_MANAGER, XACT_PREPARE):
@@ -86,7 +86,7 @@ def parse_prepare(record: bytes, xid: int) -> bool | None:
 def _read(pgconn: Any, lsn: Lsn, block_bytes: int, segment_bytes: int) -> bytes:
     """The first bytes of the record at `lsn`, without the header of the page that it continues on.
 
-    Some other record must have been written after it: the server sends only what there is.
+    Some other record must have been written after it: the server sends only WAL that exists.
     """
     if pgconn.exec_(f"START_REPLICATION PHYSICAL {lsn}".encode()).status != ExecStatus.COPY_BOTH:
         return b""
@@ -131,7 +131,7 @@ def find_undecodable(
     """Find the transaction at which reading the slot up to `finish` fails; return None unless it was rolled back.
 
     With `lsn`, check the transaction prepared there instead, because its messages are invalid. Reads the slot message
-    by message, as a standby does, because a query that fails returns nothing of what it read. Does not advance the
+    by message, as a standby does, because a query that fails returns none of the messages it read. Does not advance the
     slot. Raises NodeUnreachableError.
     """
     begin, before = b"", ORIGIN

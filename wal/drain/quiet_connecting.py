@@ -1,9 +1,9 @@
 """Keep the driver's libpq from writing on stderr while it opens a session.
 
-Before a session begins the server may warn, as of a database whose collation version differs. It does so whatever
-client_min_messages the session asks for, which it reads later (PostgreSQL's postinit.c). libpq writes such a warning on
-C's `stderr` until its program gives it a function for warnings, which the driver does only once the session is open.
-Between lines of progress, or of JSON, nobody can tell what it is of: Cutline says it itself
+Before a session begins the server may warn, for example about a database whose collation version differs. It ignores
+the session's client_min_messages, which it reads later (PostgreSQL's postinit.c). libpq writes such a warning on C's
+`stderr` until its program gives it a function for warnings, which the driver does only once the session is open.
+Between lines of progress or JSON, such a line has no context, so Cutline reports these warnings itself
 (nodes/collation_versions.py).
 
 So `stderr`, C's variable, leads nowhere meanwhile. The descriptor stays as it is: Python and programs that are started
@@ -29,7 +29,7 @@ _stream: int | None = None
 
 @contextmanager
 def quiet_connecting() -> Iterator[None]:
-    """While the block runs, in whatever number of threads, C code writes nothing on stderr."""
+    """While the block runs, in any number of threads, C code writes nothing on stderr."""
     global _opening, _before  # C's variable is one for the process
     variable = _variable()
     if variable is None:

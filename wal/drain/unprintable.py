@@ -67,9 +67,9 @@ def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finis
 
 
 def _find_row(node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, number: int) -> _Found | None:
-    """The table and the key, as texts, of the row in the slot's message of this number; None if that is no row.
+    """The table and the key, as texts, of the row in the slot's message of this number; None if that message is no row.
 
-    Then it is not the row that can't be read: also not in this form.
+    Then no row is the cause.
     """
     relations: dict[int, _Relation] = {}
     with closing(connect_replication(node, client_encoding=RAW)) as connection:

@@ -45,7 +45,7 @@ def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str]
     """Read an object from `start` on, and verify that the stored bytes are those that were committed.
 
     `listed` is the size of the whole object and the digest of the stored part that is read. Never reads more than that
-    size, whatever the object is now. Raises ObjectDamagedError, and StoreUnreachableError if the store's answers are
+    size, even if the object has grown. Raises ObjectDamagedError, and StoreUnreachableError if the store's answers are
     cut short.
     """
     form, (written_size, expected) = stored_form(store), listed
@@ -73,7 +73,7 @@ def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str]
 
 
 class OpensStore(Protocol):
-    """What a store is opened from: its location, or the held objects of one."""
+    """The source of a store: its location, or objects of it that are held in memory."""
 
     def open(self) -> ObjectStore:
         """Open the store without contacting it; raise StoreUrlError."""
@@ -84,14 +84,14 @@ class OpensStore(Protocol):
 class HeldObjects:
     """The store at `location` for this process, which reads each object from it once. It can't be pickled.
 
-    Objects never change, so what was read is right. All of them are held: the caller knows how large they are.
+    Objects never change, so the held bytes stay right. All of them are held: the caller knows how large they are.
     """
 
     location: StoreLocation
 
     @classmethod
     def of(cls, store: OpensStore) -> HeldObjects:
-        """The held objects: those of `store`, if it has them."""
+        """The held objects of `store`: `store` itself if it holds them."""
         return store if isinstance(store, HeldObjects) else cls(cast("StoreLocation", store))
 
     def open(self) -> ObjectStore:
@@ -107,7 +107,7 @@ class HeldObjects:
 
 @dataclass
 class _HoldingStore:
-    """An ObjectStore that holds what is read from the beginning of an object."""
+    """An ObjectStore that keeps in memory the bytes read from the beginning of each object."""
 
     raw: ObjectStore
     bodies: dict[str, bytes] = field(default_factory=dict)

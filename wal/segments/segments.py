@@ -97,7 +97,7 @@ def check_rows(table: pa.Table) -> None:
     if not (is_change | np.isin(op, EVENTS)).all():
         raise ValueError("it has a row that is neither a change nor an event")
     if (group[is_change] <= NO_GROUP).any() or (group[~is_change] != NO_GROUP).any():
-        raise ValueError("it has a change of no group, or an event of one")
+        raise ValueError("it has a change without a group, or an event with a group")
     needs_id = np.isin(op, OF_TWO_PHASES)
     if needs_id.any() and table["global_id"].filter(to_mask(needs_id)).null_count:
         raise ValueError("it has an event of a two-phase transaction without a global id")
@@ -110,7 +110,7 @@ REPEATED = frozenset({"group", "partition", "op", "global_id"})
 # The only texts with a dictionary. PostgreSQL's own have less than 200 bytes, before they are escaped.
 GLOBAL_ID, GLOBAL_ID_BYTES_MAX = "global_id", 4096
 BYTES = "BYTE_ARRAY"
-# RLE and BIT_PACKED are for what says which values are missing.
+# RLE and BIT_PACKED are for the definition levels, which mark missing values.
 PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
 
 
@@ -228,7 +228,7 @@ class SegmentRange(Record, frozen=True):
 
 
 class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One stored segment, as commits list it. The counts are of its whole content, regardless of any cut.
+    """One stored segment, as commits list it. The counts cover its whole content, regardless of any cut.
 
     `node` to `open` are its range. The events can be read from the end of the object alone, from `events_at` on;
     `events_digest` is the digest of that part. Older commits have neither.

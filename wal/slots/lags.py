@@ -1,7 +1,7 @@
 """How far nodes, slots and standbys are in their WAL, and how much WAL nodes retain for Cutline's slots.
 
-One query per node, within a time limit, as nodes may be away. Positions of a primary and its standbys are of the same
-WAL; those of different shards never compare.
+One query per node, within a time limit, as nodes may be away. A primary and its standbys have positions in the same
+WAL; positions of different shards never compare.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LagsQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """What one node says of itself; `age_seconds` is that of the last commit that a standby has replayed."""
+    """A node's own position; `age_seconds` is the age of the last commit that a standby has replayed."""
 
     is_in_recovery: bool
     position: Lsn | None
@@ -117,7 +117,7 @@ def _lags_of(node: Node, answers: NodeAnswers[_Position]) -> NodeLags:
 def _replay(own: _Position, found: Mapping[str, _Position], primary: str | None) -> ReplayLag | None:
     other = found.get(primary) if primary else None
     if other is None or not own.is_in_recovery or other.is_in_recovery:
-        # After a promotion the positions are of different timelines.
+        # After a promotion the positions belong to different timelines.
         return None
     if own.position is None or other.position is None:
         return None
@@ -168,12 +168,12 @@ class RetainedAnswers:
     old: tuple[OldDatabase, ...] = ()
 
     def of_slot(self, slot: str) -> tuple[Retained, ...]:
-        """What the nodes retain for one slot."""
+        """The WAL that the nodes retain for `slot`."""
         return tuple(retained for retained in self.retained if retained.slot == slot)
 
 
 def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retained]:
-    """Read what the node retains for each of Cutline's slots in its database; raise NodeUnreachableError."""
+    """Read how much WAL the node retains for each of Cutline's slots in its database; raise NodeUnreachableError."""
     try:
         rows = connection.execute(RETAINED_QUERY).fetchall()
     except psycopg.OperationalError as error:
@@ -195,7 +195,7 @@ def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
 def is_little(waiting: Mapping[str, int]) -> bool:
     """Whether so much WAL, by node, is archived in less time than Spark takes to start.
 
-    A transaction that began before the slot's position and ends after it adds to what is decoded.
+    A transaction that began before the slot's position and ends after it adds to the WAL that is decoded.
     """
     sizes = waiting.values()
     return max(sizes, default=0) <= LITTLE_BYTES and sum(sizes) <= LITTLE_BYTES_TOTAL

@@ -109,7 +109,7 @@ def create_exported_slot(
 ) -> ExportedSlot:
     """Create a two-phase slot on `node` with an exported snapshot.
 
-    PostgreSQL waits for all transactions that run on the server, including prepared ones. They are reported to
+    PostgreSQL waits for all transactions that run on the server, prepared transactions included. They are reported to
     `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
     names them, and leaves no slot. For a standby, `primary` is made to log its running transactions meanwhile; if it
     does not replay that, ReplayLagError says why. Also raises SlotLostError if no slot is free, and
@@ -147,7 +147,7 @@ def create_exported_slot(
 
 
 class _SlotWait:
-    """Watches the session that creates a slot: reports what it waits for, and cancels it after the time limit.
+    """Watches a session that creates a slot: reports the transactions it waits for, cancels it after the time limit.
 
     While a slot is created on a standby, makes the primary log its running transactions repeatedly: the standby needs
     such records.

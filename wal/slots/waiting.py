@@ -3,8 +3,8 @@
 Only transactions with a transaction id, which have changed something, are waited for. When PostgreSQL creates a slot,
 it waits for those of all databases of the server (PostgreSQL manual, "Logical Decoding Concepts"; snapbuild.c).
 
-Replay may be paused or delayed on purpose, held up by a query, or behind because nothing arrives. Which of these it is
-is said after two seconds, with what ends it.
+Replay may be paused or delayed on purpose, held up by a query, or behind because nothing arrives. After two seconds the
+reason is reported, with the statement that ends the wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOTE_SECONDS = 2.0
 # While nothing changes, the note is repeated at this interval.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
-# Gids and role names may come from another database, in the encoding of that one.
+# Gids and role names may come from another database, in that database's encoding.
 PREPARED = f"""
 SELECT 'prepared', {readable("gid")}, extract(epoch FROM now() - prepared)::float8,
        '', {readable("owner::text")}, 'prepared', database::text, transaction::text
@@ -65,7 +65,7 @@ class AwaitedKey(NamedTuple):
 class Awaited:
     """A transaction that is waited for. `kind` is process or prepared; `name` is the process id or the gid.
 
-    `is_committed_elsewhere`: another node has committed its part, so this one must be committed too.
+    `is_committed_elsewhere`: another node has committed its part, so this part must be committed too.
     """
 
     node: str
@@ -95,7 +95,8 @@ class Awaited:
     def remedy(self) -> list[str]:
         """The statement that ends the transaction, after a comment that says where to run it.
 
-        Of most prepared ones nobody knows here whether another node has committed its part; both statements are given.
+        For most prepared transactions it is unknown here whether another node has committed its part; both statements
+        are given.
         """
         if self.kind != "prepared":
             return [comment(f"on node {self.node}:"), f"SELECT pg_terminate_backend({self.name});"]
@@ -139,7 +140,7 @@ class WaitNotes:
         return time.monotonic() - self.began
 
     def report(self, key: Hashable, text: str) -> None:
-        """Note that `what` waits, and for what, if a note is due; with another `key` than the last one has it is."""
+        """Note that `what` waits and why, if a note is due; a `key` that differs from the last note's makes it due."""
         now = time.monotonic()
         if now - self.began < NOTE_SECONDS or (key == self._reported and now - self._reported_at < REPEAT_SECONDS):
             return
@@ -190,7 +191,7 @@ SELECT pg_is_in_recovery(),
 # It replays nothing more.
 PROMOTED = "promoted"
 DELAYED = "Timeout RecoveryApplyDelay"
-# What the process that replays waits for if sessions are in its way.
+# The reason why replay waits when sessions are in its way.
 CONFLICTS = "IPC RecoveryConflict", "BufferPin", "Lock"
 RECEIVER = "SELECT status, latest_end_lsn, pg_last_wal_replay_lsn() FROM pg_stat_wal_receiver;"
 CONNINFO = "SHOW primary_conninfo;"
@@ -205,7 +206,7 @@ class ReplayLagError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayState:
-    """What a standby says of its replay, which is `behind_bytes` before the WAL that is waited for.
+    """A standby's state of replay, `behind_bytes` before the WAL that is waited for.
 
     `age_seconds` is that of the last commit that it has replayed, if there was any. `why` it is behind is one of:
     promoted, paused, delayed, conflict, not receiving, slow. `delay` is recovery_min_apply_delay, as the server shows

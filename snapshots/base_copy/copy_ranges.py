@@ -60,7 +60,7 @@ class CopyDestination:
 
 @dataclass(slots=True)
 class ObjectWriter:
-    """Writes objects of `schema`, of one `kind` and node, whose keys begin with `beginning`.
+    """Writes objects of `schema`, of the same `kind` and node, under keys that begin with `beginning`.
 
     An object is full at `object_bytes` as stored, or at `object_raw_bytes` before compression. `objects` are those
     stored, with the rows counted for each.
@@ -243,7 +243,7 @@ def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, 
 
 
 def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> None:
-    """Lock the tables of the ranges, and raise CopyError unless each is still the one that was planned, by oid.
+    """Lock the tables of the ranges, and raise CopyError unless each still has the planned oid.
 
     Raises RelationLockedError if that takes too long.
 
@@ -260,7 +260,7 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
             raise
         if (error.sqlstate or "").startswith(OTHER_CAUSES):
             raise _stopped(node, ranges[0], str(error).encode(), error.sqlstate or "") from error
-        # Dropped, renamed, no longer ours to read, or a deadlock with whoever changes them.
+        # Dropped, renamed, no longer readable for our role, or a deadlock with a session that changes them.
         raise _replaced_error(node, str(error.diag.message_primary)) from error
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
@@ -310,7 +310,7 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
     if ended is None:
         raise _stopped(node, part, raw.error_message)
     if ended.status != libpq.ExecStatus.COMMAND_OK:
-        # The server sends what it has printed before the error.
+        # The server sends the rows printed before the error.
         raise _copy_error(node, part, ended, rows)
 
 

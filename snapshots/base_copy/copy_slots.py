@@ -1,8 +1,8 @@
 """The slots whose exported snapshots a base copy reads, sessions that use them, and transactions that fall between.
 
-A copy shows what was committed before its position. Changes committed later are decoded from that position on, except
-those of a transaction that was prepared before the position and is decided after it: they lie at its PREPARE. Creating
-the copy's slot waits for all transactions in progress, so only those that began meanwhile are affected.
+A copy shows the transactions committed before its position. Changes committed later are decoded from that position on,
+except those of a transaction that was prepared before the position and is decided after it: they lie at its PREPARE.
+Creating the copy's slot waits for all transactions in progress, so only those that began meanwhile are affected.
 
 A full snapshot keeps its slots for the chain's WAL. An increment drops those that it made to copy tables.
 """
@@ -84,7 +84,7 @@ def find_late_writers(
         if segment.changes:
             lsn, group = read_positions_and_groups(store, segment)
             prepared_at.update(lsn[np.isin(group, list(numbers))].tolist())
-    return [str(one["global_id"]) for one in late if one["lsn"] in prepared_at]
+    return [str(row["global_id"]) for row in late if row["lsn"] in prepared_at]
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def export_snapshots(
 
 
 def _close_made(futures: Sequence[Future[None]], made: Mapping[str, ExportedSlot]) -> None:
-    # Another interrupt may have ended the executor's wait for one that is made all the same.
+    # Another interrupt may have ended the executor's wait for a slot that is made all the same.
     wait(futures)
     for slot in made.values():
         slot.connection.close()

@@ -40,7 +40,7 @@ TASK_TABLES = 500
 class TableSource:
     """The tables to copy from one node, as its exported snapshot shows them.
 
-    `undivided` are those, by oid, that one session copies whole, however large they are.
+    `undivided` are the oids of tables that a single session copies whole, even large ones.
     """
 
     node: Node

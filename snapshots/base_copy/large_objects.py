@@ -1,10 +1,10 @@
-"""Copy large objects, the work of one task in an executor, and read what a task stored.
+"""Copy large objects, the work of one task in an executor, and read them back.
 
 A task reads a range of oids in the exported snapshot of the base copy with lo_get, which needs only the privileges of
 each large object; pg_largeobject is for superusers. Holes are read as zeros, as by every reader.
 
-What was stored is read strictly, because whoever can write to a store without encryption can seal anything: the columns
-are those of LARGE_SCHEMA, definitions are valid, and the parts follow each other as a task writes them.
+Stored objects are read strictly, because anybody with write access to an unencrypted store can seal anything: the
+columns are those of LARGE_SCHEMA, definitions are valid, and the parts follow each other as a task writes them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cutline.storage.errors import SnapshotError, report_of
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import open_parquet
 
-# `definition` is JSON beside the first part of a large object: owner, grants (None: the owner's own), comment.
+# `definition` is JSON in the row of a large object's first part: owner, grants (None: the owner's own), comment.
 LARGE_SCHEMA = pa.schema(
     [
         pa.field("oid", pa.int64(), nullable=False),
@@ -139,7 +139,7 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
 
 
 def _read(connection: psycopg.Connection[Any], task: LargeObjectTask) -> Iterator[list[LargeObjectPart]]:
-    """Yield the parts of the task's large objects: batches of first parts, each followed by the rest of large ones."""
+    """Yield the parts of the task's large objects: batches of first parts, each followed by the further parts."""
     high = "NULL" if task.high is None else str(task.high)
     connection.execute(FIRST_PARTS.format(part_bytes=PART_BYTES, low=task.low, high=high).encode())
     while first := connection.execute(f"FETCH {PARTS_TOGETHER} FROM first_parts", binary=True).fetchall():
@@ -175,7 +175,7 @@ def _add(objects: ObjectWriter, parts: list[LargeObjectPart]) -> None:
 class PartOrder:
     """Verifies that parts follow each other as a copy task writes them, through all objects of the task.
 
-    First parts come by ascending oid and begin at 0; each further part begins where the one before it ended.
+    First parts come by ascending oid and begin at 0; each further part begins at the end of the previous part.
     """
 
     def __init__(self) -> None:

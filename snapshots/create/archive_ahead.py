@@ -1,7 +1,7 @@
 """Archive a chain's WAL between its cuts, so that the next increment has little to do and nodes retain little.
 
-What it leaves is what an increment leaves that failed after its drain: segments that no commit lists yet, after which
-the next increment continues. So it may be ended anywhere, and repeated. It has no intent and no outcome.
+It leaves the same as an increment that failed after its drain: segments that no commit lists yet, after which the next
+increment continues. So it may be ended anywhere, and repeated. It has no intent and no outcome.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from cutline.wal.slots.slots import slot_name
 
 # Less of it is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
-# Nodes at a time if they have much of it: a drain may take some 300 MB of a process that goes on for long.
+# Nodes at a time if they have much of it: a drain may take some 300 MB of a long-running process.
 NODES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedAhead:
-    """What was archived: the bytes of WAL of the node with the most.
+    """The amount archived: the bytes of WAL of the node with the most.
 
     `needs_increment`: nothing, as tables have changed, and an increment has to copy or publish some.
     """
@@ -43,9 +43,9 @@ class ArchivedAhead:
 
 
 def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
-    """Archive what waits in the slots of the snapshot's chain, if a node has AHEAD_BYTES_MIN.
+    """Archive the WAL that waits in the slots of the snapshot's chain, if a node has AHEAD_BYTES_MIN.
 
-    Raises what an increment raises, FleetBusyError among it.
+    Raises the same errors as an increment, for example FleetBusyError.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
@@ -71,7 +71,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
 
 def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progress) -> bool:
     """Whether the WAL was archived; if not, tables have changed."""
-    # Imported here: what is refused, or too little, needs no Arrow.
+    # Imported here: a command that is refused, or has too little WAL to archive, needs no Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
     from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
     from cutline.snapshots.ddl.table_changes import plan_ddl

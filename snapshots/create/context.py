@@ -1,4 +1,4 @@
-"""What a create works with: the request, the fleet's lock, its intent, and the chain that it continues.
+"""The context of a create: the request, the fleet's lock, its intent, and the chain that it continues.
 
 The attempts and their steps take it (`full_attempt`, `increment_attempt`, `prepare_tables`, `cut_attempt`,
 `definitions`). A function that needs one or two of its values takes those.
@@ -45,7 +45,7 @@ from cutline.wal.slots.slots import drop_slots, slot_name
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """The options of one create. `include` and `exclude` are patterns on top of fleet.toml's.
+    """The options of a create. `include` and `exclude` are patterns on top of fleet.toml's.
 
     A `terminal` snapshot leaves the fleet read-only (snapshots/create/terminal.py). `large_objects`: copy them.
     `only_cut`: take a restore point, without rows.
@@ -121,7 +121,7 @@ def begin_full(
 
 
 def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:
-    """Remove what a failed create made on the nodes, `slot` included; False if something is left."""
+    """Remove a failed create's slots and other traces on the nodes, `slot` included; False if something is left."""
     is_terminal = operation.intent.is_terminal
     is_writable = not is_terminal or undo_freeze(sessions.fleet.primaries, operation.id, progress)
     return not drop_slots(sessions.nodes, slot) and is_writable

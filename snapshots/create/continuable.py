@@ -1,4 +1,4 @@
-"""Check that a chain can be continued: refuse whatever would lose changes or make them impossible to restore.
+"""Check that a chain can be continued: refuse anything that would lose changes or make them impossible to restore.
 
 The checks run in this order, so that the first refusal is the most informative and the cheapest: fleet.toml, the nodes'
 identities, logical decoding, slots, tables, the objects in the store. Nothing here changes anything or needs Spark.
@@ -143,7 +143,7 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
 
 
 def plan_next(chain: Chain, node_tables: Mapping[str, NodeTables]) -> DdlPlan:
-    """What the next increment would do with the tables; raise PublicationChangedError if it can't continue them."""
+    """Plan the next increment's actions on the tables; raise PublicationChangedError if it can't continue them."""
     return plan_ddl(node_tables, known_tables(chain), {}, {})
 
 
@@ -160,7 +160,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     if chain.is_partial and any(key not in sizes for key in _segment_keys(chain)):
         # The error names the increment that lost the object.
         chain = read_chain(store, chain.name)
-    named = {one.key: one.size for commit in chain.commits for one in commit.named}
+    named = {entry.key: entry.size for commit in chain.commits for entry in commit.named}
     if copies == "lists":
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
     # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
@@ -173,7 +173,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
         if own_object.kind in (GLOBALS, EXTENSION_ROWS)
     }
     for commit in chain.commits:
-        for key, size in ((one.key, one.size) for one in commit.named if one.key not in stored_again):
+        for key, size in ((entry.key, entry.size) for entry in commit.named if entry.key not in stored_again):
             if sizes[key] != size and (problem := object_problem(store, key, size)):
                 what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
                 raise ChainObjectMissingError(

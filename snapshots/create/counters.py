@@ -1,4 +1,4 @@
-"""Read what a cut needs beside rows: sequences, and the counters that show changes of append-only tables.
+"""Read a cut's data other than rows: sequences, and the counters that show changes of append-only tables.
 
 nodes/table_state.py describes PostgreSQL's counters. They are read before anything is changed, and again after
 the cut, because sessions report to them late.
@@ -82,7 +82,7 @@ def last_commit_label(chain: Chain) -> str:
 def with_warnings(
     left_out: Iterable[LeftOut], chain: Chain, warnings: Iterable[LeftOut], copied: Collection[tuple[str, str]] = ()
 ) -> tuple[LeftOut, ...]:
-    """What an increment leaves out, with the new `warnings` and those of the chain's previous commits.
+    """Add to `left_out` the new `warnings` and those of the chain's previous commits.
 
     A warning about a table holds for all later commits, until the table is `copied` (node and name) again.
     """
@@ -204,7 +204,7 @@ def latest_sequences(
     """
     latest: dict[str, tuple[Sequence, ...]] = {}
     for shard, sequences in after.items():
-        earlier = {(one.schema, one.name): one for one in before[shard]}
+        earlier = {(sequence.schema, sequence.name): sequence for sequence in before[shard]}
         latest[shard] = tuple(
             _latest(earlier.get((sequence.schema, sequence.name), sequence), sequence) for sequence in sequences
         )
@@ -215,5 +215,5 @@ def _latest(before: Sequence, after: Sequence) -> Sequence:
     if after.cycles or before.increment * after.increment < 0:
         return after
     direction = 1 if after.increment > 0 else -1
-    latest = max(after, before, key=lambda one: (direction * one.last_value, one.is_called))
+    latest = max(after, before, key=lambda sequence: (direction * sequence.last_value, sequence.is_called))
     return structs.replace(after, last_value=latest.last_value, is_called=latest.is_called)

@@ -46,8 +46,8 @@ EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
 class CutResult:
     """A cut and the rest of its commit. `definition_changes` is None if no definition and no DDL changed.
 
-    `left_out` is what it leaves out of the same catalogs that the DDL is dumped from.
-    `ends`: for a terminal snapshot, the WAL position at which writes ended, by primary; otherwise empty.
+    `left_out` lists the objects it leaves out, by the same catalogs as the DDL dump. `ends`: for a terminal snapshot,
+    the WAL position at which writes ended, by primary; otherwise empty.
     """
 
     archived_cut: ArchivedCut
@@ -79,7 +79,7 @@ def take_cut(
     sessions = context.sessions
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, Lsn] | None = None
-    # The primaries' tables as they were read last, after what this command published.
+    # The primaries' tables as they were last read, after this command changed publications.
     seen = state.seen
 
     def see(node_tables: Mapping[str, NodeTables]) -> None:
@@ -109,7 +109,7 @@ def take_cut(
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
-        # Last: what was read before is of the catalogs as they were at the cut.
+        # Last: if it passes, everything read before matches the catalogs at the cut.
         check_unchanged(prepared.plan)
         return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, ends)
 
@@ -167,7 +167,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
 
 
 def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:
-    """The definitions that may occur in the node's WAL; those of one table in the order of their creation."""
+    """The definitions that may occur in the node's WAL; those of a table in the order of creation."""
     plan = prepared.plan.shards[node.shard]
     present_oids = {state.oid for state in plan.states.values()}
     old = (

@@ -91,7 +91,7 @@ from cutline.wal.slots.slots import ExportedSlot, slot_name
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
-    """What a full snapshot copies: the nodes and every shard's tables; and what it leaves out of their databases."""
+    """The scope of a full snapshot: the nodes, every shard's tables, and the objects left out of their databases."""
 
     nodes: tuple[Node, ...]
     node_tables: Mapping[str, NodeTables]
@@ -156,7 +156,7 @@ def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
 
 
 def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
-    """Make every check of a full snapshot and return what it would copy, changing nothing."""
+    """Make every check of a full snapshot and return its scope, changing nothing."""
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:
@@ -171,7 +171,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """A finished base copy: the plan at that moment, the slots' positions by node, and what was stored."""
+    """A finished base copy: the plan at that moment, the slots' positions by node, and the stored objects."""
 
     plan: FullPlan
     positions: Mapping[str, Lsn]

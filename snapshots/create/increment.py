@@ -129,7 +129,7 @@ ANOTHER = "take another one under another name: snapshot create NAME --only-cut"
 
 @dataclass(frozen=True, slots=True)
 class IncrementPlan:
-    """What an increment would hold: the bytes of WAL to decode by node, and what it leaves out of the databases."""
+    """The scope of an increment: the bytes of WAL to decode by node, and the objects left out of the databases."""
 
     wal_bytes: Mapping[str, int]
     left_out: tuple[LeftOut, ...]
@@ -193,7 +193,7 @@ def _needs_spark(chain: Chain, node_tables: Mapping[str, NodeTables], sessions: 
 
 
 def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:
-    """Make every check of an increment and return what it would hold, changing nothing."""
+    """Make every check of an increment and return its scope, changing nothing."""
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)

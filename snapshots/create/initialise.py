@@ -55,8 +55,8 @@ class InitReport:
     """What init found and did. `published` names the tables added to a publication, by primary.
 
     `deleting_refused` says why the store refuses to delete objects, "" if it does not. `encryption_key` names the key
-    with which the store is encrypted, "" if it is not. `lacking` are privileges that our role does not have and only
-    some commands need. `too_old` are the standbys that can't decode their WAL, as (primary, standby).
+    of an encrypted store, "" if the store is not encrypted. `lacking` are privileges that our role does not have and
+    only some commands need. `too_old` are the standbys that can't decode their WAL, as (primary, standby).
     """
 
     store: StoreIdentity
@@ -75,8 +75,8 @@ class InitReport:
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
     """Check every node and the store, then write fleet.json and the publications. Safe to repeat.
 
-    Everything is checked before anything is changed. With `forgets_nodes`, record the
-    primaries that fleet.toml names now, even if they are fewer than before. Raises what the checks raise.
+    Everything is checked before anything is changed. With `forgets_nodes`, record the primaries that fleet.toml names
+    now, even if they are fewer than before. Raises the checks' errors.
     """
     progress.step("check nodes")
     store, raw = fleet.store.open(), fleet.store.open_raw()
@@ -224,7 +224,7 @@ def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables
             f"node {node_id}: tables can't be published: {' '.join(str(error).split())}",
             hint="repeat the command: concurrent DDL changed the tables, or locked them in another order (deadlock)"
             if isinstance(error, DROPPED_ERRORS)
-            else "see what the server says; repeat the command if DDL was run meanwhile",
+            else "read the server's message; repeat the command if DDL was run meanwhile",
             details={"node": node_id},
         ) from error
 

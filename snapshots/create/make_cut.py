@@ -1,8 +1,8 @@
 """Make a cut: write markers on all primaries, archive every node's WAL up to them, and resolve the cut from it.
 
-An inconsistent attempt is retried after a growing pause. The next attempt continues after what it archived; its markers
-carry another cut id and are ignored. A node that was restarted gets a new session, which must be granted the fleet's
-lock again.
+An inconsistent attempt is retried after a growing pause. The next attempt continues after the WAL already archived; the
+failed attempt's markers carry another cut id and are ignored. A node that was restarted gets a new session, which must
+be granted the fleet's lock again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def latest_time(finishes: Mapping[str, WrittenMarker], believed: Collection[str]
     """When the last record that can be in the cut was written, by the clocks of these nodes; at the latest."""
     # A clock is read shortly before its marker is written.
     latest = [finishes[node].written_at + _round_trip(finishes[node]) for node in believed] or [utc_now()]
-    # Whatever the cut before has is in this one, too.
+    # Everything in the previous cut is in this cut, too.
     return max(latest) if last_at is None else max(*latest, last_at)
 
 
@@ -309,7 +309,7 @@ def _raise_problems(reports: list[DrainReport]) -> None:
     # A new plan resolves unknown definitions, on all nodes that met one. It resolves no other final error.
     moved = [error for error in final if isinstance(error, SchemaMovedError)]
     if moved and len(moved) == len(final):
-        moved[0].details["moved"] = [one for error in moved for one in cast(list[object], error.details["moved"])]
+        moved[0].details["moved"] = [table for error in moved for table in cast(list[object], error.details["moved"])]
     for error in [error for error in final if error not in moved][:1] or moved[:1]:
         if len(failures) > 1:
             error.details["others"] = [other.message for _, other in failures if other is not error]

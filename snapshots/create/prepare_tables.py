@@ -152,7 +152,7 @@ T = TypeVar("T")
 def collect_definition_changes(
     context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut, progress: Progress
 ) -> DefinitionChanges | None:
-    """What differs from the last commit (`known`); None if nothing. Dumps the DDL of the shards where it changed."""
+    """The differences from the last commit (`known`) or None. Dumps the DDL of the shards where it changed."""
     sessions, plan = context.sessions, prepared.plan
     dumped = [shard for shard, fingerprint in plan.fingerprints.items() if fingerprint != known.fingerprints[shard]]
     copied, lists = split_entries(prepared.entries)
@@ -194,7 +194,7 @@ def _drop_empty(values: Mapping[str, T]) -> dict[str, T]:
 
 
 def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable[Node]) -> dict[str, dict[int, Lsn]]:
-    """The position from which the changes of each new definition count, by node and number."""
+    """By node and number, the first position whose changes count under a new definition."""
     begun: dict[str, dict[int, Lsn]] = {node.id: {} for node in nodes}
     for node in nodes:
         archived = cut.archived[node.id]

@@ -103,7 +103,7 @@ def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str
         notes.report_transactions(left)
         time.sleep(POLL_SECONDS)
         prepared = {on_primary.key for on_primary in _on_primaries(sessions, _list_prepared)}
-        left = [one for one in awaited if one.key in prepared]
+        left = [transaction for transaction in awaited if transaction.key in prepared]
     return bool(awaited)
 
 

@@ -2,7 +2,7 @@
 
 Its slots exist only while it is taken, and are dropped before the commit: afterwards it retains no WAL, and has no
 increments. As in a full snapshot, PostgreSQL waits for older transactions when a slot is made, and the cut waits for
-older prepared ones, both for `--wait` seconds at most. There is little to decode, so no Spark is needed.
+older prepared transactions, both for `--wait` seconds at most. There is little to decode, so no Spark is needed.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from cutline.wal.slots.slots import drop_slots, slot_name, slot_problem, slot_st
 def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> list[str]:
     """Mark the snapshot's chain as ended, then drop its slots; return the nodes on which they may be left.
 
-    If a slot was gone before, which is what has ended the chain, the mark says so. Its restore points stay. The next
-    create drops what is left. Raises FleetBusyError, and what reading a chain raises.
+    If the chain ended because a slot was gone before, the mark says so. Its restore points stay. The next create drops
+    slots that are left. Raises FleetBusyError, and the errors of reading a chain.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)

@@ -40,7 +40,7 @@ from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.segments.segments import read_changed_groups
 
 SLOT_SECONDS_MAX = 10.0
-# Lower bound of the wait for sessions to end: on a busy machine this takes seconds, whatever --wait says.
+# Lower bound of the wait for sessions to end: on a busy machine this takes seconds, even with a shorter --wait.
 SESSIONS_SECONDS_MIN = 5.0
 POLL_SECONDS = 0.2
 # Counts the messages Insert, Update, Delete and Truncate of pgoutput (PostgreSQL manual, "Logical Replication Message
@@ -105,7 +105,7 @@ def check_final(
         task = plan.tasks[node]
         undecided = cut.record.of(node).undecided
         if undecided:
-            gids = ", ".join(repr(one.global_id) for one in undecided)
+            gids = ", ".join(repr(transaction.global_id) for transaction in undecided)
             raise _not_final_error(task.node, f"prepared transactions are undecided: {gids}", [])
         numbers: set[int] = set()
         for segment in cut.segments[node]:

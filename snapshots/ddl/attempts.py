@@ -26,7 +26,7 @@ DROPPED_ERRORS = (
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.DeadlockDetected,
 )
-# What is said by an operator or by the server's end (57), and what it lacks (53, 58), no DDL causes.
+# An operator or a server's shutdown (57), or a lack of resources (53, 58), is never caused by DDL.
 OTHER_CAUSES = ("53", "57", "58")
 Result = TypeVar("Result")
 

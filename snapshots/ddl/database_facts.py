@@ -1,4 +1,4 @@
-"""Read from a shard what its commit says of the database besides its rows: settings, search_path, fingerprint.
+"""Read from a shard the facts about its database for the commit: settings, search_path, fingerprint.
 
 COPY calls functions in CHECK constraints, domains and generated columns, and some of them name tables and other
 functions without a schema. The search_path of our sessions is pg_catalog alone, so such rows could never be loaded. The
@@ -59,10 +59,10 @@ def list_elements(value: str, *, folds: bool = True) -> list[str]:
 
     In names without quotes `folds` makes A to Z small letters, as PostgreSQL does in identifiers, but not in files.
     """
-    found = (match[1].strip() for match in ELEMENT.finditer(value))
+    texts = (match[1].strip() for match in ELEMENT.finditer(value))
     return [
         text[1:-1].replace('""', '"') if text.startswith('"') else text.translate(FOLDED) if folds else text
-        for text in found
+        for text in texts
         if text
     ]
 
@@ -82,8 +82,8 @@ def search_path_of(path: str | None) -> str:
 def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterator[None]:
     """While the block runs, let the session have the search_path of its database, after pg_catalog.
 
-    The planner calls functions of a table's indexes whatever the query is, and these may name others without a schema.
-    The block's own queries name nothing without a schema but what pg_catalog has with exactly their types.
+    The planner calls functions of a table's indexes for any query, and these may name other functions without a schema.
+    The block's own queries use names without a schema only where pg_catalog has them with exactly their types.
     """
     connection.execute(
         "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)",
@@ -259,7 +259,7 @@ SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
         OR EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_collation'::regclass AND d.refobjid = c.oid))
  ORDER BY 1, 2
 """
-# pg_dump writes the compression of columns; those of an extension are its own matter.
+# pg_dump writes the compression of columns; an extension sets that of its own columns.
 LZ4_COLUMNS_QUERY = f"""
 SELECT {readable("n.nspname")}, {readable("c.relname")}, {readable("a.attname")}
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -309,7 +309,7 @@ def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts
 
 
 def read_properties(node: Node, connection: psycopg.Connection[Any]) -> DatabaseProperties:
-    """What belongs to the session's database itself; of one that is read-only now, the settings that it had before."""
+    """The properties of the session's database itself; if it is read-only now, with its earlier settings."""
     ((owner, comment, tablespace, limit, is_template, has_privileges),) = fetch_texts(connection, DATABASE_QUERY)
     privileges = tuple(DatabasePrivilege(*row) for row in fetch_texts(connection, PRIVILEGES_QUERY))
     settings = (DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))
@@ -332,7 +332,7 @@ def _without_freeze(
     try:
         frozen = read_record(node, connection)
     except FreezeRecordError:
-        # What it was before is not known: that of the server.
+        # Its earlier value is unknown: the server's is taken.
         return tuple(setting for setting in settings if setting.name != READ_ONLY or not is_on(setting.value))
     before = {setting.role or "": setting.value for setting in frozen.before} if frozen else {}
     kept: list[DatabaseSetting] = []

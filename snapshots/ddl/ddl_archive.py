@@ -24,7 +24,7 @@ ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
 # PostgreSQL 12, 16 and 17 began these versions of the format.
 VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
 DATE_PARTS = 7
-# What pg_restore reads of an archive whatever is run of it.
+# The parts of an archive that pg_restore always reads, even if it runs few entries.
 SETTINGS = ("ENCODING", "STDSTRINGS", "SEARCHPATH")
 FOREIGN_KEY, PRIVILEGES, EXTENSION, SEQUENCE = "FK CONSTRAINT", "ACL", "EXTENSION", "SEQUENCE"
 # Sections, and that an entry has no data.
@@ -66,7 +66,7 @@ class ArchiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an archive contains; `writer` is pg_dump's major version, `count_at` where the number of entries stands."""
+    """The contents of an archive; `writer` is pg_dump's major version, `count_at` the offset of the entries' number."""
 
     version: tuple[int, int]
     writer: int
@@ -172,7 +172,7 @@ def rewrite(
     first: Sequence[NewEntry] = (),
     owners: Mapping[int, str] | None = None,
 ) -> bytes:
-    """The archive with other `statements` and `owners` for the entries of these numbers, and new ones before all."""
+    """The archive with other `statements` and `owners` for the entries of these numbers, and new entries before all."""
     number = max((entry.number for entry in contents.entries), default=0)
     begin = _Reader(body, contents.count_at)
     count = begin.integer()
@@ -190,7 +190,7 @@ def rewrite(
 
 
 def extract(body: bytes, contents: Contents, entries: Iterable[ArchiveEntry | NewEntry]) -> bytes:
-    """An archive of these entries of `contents` and new ones, in their order, with nothing else to run."""
+    """An archive of these entries, old ones from `contents` and new, in their order, with nothing else to run."""
     settings = (entry for entry in contents.entries if entry.kind in SETTINGS)
     number = max((entry.number for entry in contents.entries), default=0)
     pieces: list[bytes] = []
@@ -212,7 +212,7 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
         _string("0"),
         _string(entry.name),
         _string(entry.kind),
-        # Neither a statement that drops it nor one that copies it, no schema, no tablespace, no access method.
+        # No statement to drop or copy it, no schema, no tablespace, no access method.
         _integer(BEFORE_ROWS),
         _string(entry.statements),
         _string(""),

@@ -5,8 +5,8 @@ are corrected where the catalogs say exactly what pg_dump wrote, and only outsid
 of tables can choose (names, defaults) stands outside. Texts are raw (fleet.nodes.encodings), all
 identifiers quoted.
 
-What is stored is pg_dump's own archive: pg_restore restores it, also without Cutline. Two things are added before its
-entries: what the database does not have although every new one does, and its search_path.
+The stored object is pg_dump's own archive: pg_restore restores it, also without Cutline. Two things are added before
+its entries: statements that drop objects which every new database has and this database lacks, and its search_path.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ SELECT c.oid::bigint, namesend(n.nspname), namesend(c.relname), namesend(a.attna
    AND a.attnotnull AND NOT a.attislocal AND NOT a.attisdropped
  ORDER BY c.oid, a.attnum
 """
-# pg_dump does not write the type of the sequence of an identity column (dumpSequence), so it would get the type of its
-# column, which is an error if that is too small for its bounds. CREATE TABLE … (LIKE … INCLUDING IDENTITY) and ALTER
+# pg_dump does not write the type of the sequence of an identity column (dumpSequence), so it would get its column's
+# type. That is an error if the type is too small for its bounds. CREATE TABLE … (LIKE … INCLUDING IDENTITY) and ALTER
 # SEQUENCE … AS make such sequences.
 OTHER_TYPES_QUERY = """
 SELECT c.oid::bigint, namesend(tn.nspname), namesend(t.relname), namesend(a.attname), namesend(n.nspname),
@@ -85,8 +85,9 @@ SELECT c.oid::bigint, namesend(tn.nspname), namesend(t.relname), namesend(a.attn
 """
 PG_CLASS, TABLES = 1259, ("TABLE", "FOREIGN TABLE")
 BEGIN, BEGIN_UNNAMED = "\n    CONSTRAINT ", "\n    NOT NULL "
-# What a scan of a table's statement skips, and where such a name may stand. A doubled quote is read as two adjacent
-# strings. pg_dump writes no block comment and, for a table, no dollar quote. U& before a quote changes nothing.
+# The parts that a scan of a table's statement skips, and the places where such a name may stand. A doubled quote is
+# read as two adjacent strings. pg_dump writes no block comment and, for a table, no dollar quote. U& before a quote
+# changes nothing.
 QUOTED_OR_BEGIN = re.compile(
     rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*(?:'|\Z)|'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|(?P<begin>{BEGIN}|{BEGIN_UNNAMED})""",
     re.DOTALL,
@@ -115,7 +116,7 @@ class InheritedNotNull:
 class OtherType:
     """The sequence of an identity column whose type differs from the column's.
 
-    `logging` is "LOGGED" or "UNLOGGED" if the table is the other one.
+    `logging` is "LOGGED" or "UNLOGGED" if it differs from the table's.
     """
 
     table_schema: str
@@ -171,7 +172,7 @@ def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
         inherited.setdefault(oid, []).append(InheritedNotNull(*(raw_text(text) for text in texts)))
     types: dict[int, OtherType] = {}
     for oid, *given in others:
-        name = [raw_text(one) for one in given[:5]]
+        name = [raw_text(text) for text in given[:5]]
         types[oid] = OtherType(name[0], name[1], name[2], name[3], name[4], *given[5:])
     return DumpFaults(names, inherited, types)
 
@@ -209,11 +210,11 @@ def set_not_null(text: str, inherited: Iterable[InheritedNotNull]) -> str:
     for null in inherited:
         column = quote_identifier(null.column)
         written = f"{BEGIN_UNNAMED}{column}"
-        for found in QUOTED_OR_BEGIN.finditer(text):
-            start, end = found.start(), found.start() + len(written)
-            if found["begin"] and text.startswith(written, start) and ENDS.match(text, end):
+        for match in QUOTED_OR_BEGIN.finditer(text):
+            start, end = match.start(), match.start() + len(written)
+            if match["begin"] and text.startswith(written, start) and ENDS.match(text, end):
                 before, after = text[:start], text[end:]
-                # The comma behind it goes, or, at the end of the list, the one before it.
+                # The comma after it is removed, or, at the end of the list, the comma before it.
                 text = before + after[1:] if after.startswith(",") else before.removesuffix(",") + after
                 table = f"{quote_identifier(null.schema)}.{quote_identifier(null.table)}"
                 text += f"\nALTER TABLE ONLY {table} ALTER COLUMN {column} SET NOT NULL;\n"

@@ -106,7 +106,7 @@ SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid))
 """
 
 
-# What the statements are made of, as format() quotes names and COPY values. A byte 0 would end a message to the server.
+# The elements of the statements, as format() quotes names and COPY values. A byte 0 would end a message to the server.
 NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_][a-z0-9_]*+)'
 VALUE = rb"(?:'(?:[^'\0]++|'')*+'|NULL)"
 NAMES = NAME + rb"(?:, " + NAME + rb")*+"
@@ -119,7 +119,7 @@ CONFLICT = re.compile(
     rb"(?:\nON CONFLICT \(" + NAMES + rb"\) DO (?:NOTHING|UPDATE SET " + SET + rb"(?:, " + SET + rb")*+))?+;\n"
 )
 NEXT_ROW = b",\n"
-# Not ASCII, also as fetch_texts escapes what is no character.
+# Not ASCII, also as fetch_texts escapes bytes that are no character.
 OTHER_BYTES = re.compile(rb"(?:[\x80-\xff]|\\x[0-9a-f]{2})++")
 
 
@@ -174,7 +174,7 @@ class ExtensionsOfShard:
     sequences: tuple[ExtensionSequence, ...] = ()
 
     def digests(self) -> dict[str, bytes]:
-        """For each table a digest of its rows, and of what surrounds them in statements. It looks at every row."""
+        """For each table a digest of its rows and of the statements around them. It looks at every row."""
         return {
             table_name(table.table.schema, table.table.name): _digest_rows(table.statements) for table in self.tables
         }
@@ -264,7 +264,7 @@ class _TableReader:
 
         Those that other sessions have locked, or something that their conditions need, are tried again for
         LOCK_SECONDS_MAX, all in a new transaction. No lock is held meanwhile: a session that needs one of these tables
-        could otherwise deadlock with this one.
+        could otherwise deadlock with ours.
         """
         chosen, refused = list[MarkedTable](), dict[int, str]()
         for table in tables:
@@ -274,8 +274,8 @@ class _TableReader:
             else:
                 chosen.append(table)
         with _reading(self._connection):
-            found = self._connection.execute(LOCKS_QUERY, ([table.oid for table in chosen],)).fetchall()
-        locks = {oid: bytes(lock) for oid, lock in found}
+            rows = self._connection.execute(LOCKS_QUERY, ([table.oid for table in chosen],)).fetchall()
+        locks = {oid: bytes(lock) for oid, lock in rows}
         # One that is not there was dropped after the cut.
         chosen = [table for table in chosen if table.oid in locks]
         pause, ends_at, is_done = PAUSE_SECONDS, time.monotonic() + LOCK_SECONDS_MAX, False
@@ -391,7 +391,7 @@ def _up_to(size_max: int, lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_extension_rows(store: ObjectStore, commit: Commit, shard: str) -> ExtensionsOfShard:
-    """What the commit has of the shard's configuration tables; raise ObjectDamagedError."""
+    """The shard's configuration tables in the commit; raise ObjectDamagedError."""
     for stored in commit.extension_rows:
         if stored.node == shard:
             return read_extension_rows_object(store, stored)
@@ -399,7 +399,7 @@ def read_extension_rows(store: ObjectStore, commit: Commit, shard: str) -> Exten
 
 
 def read_extension_rows_object(store: ObjectStore, stored: StoredObject) -> ExtensionsOfShard:
-    """What the object has; raise ObjectDamagedError."""
+    """The configuration tables in the object; raise ObjectDamagedError."""
     body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
         return _divide(decompress(body, SCRIPT_BYTES_MAX))
@@ -412,7 +412,7 @@ def _divide(script: bytes) -> ExtensionsOfShard:
     """The tables of a script, each with its statements; raise ValueError if they are not what its first line says."""
     first, _, statements = script.partition(b"\n")
     if not first.startswith(COMMENT):
-        raise ValueError("its first line does not say what it has")
+        raise ValueError("its first line does not list its contents")
     document: ExtensionRows = from_json(first.removeprefix(COMMENT), ExtensionRows)
     if sum(table.size for table in document.tables) != len(statements):
         raise ValueError("its first line says another size")
@@ -441,7 +441,7 @@ def _is_named(begin: re.Match[bytes] | None, table: MarkedTable | ExtensionTable
 
 
 def _is_name(quoted: bytes, name: str) -> bool:
-    """Whether a name in SQL may be this one. Which character a byte of another encoding is, is not known here."""
+    """Whether a quoted name in SQL may be `name`. Which character a byte of another encoding is, is not known here."""
     plain = quoted[1:-1].replace(b'""', b'"') if quoted.startswith(b'"') else quoted
     return OTHER_BYTES.sub(b"?", plain) == OTHER_BYTES.sub(b"?", name.encode())
 

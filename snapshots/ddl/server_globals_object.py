@@ -1,6 +1,6 @@
-"""Read what a server has besides its databases, store it, and read it back.
+"""Read a server's globals (all that it has outside its databases), store them, and read them back.
 
-It is read once per create, beside the fingerprint: what changes in it never makes a cut void. Verifiers of passwords
+They are read once per create, along with the fingerprint: their changes never make a cut void. Verifiers of passwords
 are in pg_authid, which managed services show to nobody: without them everything else is stored.
 """
 
@@ -74,7 +74,7 @@ SELECT spcname, pg_get_userbyid(spcowner), pg_tablespace_location(oid), coalesce
 
 
 def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False) -> ServerGlobals:
-    """What the session's server has; with `passwords` the verifiers as well, if our role may read them."""
+    """The globals of the session's server; with `passwords` the verifiers as well, if our role may read them."""
     verifiers: dict[str, str] = {}
     with_verifiers = passwords
     if passwords:
@@ -129,9 +129,9 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
 def store_globals(
     store: ObjectStore, sessions: Sessions, operation: Operation, chain: Chain | None, progress: Progress
 ) -> list[StoredObject]:
-    """Store what every primary's server has, unless the chain has the same already; return the new objects.
+    """Store the globals of every primary's server, unless the chain has the same already; return the new objects.
 
-    What the chain lists and the store has lost, or has otherwise, is stored again, with a note.
+    If an object that the chain lists is missing or altered in the store, it is stored again, with a note.
     """
     passwords = sessions.fleet.with_passwords
     primaries = sessions.ask_primaries(partial(read_globals, passwords=passwords))
@@ -162,13 +162,13 @@ def store_globals(
 
 
 def read_stored_globals(store: ObjectStore, chain: Chain, shard: str) -> ServerGlobals | None:
-    """What the shard's server had at the last commit; None if no commit has it. Raises ObjectDamagedError."""
+    """The globals of the shard's server at the last commit; None if no commit has them. Raises ObjectDamagedError."""
     stored = chain.globals_object(shard)
     return None if stored is None else read_globals_object(store, stored)
 
 
 def read_globals_object(store: ObjectStore, stored: StoredObject) -> ServerGlobals:
-    """What the object has; raise ObjectDamagedError."""
+    """The globals in the object; raise ObjectDamagedError."""
     body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
         found: ServerGlobals = from_json(decompress(body, GLOBALS_BYTES_MAX), ServerGlobals)

@@ -1,9 +1,9 @@
-"""Read all shards' tables from the nodes, and plan what becomes of each since the previous commit.
+"""Read all shards' tables from the nodes, and plan how each continues from the previous commit.
 
 A table is *converted* to a new definition if all rows stored under the previous one can be converted
-(snapshots/fold/schema_at_cut.py), and every change in between is decoded under one of the two. If that is not certain,
-the table is *copied again*, and its rows stored before no longer count. Nothing is guessed: columns are identified by
-their attribute numbers, which PostgreSQL never reuses.
+(snapshots/fold/schema_at_cut.py), and every change in between is decoded under either definition. If that is not
+certain, the table is *copied again*, and its rows stored before no longer count. Nothing is guessed: columns are
+identified by their attribute numbers, which PostgreSQL never reuses.
 
 Plain values in and out; `snapshots.ddl.table_changes` asks the nodes.
 
@@ -75,7 +75,7 @@ class ChangedTable:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """What an increment does with a shard's tables. `gone` are the numbers of definitions that end.
+    """An increment's actions on a shard's tables. `gone` are the numbers of definitions that end.
 
     `states` are the current states of the tables, by name.
     """
@@ -97,7 +97,7 @@ class ShardPlan:
 
     @property
     def successions(self) -> dict[int, int]:
-        """For the number of each definition that is converted to, the number of the one before."""
+        """For the number of each definition that rows are converted to, the number of its predecessor."""
         return {table.table.group.number: table.after for table in self.changed if table.after is not None}
 
     @property
@@ -287,7 +287,7 @@ class NodeTables:
 
 @dataclass(frozen=True, slots=True)
 class DdlPlan:
-    """What an increment does with all shards' tables, and the tables that the plan is made from."""
+    """An increment's actions on all shards' tables, and the tables that the plan is made from."""
 
     shards: Mapping[str, ShardPlan]
     node_tables: Mapping[str, NodeTables]
@@ -386,7 +386,7 @@ def _archived_table(definition: Definition) -> TableBefore:
 
 
 def report_changes(plan: DdlPlan, progress: Progress) -> None:
-    """Note which tables changed, and what the increment does with them."""
+    """Note which tables changed, and the increment's actions on them."""
     for shard, shard_plan in plan.shards.items():
         for table in shard_plan.changed:
             what = f"needs a new base copy: {table.reason}" if table.after is None else "has a new definition"

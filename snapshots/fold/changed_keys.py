@@ -273,7 +273,7 @@ def read_wanted_rows(
     An object that can't be read yields a row of group PROBLEM: without its rows, no result is complete.
     """
     groups = {node: frozenset(keys) for node, keys in wanted.items()}
-    # What is broadcast goes to an executor once, what a function refers to goes with every task.
+    # Broadcast values are sent to an executor once; values that a function refers to are sent with every task.
     sent = broadcast(spark, {node: dict(keys) for node, keys in wanted.items()})
 
     def read(number: int, base: BaseSource) -> Iterator[pa.RecordBatch]:

@@ -82,7 +82,7 @@ CHANGE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ChangeForm:
-    """What is read of changes.
+    """The form in which changes are read.
 
     If they are `hashed`, they have an ENTRY instead of the row. Not so in groups without a key (`multisets`), where the
     line names the row, nor on nodes (`whole`) with partial images, which earlier rows may have to complete.
@@ -123,21 +123,21 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *,
     tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = balance_by_size(sources.segments, tasks)
     number_of = segment_numbers(sources)
-    # What is broadcast goes to an executor once, what a function refers to goes with every task.
+    # Broadcast values are sent to an executor once; values that a function refers to are sent with every task.
     listed = broadcast(spark, [(number_of[segment.source.key], segment) for segment in segments])
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                place, one = listed.value[number]
-                yield from changes_of(store, place, one, form)
+                place, segment = listed.value[number]
+                yield from changes_of(store, place, segment, form)
 
     return map_batches(spark.range(0, len(segments), 1, tasks), read, form.ddl)
 
 
 def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
     """Order the segments so that runs of equal count, one per task, are about equally large."""
-    largest_first = sorted(segments, key=lambda one: -one.source.size)
+    largest_first = sorted(segments, key=lambda segment: -segment.source.size)
     return tuple(source for task in range(tasks) for source in largest_first[task::tasks])
 
 
@@ -164,7 +164,7 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     if form.hashed:
         is_hashed = ~is_multiset if one.source.number not in form.whole else np.zeros(len(table), np.bool_)
         table, entries = _with_entries(table, is_hashed)
-    # A DELETE by key has no line: its `row` may hold the key to which the row moved.
+    # A DELETE by key has no line: its `row` may hold the row's new key.
     table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
     columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:]), *([] if entries is None else [entries])]
@@ -302,7 +302,7 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     if sources.has_partials or not fewest <= sources.changes <= limits.CHOSEN_CHANGES_MAX:
         return None
     # The largest first.
-    segments = sorted(sources.segments, key=lambda one: -one.source.size)
+    segments = sorted(sources.segments, key=lambda segment: -segment.source.size)
     if (shares := reported_shares(segments)) is None:
         return None
     tasks = [
@@ -313,13 +313,13 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     if problems:
         return ChosenChanges(LAST_SCHEMA.append(pa.field("node", pa.int32())).empty_table(), {}, problems)
     tables: list[pa.Table] = []
-    for number, (one, report) in enumerate(zip(segments, reports, strict=True)):
+    for number, (segment, report) in enumerate(zip(segments, reports, strict=True)):
         if report.last is None:
             return None
-        found = from_stream(report.last)
-        for name, value in (("segment", number), ("node", one.source.number)):
-            found = found.append_column(name, to_arrow(np.full(len(found), value, np.int32)))
-        tables.append(found)
+        reported = from_stream(report.last)
+        for name, value in (("segment", number), ("node", segment.source.number)):
+            reported = reported.append_column(name, to_arrow(np.full(len(reported), value, np.int32)))
+        tables.append(reported)
     last = last_changes(pa.concat_tables(tables))
     if last is None:
         return None
@@ -357,11 +357,11 @@ def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:
 
 
 def find_last_changes(task: SegmentTask) -> SegmentReport:
-    """Find the last changes of the segment's keys; what a Spark task does."""
-    one, seen, tables = task.segment, 0, [LAST_SCHEMA.empty_table()]
+    """Find the last changes of the segment's keys: the work of a Spark task."""
+    segment, seen, tables = task.segment, 0, [LAST_SCHEMA.empty_table()]
     try:
-        for table in read_at_cut(task.store.open(), one, SEGMENT_SCHEMA):
-            effective = filter_effective(table, one).select(COMPARED)
+        for table in read_at_cut(task.store.open(), segment, SEGMENT_SCHEMA):
+            effective = filter_effective(table, segment).select(COMPARED)
             if np.isin(to_numpy(effective["group"]), list(task.multisets)).any():
                 return SegmentReport()
             index = to_arrow(np.arange(seen, seen + len(effective)))
@@ -369,11 +369,11 @@ def find_last_changes(task: SegmentTask) -> SegmentReport:
             seen += len(effective)
     except SnapshotError as error:
         return SegmentReport(problem=report_of(error))
-    found = pa.concat_tables(tables)
-    if found.nbytes > task.bytes_max:
+    changes = pa.concat_tables(tables)
+    if changes.nbytes > task.bytes_max:
         return SegmentReport()
-    group, lsn, seq = (to_numpy(found[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-    last = found.filter(to_mask(last_of_every_key(group, column_of(found["key"]), lsn, seq)))
+    group, lsn, seq = (to_numpy(changes[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+    last = changes.filter(to_mask(last_of_every_key(group, column_of(changes["key"]), lsn, seq)))
     return SegmentReport(to_stream(last))
 
 
@@ -395,5 +395,5 @@ def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[st
 def unpack_flags(flags: bytes, first: int, count: int) -> Flags:
     """The flags of `count` changes from number `first` on; those beyond the end are not set."""
     packed = np.frombuffer(flags, np.uint8)[first // 8 : (first + count + 7) // 8]
-    found = np.unpackbits(packed)[first % 8 :][:count].astype(np.bool_)
-    return np.concatenate([found, np.zeros(count - len(found), np.bool_)])
+    bits = np.unpackbits(packed)[first % 8 :][:count].astype(np.bool_)
+    return np.concatenate([bits, np.zeros(count - len(bits), np.bool_)])

@@ -55,8 +55,8 @@ class Fold:
     `segment_images` are by segment, named by its object, the images that were left there (snapshots.fold.by_segment).
 
     `changed` holds, by node number and group, the keys (in a group without a key: the lines) whose base rows are no
-    longer valid; beside `segment_images` only those of groups with base rows. If it is a filter, the unchanged rows
-    that it also matches are among the images. `problems` are the reports of objects that could not be read; the fold is
+    longer valid; with `segment_images`, only those of groups with base rows. If it is a filter, the unchanged rows that
+    it also matches are among the images. `problems` are the reports of objects that could not be read; the fold is
     complete if there are none.
     """
 
@@ -87,9 +87,9 @@ def fold(
     """Fold the changes of `sources`. Starts no job if there are no segments, or few changes.
 
     With `hashed`, images can only be compared: rows are not shuffled where their hash is enough. If images are hashed
-    or segments are `held`, they may be left in the driver (`Fold.local`); if they are to be loaded, there or in their
-    segments (`Fold.segment_images`); otherwise Spark has them all. The driver holds the changed keys, or a filter if
-    there are many (snapshots.fold.changed_keys).
+    or segments are `held`, they may be left in the driver (`Fold.local`). If images are to be loaded, they may be left
+    there or in their segments (`Fold.segment_images`). Otherwise Spark has them all. The driver holds the changed keys,
+    or a filter if there are many (snapshots.fold.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
@@ -178,7 +178,7 @@ def _problems_in(frame: DataFrame) -> list[ErrorReport]:
 def _base_rows(
     spark: SparkSession, sources: Sources, store: StoreLocation, folded: Fold
 ) -> Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame]:
-    """A function that reads the base rows with given keys once, and notes in `folded` what can't be read."""
+    """A function that reads the base rows with given keys once, and notes unreadable objects in `folded`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def read(keys: Mapping[int, Mapping[int, Keys]]) -> DataFrame:
@@ -214,9 +214,9 @@ def _fold_multisets(
 ) -> None:
     """Fold groups without a key: each line occurs as often as in the base, plus inserts, minus deletes.
 
-    There are at most `count` changes. A line inserted more often than deleted adds images beside the base rows. For a
-    line deleted more often than inserted, the base rows are counted, and images of the remaining number replace them.
-    Equal long lines have one stand-in; one of them is read for all.
+    There are at most `count` changes. A line inserted more often than deleted adds images to the base rows. For a line
+    deleted more often than inserted, the base rows are counted, and images of the remaining number replace them. Equal
+    long lines have one stand-in; one of them is read for all.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 

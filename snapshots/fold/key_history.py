@@ -177,7 +177,8 @@ def complete_images(
     """Complete the last image of every key where it is partial, from earlier images and `base_rows`.
 
     The result has COMPLETED_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
-    completed, because an object is damaged or the archive has a hole, is of group PROBLEM, its `partition` the group.
+    completed, because an object is damaged or the archive has a hole, gets the group PROBLEM and its own group as
+    `partition`.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
@@ -226,7 +227,7 @@ def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
 def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int) -> KeyHistory:
     """Find the key history of all `wanted` rows; there are at most `changes` of them.
 
-    The driver holds only the moves, and those wanted keys to which a row moved.
+    The driver holds only the moves, and the wanted keys that a row moved to.
     """
     own = ["node", "`group`", "key", *(f"{value}L AS {name}" for value, name in _ENDS), "key AS target"]
     moved = moves.toArrow()

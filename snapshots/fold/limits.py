@@ -1,4 +1,4 @@
-"""Up to which amounts the driver folds changes by itself. Imports nothing, so that a plan can tell it too."""
+"""Up to which amounts the driver folds changes by itself. Imports nothing, so that plans can show the limits too."""
 
 CHANGES_MAX = 500_000
 # Of more changes it compares the keys, if the segments are so large on average that a task for each is worth it.

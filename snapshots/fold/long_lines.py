@@ -44,14 +44,14 @@ from cutline.wal.segments.segments import SEGMENT_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Far below what a JVM can hold: Spark holds many rows at once, and all partial images of a row.
+# Far below a JVM's limit: Spark holds many rows at once, and all partial images of a row.
 LONG_LINE_BYTES = 1 << 16
 # The place of a line that is not replaced.
 NO_PLACE = -1
 # 100 million objects of 65,000 row groups of a million rows.
 GROUP_BITS, ROW_BITS = 16, 20
 PLACE_FIELD = pa.field("place", pa.int64(), nullable=False)
-# Size of the objects kept in memory beside the current one, for rows that alternate between objects.
+# Size of the objects kept in memory in addition to the current object, for rows that alternate between objects.
 KEPT_BYTES_MAX = 64 << 20
 _Key = TypeVar("_Key")
 
@@ -152,7 +152,7 @@ class LongLines:
     def _file(self, number: int) -> pq.ParquetFile:
         file = self._files.pop(number, None)
         if file is None:
-            _forget(self._files, {one: self._sizes[one] for one in self._files})
+            _forget(self._files, {key: self._sizes[key] for key in self._files})
             source = self._source(number).source
             file = open_object(self._store, source)
             self._sizes[number] = source.size
@@ -204,7 +204,7 @@ def order_by_place(images: DataFrame, divide: Callable[[DataFrame, str], DataFra
 
 @dataclass(frozen=True, slots=True)
 class LongImageReader:
-    """What an executor needs to read long images: the objects in the order of their numbers, and column counts."""
+    """An executor's input for reading long images: the objects in the order of their numbers, and column counts."""
 
     bases: BaseSources
     segments: tuple[SegmentSource, ...]
@@ -224,16 +224,18 @@ class LongImageReader:
             return
         pending: list[tuple[dict[str, Any], Bytes]] = []
         size = 0
-        for one in (row for batch in batches for row in batch.to_pylist()):  # stand-ins, and lines that are not long
+        for image_row in (
+            row for batch in batches for row in batch.to_pylist()
+        ):  # stand-ins, and lines that are not long
             try:
-                line = self._read_line(reader, one)
+                line = self._read_line(reader, image_row)
             except SnapshotError as error:
                 yield problem_row(reader.current_source, error, IMAGE_SCHEMA)
                 return
             if pending and size + len(line) > BATCH_BYTES:
                 yield _batch(pending)
                 pending, size = [], 0
-            pending.append((one, line))
+            pending.append((image_row, line))
             size += len(line)
             # A line may have 1 GB: release it before reading the next one.
             del line
@@ -243,14 +245,14 @@ class LongImageReader:
         if pending:
             yield _batch(pending)
 
-    def _read_line(self, reader: LongLines, one: dict[str, Any]) -> Bytes:
+    def _read_line(self, reader: LongLines, image_row: dict[str, Any]) -> Bytes:
         newest_first = (
             np.frombuffer(image["line"], np.uint8) if image["place"] < 0 else reader.read(image["place"], image["line"])
-            for image in reversed(one["lines"] or [])
+            for image in reversed(image_row["lines"] or [])
         )
-        line = complete_image(newest_first, self.column_counts.get((one["node"], one["group"]), 0))
+        line = complete_image(newest_first, self.column_counts.get((image_row["node"], image_row["group"]), 0))
         if line is None:
-            one["group"], one["partition"] = PROBLEM, one["group"]
+            image_row["group"], image_row["partition"] = PROBLEM, image_row["group"]
             return np.frombuffer(b"\n", np.uint8)
         return line
 

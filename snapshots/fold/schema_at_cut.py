@@ -23,8 +23,8 @@ from cutline.wal.segments.segments import DELETE, INSERT, NO_GROUP, PARTIAL, UPS
 class Conversion:
     """How to convert a line of `width` columns to the definition `number`.
 
-    `fields` gives for each column of that definition the index of its field in the stored line; or, for a column that
-    is newer than the row, its text, which is the same in all such rows. The partition of a multiset's row, one of
+    `fields` gives for each column of that definition the index of its field in the stored line. For a column that is
+    newer than the row, it gives the text, which is the same in all such rows. The partition of a multiset's row, one of
     `partitions`, is computed from the converted line.
     """
 
@@ -64,7 +64,7 @@ class Conversion:
 
 
 def conversion(before: Group, after: Group) -> Conversion:
-    """The conversion from a definition to the one that continues it.
+    """The conversion from a definition to its successor.
 
     A row that is older than a column has the value that PostgreSQL stored for such rows.
     """
@@ -122,7 +122,7 @@ class SchemaMapping:
     """How to convert stored rows, by their group number, to the schema at a cut.
 
     Rows of the numbers in `unchanged` stay as they are, rows of those in `conversions` are converted, all others are
-    skipped. Of a number in `since`, only changes at or after that position count: earlier ones are in the base copy
+    skipped. Of a number in `since`, only changes at or after that position count: earlier changes are in the base copy
     that was taken there.
     """
 
@@ -166,8 +166,8 @@ def schema_mapping(
 ) -> SchemaMapping:
     """Map the numbers of all `definitions` to those of `groups`, the tables at the cut.
 
-    `successions` maps a number to the one that it continues, `copy_positions` a number to the position of the base copy
-    with which it began.
+    `successions` maps a number to its predecessor, `copy_positions` a number to the position of the base copy that
+    began it.
     """
     unchanged: set[int] = set()
     conversions: dict[int, Conversion] = {}
@@ -184,7 +184,7 @@ def schema_mapping(
             composed = composed.after(step) if composed else step
             conversions[older.number] = composed
         if path[-1].number in copy_positions:
-            since |= dict.fromkeys((one.number for one in path), copy_positions[path[-1].number])
+            since |= dict.fromkeys((group.number for group in path), copy_positions[path[-1].number])
     return SchemaMapping(frozenset(unchanged), conversions, since)
 
 

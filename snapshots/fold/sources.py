@@ -1,4 +1,4 @@
-"""What an object declares of itself, compared with its commit before any of its rows are read.
+"""The metadata of an object, compared with its commit before any of its rows are read.
 
 A file of a few kilobytes can declare millions of rows. Its footer says how many it has, in which row groups, and how
 large they are once expanded; a segment's metadata says which it is.
@@ -47,7 +47,7 @@ from cutline.wal.segments.segments import (
     open_parquet,
 )
 
-# What a segment's metadata and its entry in a commit both say.
+# The fields that a segment's metadata and its entry in a commit share.
 DECLARED = ("node", "operation", "after", "through", "open", "changes", "events", "partials", "truncates")
 
 
@@ -62,16 +62,16 @@ def check_footer(footer: Any, schema: pa.Schema, rows: int) -> None:
 
 
 def check_segment(footer: Any, segment: Segment) -> None:
-    """Raise ValueError unless the metadata of the object says what the commit says of the segment."""
+    """Raise ValueError unless the object's metadata agrees with the commit's entry for the segment."""
     body = (footer.metadata or {}).get(METADATA_KEY, b"")
     try:
         declared: SegmentMetadata = from_json(body, SegmentMetadata)
     except msgspec.DecodeError as error:
         raise ValueError(f"its metadata is damaged: {error}") from error
     for name in DECLARED:
-        found, expected = getattr(declared, name), getattr(segment, name)
-        if found != expected:
-            raise ValueError(f"its metadata says {name} {found}, its commit {expected}")
+        given, expected = getattr(declared, name), getattr(segment, name)
+        if given != expected:
+            raise ValueError(f"its metadata says {name} {given}, its commit {expected}")
 
 
 def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iterator[pa.Table]:
@@ -97,8 +97,8 @@ PROBLEM = -1
 class Source:
     """An object of one node's copy, with size and digest from its commit. `number` is the node's number in the job.
 
-    `rows` (by group number, of a base object) and `segment` are what the commit says of its content; where they are
-    None, it is not compared.
+    `rows` (by group number, of a base object) and `segment` describe its content according to the commit; where they
+    are None, it is not compared.
     """
 
     key: str
@@ -271,7 +271,7 @@ EXPANDED_BYTES_MAX = 48 << 20
 
 @dataclass(frozen=True, slots=True)
 class BaseForm:
-    """What the base sources of a node have in common; see BaseSource. `mapping` is None if no rows need conversion."""
+    """Properties shared by the base sources of a node; see BaseSource. `mapping` is None if no row needs conversion."""
 
     node: str
     number: int
@@ -438,7 +438,7 @@ class BaseSources:
         return self._ends[at] - len(self._parts[at]), self._parts[at].read()
 
     def groups_of(self, number: int) -> frozenset[int]:
-        """The numbers at the cut of the groups of which the base sources of a node have rows."""
+        """The numbers at the cut of the groups with rows in a node's base sources."""
         return frozenset[int]().union(*(node.groups for node in self.nodes if node.number == number))
 
     def without(self, numbers: Collection[int]) -> BaseSources:
@@ -447,7 +447,7 @@ class BaseSources:
 
     def numbers_with(self, groups: Mapping[int, frozenset[int]]) -> Ints:
         """The numbers of the sources with rows of these groups, by node number."""
-        found, first = [np.zeros(0, np.int64)], 0
+        numbers, first = [np.zeros(0, np.int64)], 0
         for node in self.nodes:
             wanted = groups.get(node.number, frozenset())
             for part in node.parts:
@@ -455,9 +455,9 @@ class BaseSources:
                     # If all groups of a part are wanted, its list need not be read.
                     is_whole = wanted.issuperset(part.groups)
                     has_rows = is_whole or [not wanted.isdisjoint(source.groups) for source in part.read()]
-                    found.append(first + np.flatnonzero(np.broadcast_to(has_rows, len(part))))
+                    numbers.append(first + np.flatnonzero(np.broadcast_to(has_rows, len(part))))
                 first += len(part)
-        return np.concatenate(found)
+        return np.concatenate(numbers)
 
     @cached_property
     def _parts(self) -> tuple[BasePart, ...]:
@@ -485,7 +485,7 @@ class BaseCursor:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All objects from which the state of some nodes' copies is folded.
+    """All objects that the fold of some nodes' copies reads.
 
     A node's number is its index in `nodes`. `column_counts` is by node number and group.
     """

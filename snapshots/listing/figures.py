@@ -76,11 +76,11 @@ class Gaps:
 
 
 def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
-    """The spans between neighbours that are longer than usual, or in which a chain ended and the next began.
+    """The spans between neighbours that are longer than usual, or that contain the end of a chain and the next begin.
 
     The newest place and `now` are neighbours, too, but that span does not count for the median: it still grows.
     """
-    ordered = sorted(places, key=lambda one: (one.at, one.snapshot, one.increment))
+    ordered = sorted(places, key=lambda place: (place.at, place.snapshot, place.increment))
     pairs = list(pairwise(ordered))
     spans = [(before.at - after.at).total_seconds() for after, before in pairs]
     usual = median(spans) if len(spans) >= SPANS_MIN else None
@@ -96,15 +96,15 @@ def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
     )
 
 
-# So many of the newest are read of operations without an intent (checks, gc, prunes), and of those with one that have
-# committed no increment; what each of them says is one or two reads. A watch takes thousands of increments between two
-# checks: of those the newest are a sample.
+# The first is how many of the newest operations are read without an intent (checks, gc, prunes), and how many with an
+# intent that have committed no increment. Each costs one or two reads. A watch takes thousands of increments between
+# two checks: the newest of them are read as a sample.
 OPERATIONS_MAX, INCREMENTS_MAX = 1000, 200
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """A phase of all operations of one kind that have it: how many, and how long it took."""
+    """A phase, summed over all operations of a kind that have it: how many, and how long it took."""
 
     kind: str
     phase: str
@@ -115,7 +115,7 @@ class PhaseFigures:
 
 @dataclass(frozen=True, slots=True)
 class OperationFigures:
-    """The figures of `read` operations; if they `are_all`, no other one has ended that counts.
+    """The figures of `read` operations; if they `are_all`, no other operation that counts has ended.
 
     `untimed` counts those that are done and whose phases were not recorded. `checks` and `drills`, which have ended
     with a result, are the newest first.
@@ -136,32 +136,38 @@ def read_operation_figures(
     increments: Collection[str] = (),
     others: Collection[str] = (),
 ) -> OperationFigures:
-    """Read the newest operations that have ended, and collect the figures of one snapshot, or of all.
+    """Read the newest operations that have ended, and collect the figures of `snapshot`, or of all.
 
-    `increments` are the operations that have committed increments; of one snapshot only its own, and `others` those
-    of others, which are not read.
+    `increments` are the operations that have committed increments; with `snapshot` only its own, and `others` those of
+    other snapshots, which are not read.
     """
     documents, own, not_read = document_names(store), frozenset(increments), frozenset(others)
-    with_intent = [one for one in list_ended(documents, has_intent=True) if one not in not_read]
+    with_intent = [operation for operation in list_ended(documents, has_intent=True) if operation not in not_read]
     classes = (
         (OPERATIONS_MAX, list_ended(documents, has_intent=False)),
-        (OPERATIONS_MAX, [one for one in with_intent if one not in own]),
-        (INCREMENTS_MAX, [one for one in with_intent if one in own]),
+        (OPERATIONS_MAX, [operation for operation in with_intent if operation not in own]),
+        (INCREMENTS_MAX, [operation for operation in with_intent if operation in own]),
     )
-    newest = sorted((one for count, ids in classes for one in ids[:count]), reverse=True)
-    found = chain.from_iterable(read_batches(store, documents, newest))
-    return collect_operations(found, snapshot, are_all=all(len(ids) <= count for count, ids in classes))
+    newest = sorted((operation for count, ids in classes for operation in ids[:count]), reverse=True)
+    operations = chain.from_iterable(read_batches(store, documents, newest))
+    return collect_operations(operations, snapshot, are_all=all(len(ids) <= count for count, ids in classes))
 
 
 def collect_operations(
     ended: Iterable[Ended], snapshot: str | None = None, *, are_all: bool = True
 ) -> OperationFigures:
-    """The figures of operations, the newest first: of one snapshot, or of all."""
+    """The figures of operations on `snapshot`, or on all, the newest first."""
     endeds = list(ended)
-    own = [one for one in endeds if one.outcome and one.outcome.state == "done" and snapshot in (None, one.snapshot)]
-    timed = [one for one in own if one.phases]
-    checks = [check for one in endeds for check in checks_of(one) if snapshot in (None, check.point.snapshot)]
-    drills = tuple(one for one in own if one.kind == DRILL and one.ended_at)
+    own = [
+        operation
+        for operation in endeds
+        if operation.outcome and operation.outcome.state == "done" and snapshot in (None, operation.snapshot)
+    ]
+    timed = [operation for operation in own if operation.phases]
+    checks = [
+        check for operation in endeds for check in checks_of(operation) if snapshot in (None, check.point.snapshot)
+    ]
+    drills = tuple(operation for operation in own if operation.kind == DRILL and operation.ended_at)
     return OperationFigures(len(endeds), are_all, len(own) - len(timed), _phases(timed), tuple(checks), drills)
 
 
@@ -233,7 +239,7 @@ class PointFigures:
 class SnapshotFigures:
     """One snapshot with its restore points in order; of a broken one, only those that can be read.
 
-    `is_given_up`: its chain was lost, or ended by a restore; not if it went on until another snapshot took its place.
+    `is_given_up`: its chain was lost, or ended by a restore; not if it continued until another snapshot took its place.
     """
 
     name: str
@@ -309,7 +315,7 @@ class StoreFigures:
 
 
 def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
-    """Read the figures of one snapshot, or of all; raise SnapshotMissingError, SnapshotDeletedError.
+    """Read the figures of the snapshot `name`, or of all; raise SnapshotMissingError, SnapshotDeletedError.
 
     A snapshot that can't be read is in the figures with its problem. No object but commits and outcomes is read.
     """
@@ -324,9 +330,9 @@ def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
             )
         names = [name]
     # One after the other: a chain of thousands of commits takes much more memory than its figures.
-    entries = (read_entry(store, identity, one, read_chain) for one in names)
+    entries = (read_entry(store, identity, listed_name, read_chain) for listed_name in names)
     snapshots = [figures_of(entry, entry.chain) for entry in entries if entry is not None]
-    others = _increments_of(store, identity, [one for one in stored if one not in names])
+    others = _increments_of(store, identity, [stored_name for stored_name in stored if stored_name not in names])
     operations = read_operation_figures(store, name, increments=_increments_in(snapshots), others=others)
     return _collect(fleet, now, snapshots, operations)
 
@@ -377,7 +383,7 @@ def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
 
 
 def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
-    """The figures of a snapshot; `chain` is what can be read of it."""
+    """The figures of a snapshot; `chain` is its readable part."""
     points = tuple(map(_point_of, chain.commits)) if chain else ()
     is_replaced = entry.lost is not None and entry.lost.is_planned and bool(entry.lost.successor)
     is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not is_replaced

@@ -50,9 +50,9 @@ COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended"
 class Entry:
     """One snapshot. If its chain can't be read, `problem` says why and `chain` is the part before that, if any.
 
-    `has_damaged_mark`: all of the chain can be read, and `problem` is that of a mark.
-    `lost` is set if the chain was given up and can't be continued; `retained` is the WAL that the nodes keep for it.
-    `is_only_full`: its increments were pruned. `summaries` are of the increments.
+    `has_damaged_mark`: all of the chain can be read, and `problem` is that of a mark. `lost` is set if the chain was
+    given up and can't be continued; `retained` is the WAL that the nodes keep for it. `is_only_full`: its increments
+    were pruned. `summaries` describe the increments.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """Broken: a commit is missing, or one that was read is damaged. Lost, ended, only-full: no increment follows.
+        """Broken: a commit is missing or damaged. Lost, ended, only-full: no increment follows.
 
         Because a node kept too much WAL for it, a command ended it, or its increments were pruned. Ended is also one
         whose mark is damaged. The objects that the commits list are read by `check` alone.
@@ -119,8 +119,8 @@ class MissingPoint:
 
 
 def missing_texts(missing: Iterable[MissingPoint]) -> list[str]:
-    """A line for each snapshot: what is missing of it, and what to do. They are in the order of their increments."""
-    return [_text_of(name, list(points)) for name, points in groupby(missing, key=lambda one: one.snapshot)]
+    """A line for each snapshot: its missing commits, and the remedy. They are in the order of their increments."""
+    return [_text_of(name, list(points)) for name, points in groupby(missing, key=lambda point: point.snapshot)]
 
 
 def _text_of(name: str, points: list[MissingPoint]) -> str:
@@ -136,13 +136,13 @@ def _text_of(name: str, points: list[MissingPoint]) -> str:
 
 
 def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """What is missing beside these entries, all of the store's, by the newest operations.
+    """The commits missing from `entries` (all of the store's), according to the newest operations.
 
     `documents` are those of document_names, listed before the entries were read.
     """
     entries = list(entries)
     committed = committed_by(entries)
-    ids = [one for one in list_ended(documents, has_intent=True) if one not in committed]
+    ids = [operation for operation in list_ended(documents, has_intent=True) if operation not in committed]
     return find_missing(store, _read(store, documents, ids[:READ_MAX]), entries)
 
 
@@ -152,7 +152,7 @@ def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], en
         return []
     second = _second_of(entry.chain.last.operation)
     ids = sorted(set(list_ended(documents, has_intent=True)) - committed_by([entry]))
-    later = _read(store, documents, [one for one in ids if one >= second][:READ_MAX])
+    later = _read(store, documents, [operation for operation in ids if operation >= second][:READ_MAX])
     return find_missing(store, [ended for ended in later if ended.snapshot == entry.name], [entry])
 
 
@@ -163,27 +163,27 @@ def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[E
     """
     by_name = {entry.name: entry for entry in entries}
     points: dict[str, set[int]] = {}
-    for one in ended:
-        is_done = one.outcome is not None and one.outcome.state == DONE
-        is_commit = one.kind == "create" and one.increment is not None and is_done
-        if is_commit and _may_be_missing(one.id, by_name.get(one.snapshot)):
-            points.setdefault(one.snapshot, set()).add(one.increment or 0)
+    for operation in ended:
+        is_done = operation.outcome is not None and operation.outcome.state == DONE
+        is_commit = operation.kind == "create" and operation.increment is not None and is_done
+        if is_commit and _may_be_missing(operation.id, by_name.get(operation.snapshot)):
+            points.setdefault(operation.snapshot, set()).add(operation.increment or 0)
     return [point for name in sorted(points) for point in _look_for(store, name, sorted(points[name]))]
 
 
 def committed_by(entries: Iterable[Entry]) -> set[str]:
     """The operations that have committed the restore points of the entries."""
-    found = set[str]()
+    operations = set[str]()
     for entry in entries:
-        found |= {entry.chain.full.operation} if entry.chain else set()
-        found |= {summary.operation for summary in entry.summaries}
-    return found
+        operations |= {entry.chain.full.operation} if entry.chain else set()
+        operations |= {summary.operation for summary in entry.summaries}
+    return operations
 
 
 def _may_be_missing(operation: str, entry: Entry | None) -> bool:
     if entry is None:
         return True
-    # What is wrong with a chain that can't be read is its problem; a damaged mark may be that of pruned increments.
+    # If a chain can't be read, the error is its problem; a damaged mark may be the mark of pruned increments.
     if entry.chain is None or entry.problem:
         return False
     # Ids of different seconds sort by time: operations before the full snapshot's worked on another one of that name.
@@ -191,7 +191,7 @@ def _may_be_missing(operation: str, entry: Entry | None) -> bool:
 
 
 def _look_for(store: ObjectStore, name: str, increments: Iterable[int]) -> Iterator[MissingPoint]:
-    # What can't be read is there, whatever it says.
+    # An unreadable document exists, so its commit is not missing.
     with suppress(ManifestError):
         if is_deleted(store, name):
             return
@@ -229,7 +229,7 @@ class Listing:
     @property
     def warnings(self) -> list[str]:
         """A line for every restore point that is missing, and for every chain past half of a node's limit."""
-        entries_by_slot = {slot_name(one.chain.full.chain): one for one in self.entries if one.chain}
+        entries_by_slot = {slot_name(entry.chain.full.chain): entry for entry in self.entries if entry.chain}
         warnings = missing_texts(self.missing)
         for slot in sorted({retained.slot for retained in self.answers.retained}):
             entry = entries_by_slot.get(slot)
@@ -246,7 +246,7 @@ class Listing:
 def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     """Every snapshot in the fleet's store. The nodes are asked at the same time, and need not answer.
 
-    With `all_checks`, also those before the newest full ones are looked for.
+    With `all_checks`, checks before the newest full checks are read as well.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
@@ -293,7 +293,7 @@ def read_entry(
             check_of_fleet(readable, identity)
         except (ManifestError, RefusedError):
             return Entry(name, None, error.message)
-        # The restore points before what can't be read can be restored as ever.
+        # The restore points before the unreadable commit can still be restored.
         return Entry(name, readable, error.message, summaries=tuple(map(summary_of, readable.increments)))
 
 
@@ -345,11 +345,11 @@ def find_doubts(
     `documents` are those of document_names, listed before the chain was read. Raises what read_summaries raises.
     """
     missing = read_missing_after(store, documents, entry_of(store, chain)) if is_newest else []
-    found = missing_texts(missing)
+    doubts = missing_texts(missing)
     checks = read_checks(store, documents, {chain.name})
     if standing := checks.standing_conflicts(chain.name, chain.last.increment + 1):
-        found.append(
+        doubts.append(
             f"a check up to increment {standing.point.increment} of {chain.name}, which ended at {standing.ended_at},"
             f" has found conflicts; to see whether this is concerned: snapshot check {chain.name} --increment N"
         )
-    return tuple(found)
+    return tuple(doubts)

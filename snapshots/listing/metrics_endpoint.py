@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Collector:
-    """What the client library asks for the metrics of one fleet."""
+    """The collector of a fleet's metrics, called by the client library."""
 
     fleet: str
     samples: tuple[Sample, ...]
@@ -52,10 +52,10 @@ def render(fleet: str, samples: Iterable[Sample]) -> bytes:
     return generate_latest(registry)
 
 
-# A scraper and a probe are expected. Of more connections the oldest are closed: those that ask at once are answered,
-# whatever others do that send nothing.
+# A scraper and a probe are expected. Of more connections the oldest are closed: connections that send a request at once
+# are answered, even while others stay silent.
 REQUESTS_MAX, REQUEST_SECONDS_MAX = 8, 10.0
-# Every Prometheus reads this version of the text format; later ones differ in names that no metric here has.
+# Every Prometheus reads this version of the text format; later versions differ in names that no metric here has.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PLAIN = "text/plain; charset=utf-8"
 
@@ -124,7 +124,7 @@ class MetricsEndpoint:
 
 
 def shut_down(request: socket.socket) -> None:
-    """End a connection, whatever another thread is doing with it."""
+    """End a connection, even while another thread is using it."""
     with suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 

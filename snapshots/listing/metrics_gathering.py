@@ -1,6 +1,6 @@
 """Gather the metrics of a fleet from its store and nodes, within a time limit.
 
-Nothing that is away makes it fail: `cutline_store_up` and `cutline_node_up` say so, and what is not known is absent.
+Nothing that is away makes it fail: `cutline_store_up` and `cutline_node_up` report it, and unknown values are absent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
 from cutline.wal.slots.lags import LagsQuery, NodeLags
 
-# What is kept of a snapshot is as large as its newest commits, and a kilobyte for each increment.
+# For each snapshot the size of its newest commits is kept in memory, and a kilobyte for each increment.
 KEPT_MAX = 256
 FULL_COMMIT, LOST_FOLDER = "snapshot.", "lost"
 
@@ -78,14 +78,14 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was read of a snapshot, after it was listed; `entry` is None if it is not committed, or deleted."""
+    """The facts read about a listed snapshot; `entry` is None if it is not committed, or deleted."""
 
     listed: _Listed
     entry: Entry | None
 
     @property
     def may_stay(self) -> bool:
-        """Whether it is as it was read until its listings change. What has a problem may be corrected in its place."""
+        """Whether it is as it was read until its listings change. A damaged object may be repaired in its place."""
         if self.entry is None:
             return True
         # The mark of another chain of its name: that of its own would change no listing.
@@ -103,7 +103,7 @@ class EntryReader:
     """Reads the entries of all snapshots. One whose listings are as they were when it was read is not read again.
 
     So a full snapshot's commit that is damaged later, in its place, is not noticed here: `check` finds it. The newest
-    KEPT_MAX entries are kept; others are read each time.
+    KEPT_MAX entries are kept; all others are read each time.
     """
 
     def __init__(self) -> None:
@@ -118,13 +118,15 @@ class EntryReader:
         deleted = set(store.list_children("deleted"))
         names = [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]
         with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-            found = list(threads.map(lambda name: self._read(store, identity, name, deleted), names))
-        kept = sorted((one for one in found if one.may_stay), key=lambda one: one.newest_at, reverse=True)
-        self._known = {one.listed.name: one for one in kept[:KEPT_MAX]}
-        return tuple(one.entry for one in found if one.entry is not None)
+            known = list(threads.map(lambda name: self._read(store, identity, name, deleted), names))
+        kept = sorted(
+            (snapshot for snapshot in known if snapshot.may_stay), key=lambda snapshot: snapshot.newest_at, reverse=True
+        )
+        self._known = {snapshot.listed.name: snapshot for snapshot in kept[:KEPT_MAX]}
+        return tuple(snapshot.entry for snapshot in known if snapshot.entry is not None)
 
     def _read(self, store: ObjectStore, identity: StoreIdentity, name: str, deleted: set[str]) -> _Known:
-        # The listings come first: what is stored while it is read changes the next ones.
+        # The listings come first: an object stored while the snapshot is read changes the next listings.
         listed = _list_snapshot(store, name, is_deleted=tombstone_key(name).partition("/")[2] in deleted)
         known = self._known.get(name)
         if known is not None and known.listed == listed:
@@ -149,7 +151,7 @@ def _list_snapshot(store: ObjectStore, name: str, *, is_deleted: bool) -> _Liste
 
 
 def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mapping[str, Lsn]) -> Iterator[Sample]:
-    """All samples of the nodes; `archived` is by node, without those of which the store has no WAL."""
+    """All samples of the nodes; `archived` is by node, without nodes that have no WAL in the store."""
     for node in fleet.nodes:
         role = metrics.STANDBY if node.backup_of else metrics.PRIMARY
         node_lags = lags[node.id]
@@ -254,7 +256,7 @@ def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, Activit
 
 
 def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: float) -> Iterator[Sample]:
-    """What ended within the window, and the last one of every kind; `committed` is what no outcome is read of."""
+    """The ends within the window, and the last end of every kind; for `committed` no outcome is read."""
     ends = [*committed, *(end for ended in read.found if (end := end_of(ended)) is not None)]
     window = WINDOW_SECONDS if read.since is None else min(WINDOW_SECONDS, max(now - read.since.timestamp(), 0.0))
     yield metrics.HISTORY_WINDOW.of(window)
@@ -262,7 +264,7 @@ def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: fl
     for (kind, code), count in sorted(counts.items()):
         yield metrics.ENDED.of(count, kind, code)
     for kind in metrics.KINDS:
-        own = sorted((kind_end for kind_end in ends if kind_end.kind == kind), key=lambda one: one.ended_at)
+        own = sorted((kind_end for kind_end in ends if kind_end.kind == kind), key=lambda end: end.ended_at)
         if own and own[-1].code is not None:
             yield metrics.LAST_CODE.of(own[-1].code, kind)
         successes = [kind_end for kind_end in own if kind_end.is_done and not kind_end.code]
@@ -270,7 +272,7 @@ def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: fl
             yield from _success(successes[-1])
     measured = [kind_end for kind_end in ends if kind_end.figures is not None]
     if measured:
-        yield from _restored(max(measured, key=lambda one: one.ended_at))
+        yield from _restored(max(measured, key=lambda end: end.ended_at))
 
 
 def _code_text(end: KindEnd) -> str:
@@ -307,7 +309,7 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What was read from a store."""
+    """The facts read from a store."""
 
     entries: tuple[Entry, ...]
     open_operations: tuple[UnderWay, ...]
@@ -321,9 +323,9 @@ class StoreFacts:
 
 
 def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = None) -> StoreFacts:
-    """Read the fleet's store, with a `reader` only what has changed since it read last; raises as EntryReader.read."""
+    """Read the fleet's store, with a `reader` only its changes since the last read; raises as EntryReader.read."""
     store = fleet.store.open()
-    # First: what is recorded as committed then is there.
+    # First: everything recorded as committed is then stored.
     documents = document_names(store)
     entries = (reader or EntryReader()).read(store, fleet)
     operations = ended.read(store, committed_by(entries), documents)
@@ -431,7 +433,7 @@ class Gathered:
 
 
 class MetricsGatherer:
-    """Gathers again and again; what can't change any more is read once.
+    """Gathers again and again; facts that can't change any more are read once.
 
     A store that does not answer keeps one thread waiting, not one for each gathering.
     """
@@ -456,7 +458,7 @@ class MetricsGatherer:
         return Gathered(tuple(samples), tuple([problem] * bool(problem) + problems), now)
 
     def _read(self, fleet: Fleet, seconds_max: float) -> tuple[StoreFacts | None, str]:
-        """What the store says, or why it says nothing."""
+        """The store's facts, or the reason why there are none."""
         if self._reading is not None and self._reading.thread.is_alive():
             return None, "the store has not answered yet since it was asked before"
         self._reading = _Reading(lambda: read_facts(fleet, self._ended, self._entries))

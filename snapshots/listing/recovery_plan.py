@@ -1,10 +1,11 @@
-"""Recovery plans: where to recover the physical backups of the nodes, and what is in doubt at the cut.
+"""Recovery plans: the position to recover each node's physical backup to, and the transactions in doubt at the cut.
 
-A coordinator that recovers asks for them. In what is restored each has been decided, the same way on all its nodes.
+A coordinator that recovers asks for them. In a restored state each has been decided, the same way on all its nodes.
 
 A cut's position is the end of a record, and its state is what begins before the position. So recovery stops before the
-first record that begins there or later (recovery_target_inclusive = off). Whatever is committed before the position of
-any node is in the state (docs/consistency.md), so only transactions that are still prepared need a decision.
+first record that begins there or later (recovery_target_inclusive = off). Every transaction committed before the
+position of any node is in the state (docs/consistency.md), so only transactions that are still prepared need a
+decision.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class InDoubtTransaction:
 
 
 def state_of(part: InDoubt) -> str:
-    """What the part was on its node at the cut."""
+    """The state of the part on its node at the cut."""
     return "prepared" if part.is_prepared else "committed"
 
 
 def decision_of(part: InDoubt) -> str:
-    """How the part's transaction is decided in what is restored."""
+    """How the part's transaction is decided in a restored state."""
     return COMMITTED if part.is_included else ROLLED_BACK
 
 

@@ -111,7 +111,7 @@ def traced(fleet: Fleet, target: Progress, command: Command, *, is_one_of_many: 
     """Yield `target`, or what makes spans besides, if they are wanted; raises TracesMissingError.
 
     They are wanted by `[metrics] traces`, else by the variables that name a collector. Those may be meant for other
-    programs: without the packages that is noted, and the command goes on.
+    programs: without the packages that is noted, and the command continues.
 
     At the end of the block the collector is waited for, for SENDING_SECONDS_MAX. Not of `is_one_of_many` operations of
     this process: it sends their spans meanwhile, and waits for the collector when it ends.
@@ -161,7 +161,7 @@ def _make_provider() -> TracerProvider:
 
 @cache
 def _lasting_provider() -> TracerProvider:
-    """The one that all operations of this process share; raises ImportError."""
+    """The provider that all operations of this process share; raises ImportError."""
     provider = _make_provider()
     kept = _KeptMessage()
     LOGGER.addHandler(kept)
@@ -171,7 +171,7 @@ def _lasting_provider() -> TracerProvider:
 
 @contextmanager
 def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
-    """Send at the end what is left, for SENDING_SECONDS_MAX at most, and note what could not be sent."""
+    """Send the remaining spans at the end, for SENDING_SECONDS_MAX at most, and note a failure."""
     kept = _KeptMessage()
     LOGGER.addHandler(kept)
     try:
@@ -184,9 +184,9 @@ def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
 
 
 def _send_rest(provider: TracerProvider, kept: _KeptMessage) -> bool:
-    """Send what is left, for SENDING_SECONDS_MAX at most; return whether that has ended.
+    """Send the remaining spans, for SENDING_SECONDS_MAX at most; return whether that has ended.
 
-    If not, it goes on in its thread, at whose end `kept` is no handler any more.
+    If not, its thread continues, and removes the handler `kept` at its end.
     """
 
     def send() -> None:

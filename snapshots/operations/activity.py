@@ -1,7 +1,7 @@
 """The activity of this process: it passes progress on, stores signs of life, stops if asked to, and records its end.
 
-A thread does both, every few seconds. Its errors are ignored; the command goes on. A command that ends within the first
-seconds stores nothing.
+A thread does both, every few seconds. Its errors are ignored; the command continues. A command that ends within the
+first seconds stores nothing.
 
 A command may be an operation of its own, without an intent, and work on others meanwhile: a prune has one removal after
 the other. Then both have signs, and a request to either stops it.
@@ -51,7 +51,7 @@ from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectS
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`snapshot` is "" for all. `operation` is "" until the command says it by a Reading."""
+    """`snapshot` is "" for all. `operation` is "" until a Reading of the command names it."""
 
     kind: str
     snapshot: str = ""
@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an operation without an intent ended; see Outcome. `code` None: its process could not say it."""
+    """How an operation without an intent ended; see Outcome. `code` None: its process could not report it."""
 
     state: Literal["done", "failed"]
     reason: str = ""
@@ -164,7 +164,7 @@ class Activity(Forwarding):
         with self._lock:
             if reading.operation and reading.operation not in (self._own, *self._operations[-1:]):
                 self._operations.append(reading.operation)
-                # `ending` was of the operation before.
+                # `ending` belonged to the previous operation.
                 self._is_ending = False
             self._left = None if reading.seconds_left is None else (reading.seconds_left, time.monotonic())
             self._is_rough = reading.is_rough
@@ -175,7 +175,7 @@ class Activity(Forwarding):
         self.target.tell(reading)
 
     def watches(self, state: WatchState) -> None:
-        """Let the signs of a watch say what it has told of its tasks."""
+        """Let the signs of a watch contain its reports on its tasks."""
         with self._lock:
             self._watch = state
 
@@ -186,7 +186,7 @@ class Activity(Forwarding):
         self.target.ending()
 
     def show(self, operation: str) -> None:
-        """Store a sign of life of the command's own operation now: others see it. Raises what the store raises."""
+        """Store a sign of life of the command's own operation now: others see it. Raises the store's errors."""
         signs = self._signs_of(operation)
         signs.store_next(self._sign(signs))
         with self._lock:
@@ -204,11 +204,11 @@ class Activity(Forwarding):
             with suppress(Exception):
                 signs = self._follow(signs)
             for sign in signs:
-                # The command's end waits for what is asked of the store here.
+                # The command's end waits for the store's answers here.
                 if not self._ended.is_set() and time.monotonic() >= sign.due:
-                    # Before it looks for requests: whoever makes one then sees that a process is there to stop.
+                    # Before it looks for requests: a canceller then sees that there is a process to stop.
                     with suppress(Exception):
-                        # It may be gone: what is stored in its place would be found by nobody.
+                        # It may be gone: nobody would find objects stored in its place.
                         self._open_store()
                         sign.store_next(self._sign(sign))
             if signs and not self._ended.is_set():
@@ -218,14 +218,14 @@ class Activity(Forwarding):
             sign.clear()
 
     def _follow(self, signs: list[_Signs]) -> list[_Signs]:
-        """The signs of the command's own operation, if it is one, and of the one that it works on now, if any."""
+        """The signs of the command's own operation and of the operation that it works on now, if there are any."""
         with self._lock:
-            wanted = [one for one in (self._own, *self._operations[-1:]) if one]
-            known = {one.operation: one for one in (*self._shown, *signs)}
+            wanted = [operation for operation in (self._own, *self._operations[-1:]) if operation]
+            known = {sign.operation: sign for sign in (*self._shown, *signs)}
         for sign in signs:
             if sign.operation not in wanted:
                 sign.clear()
-        return [known.get(one) or self._signs_of(one) for one in wanted]
+        return [known.get(operation) or self._signs_of(operation) for operation in wanted]
 
     def _signs_of(self, operation: str) -> _Signs:
         """New signs of an operation, after those that earlier processes have left."""
@@ -236,7 +236,7 @@ class Activity(Forwarding):
             intent = read_intent(store, operation)
             kind, snapshot, increment, began_at = intent.kind, intent.snapshot, intent.increment, intent.began_at
         if datetime.fromisoformat(began_at) < datetime.fromisoformat(PROCESS_BEGAN_AT):
-            # Those were asked of an earlier process, whose restore this one goes on with.
+            # Those were asked of an earlier process, whose restore this command resumes.
             self._requests[operation] = next_number(request_numbers(names))
         number = next_number(sign_numbers(names))
         is_clean = number == 1
@@ -255,7 +255,7 @@ class Activity(Forwarding):
             self._operations = self._operations[max(len(looked) - 1, 0) :]
 
     def _request_of(self, store: ObjectStore, operation: str) -> CancelRequest | None:
-        """The next request to stop; one that can't be read stands in nobody's way."""
+        """The next request to stop; an unreadable request is ignored."""
         while True:
             number = self._requests.get(operation, 1)
             try:
@@ -313,7 +313,7 @@ class Activity(Forwarding):
 
 @dataclass(slots=True)
 class _Signs:
-    """The signs of one operation. `number` is the next one's; `due` is when to store it, on the monotonic clock.
+    """The signs of an operation. `number` is the next sign's; `due` is when to store it, on the monotonic clock.
 
     `is_clean`: there is none but the last one.
     """
@@ -329,7 +329,7 @@ class _Signs:
     every_seconds: float = field(default_factory=lambda: SIGN_SECONDS)
 
     def store_next(self, sign: SignOfLife) -> None:
-        """Store a sign, and delete the one before."""
+        """Store a sign, and delete its predecessor."""
         before, rarer, is_clean = self.number - 1, self.rarer, self.is_clean
         # If one of the next steps fails, it is not known which signs are left.
         self.is_clean = False
@@ -350,7 +350,7 @@ class _Signs:
 
     @property
     def rarer(self) -> float:
-        """The seconds to the sign after the next one, unless both can be stored and the one before deleted."""
+        """The next interval between signs, unless storing a sign and deleting its predecessor both succeed."""
         return min(self.every_seconds * RARER, SIGN_SECONDS_MAX)
 
 

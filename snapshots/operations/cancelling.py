@@ -1,9 +1,9 @@
-"""Stop operations from elsewhere: ask their processes, wait until they end, and settle what is dead.
+"""Stop operations from elsewhere: ask their processes, wait until they end, and settle dead operations.
 
-A request is an object beside the operation's intent. The process looks for it every few seconds, stops as by SIGTERM,
-cleans up, and ends with exit code 8. A restore that has decided to publish goes on. What shows no sign of life is
-asked, too: if its process was only suspended, it stops as soon as it goes on. Then it is settled as the next create
-would do it, under the fleet's lock.
+A request is an object in the same folder as the operation's intent. The process looks for it every few seconds, stops
+as by SIGTERM, cleans up, and ends with exit code 8. A restore that has decided to publish continues. Operations without
+a sign of life are asked, too: if a process was only suspended, it stops as soon as it continues. Then they are settled
+as by the next create, under the fleet's lock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CancelResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What became of one operation, and what there is to say of it."""
+    """The result of cancelling an operation, with a message for the operator."""
 
     operation: UnderWay
     result: CancelResult
@@ -72,7 +72,7 @@ def cancel_operations(
 ) -> list[Cancelled]:
     """Ask all of the operations to stop, wait for them up to `wait_seconds`, and settle those that are dead.
 
-    Settling settles whatever else is dead, too. Raises StoreOfAnotherFleetError, StoreUnreachableError.
+    Settling settles all other dead operations, too. Raises StoreOfAnotherFleetError, StoreUnreachableError.
     """
     store, now = fleet.store.open(), utc_now()
     read_identity(store, fleet)
@@ -149,7 +149,7 @@ def _left_open(one: UnderWay) -> Cancelled:
 
 
 class _SignWatch:
-    """Tells of processes that have ended and recorded no outcome, as what they had begun is to be ended by a command.
+    """Reports processes that have ended without an outcome, because a command must end their operations.
 
     They delete their signs of life at the end.
     """
@@ -202,7 +202,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
 
 
 def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | None:
-    """What there is to say of a watch that still holds the watch lock, as its process hangs; None if it is gone."""
+    """The report on a watch whose process hangs and still holds the watch lock; None if it is gone."""
     if one.kind != WATCH:
         return None
     hanging = hanging_watch(read_under_way(store), one.label, utc_now())
@@ -224,12 +224,12 @@ def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | Non
 
 
 def forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
-    """Record that an operation without an intent is dead; what removals of a prune have begun, they have recorded."""
+    """Record that an operation without an intent is dead; the removals of a prune have records of their own."""
     (found,) = _await(store, [one], ANSWER_SECONDS_MAX, progress)
     if found.result is not CancelResult.STILL_RUNNING or one.began_at is None:
         return found
     about = Command(one.kind, one.snapshot, one.id)
-    # What a watch has told is there for the next one.
+    # A watch's reports are kept for the next watch.
     watch = one.sign.watch if one.sign else UNSET
     record_without_intent(store, about, one.began_at, one.label, Ending(FAILED, "no sign of life", watch=watch))
     clear_signs(store, one.id)
@@ -246,7 +246,7 @@ def _settled(
     if outcome is not None:
         clear_signs(store, one.id)
         if outcome.state == FAILED:
-            return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; what it had begun is undone")
+            return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; its unfinished work is undone")
         return Cancelled(one, CancelResult.TOO_LATE, f"it {one.dead_text}, but it had committed")
     if problem is None:
         return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, and it can't be undone; {one.remedy}")

@@ -54,9 +54,9 @@ class ObjectsNotStoredError(RefusedError):
 
 def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
     """Raise ObjectsNotStoredError unless the store has all these objects, by key, in these sizes (bytes)."""
-    found = listed_sizes(store, sizes)
+    listed = listed_sizes(store, sizes)
     # A listing may be out of date.
-    unsure = [key for key, size in sizes.items() if found.get(key) != size]
+    unsure = [key for key, size in sizes.items() if listed.get(key) != size]
     asked = sizes_of(store, unsure)
     lacking = [key for key in unsure if asked[key] is None]
     others = [key for key in unsure if asked[key] not in (None, sizes[key])]
@@ -141,7 +141,7 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
-    """Raise unless the previous commit is the one that this increment builds on, and nobody deleted it meanwhile."""
+    """Raise unless this increment builds on the previous commit, and nobody deleted that meanwhile."""
     check_not_deleted(store, commit.snapshot)
     if commit.previous is None:
         return
@@ -157,7 +157,7 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
 
 
 def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
-    """Return if this commit is stored; else raise the error for what is stored, or CommitIndeterminateError."""
+    """Return if this commit is stored; else raise the error for the stored document, or CommitIndeterminateError."""
 
     def is_ours() -> bool:
         stored = read_turn(store, key)

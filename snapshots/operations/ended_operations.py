@@ -1,10 +1,11 @@
-"""Operations that have ended, as their documents in the store say: what kind each was, and what checks found.
+"""Operations that have ended, by their documents in the store: their kinds, and the findings of checks.
 
-Whoever needs more than one of them reads them here. Records of operations that have committed stay as long as their
-snapshot; others are removed by gc after 30 days. What can't be read has a `problem`, and hides no other.
+All commands that need several of them read them here. Records of operations that have committed stay as long as their
+snapshot; others are removed by gc after 30 days. An unreadable record has a `problem`, and hides no other.
 
-Outcomes of checks are removed by gc after 30 days, and a check with credentials that only read stores none: what is not
-found here may still have been checked. What can't be read, twice, is passed over and named; `history` says why.
+Outcomes of checks are removed by gc after 30 days, and a check with credentials that only read stores none: a snapshot
+without a check here may still have been checked. Records that are unreadable twice are skipped and named; `history`
+gives the reasons.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Ended:
 
     @property
     def volumes(self) -> dict[str, int]:
-        """What it worked on, by unit."""
+        """The amount of its work, by unit."""
         return dict(_or(self.outcome.volumes, {})) if self.outcome else {}
 
     @property
@@ -132,7 +133,7 @@ class Ended:
 
     @property
     def checked(self) -> tuple[CheckedPoint, ...]:
-        """What a check found of each restore point; empty if that is not recorded."""
+        """The findings of a check on each restore point; empty if they are not recorded."""
         return _or(self.outcome.checked, ()) if self.outcome else ()
 
     @property
@@ -199,20 +200,22 @@ def read_batches(
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for first in range(0, len(operations), AT_ONCE):
             batch = operations[first : first + AT_ONCE]
-            endeds = threads.map(lambda one: read_ended(store, one, has_intent="intent.json" in documents[one]), batch)
+            endeds = threads.map(
+                lambda operation: read_ended(store, operation, has_intent="intent.json" in documents[operation]), batch
+            )
             yield [ended for ended in endeds if ended is not None]
 
 
 def read_history(store: ObjectStore, count: int, snapshot: str | None = None) -> list[Ended]:
-    """The last `count` operations that have ended, of one snapshot or of all, the newest first."""
+    """The last `count` operations that have ended, on `snapshot` or on all, the newest first."""
     documents = document_names(store)
     read = chain.from_iterable(read_batches(store, documents, list_ended(documents)))
     return list(islice((ended for ended in _newest_first(read) if snapshot in (None, ended.snapshot)), count))
 
 
 def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
-    """Operations in the order of their ids; those whose ids are of one second, by when they ended."""
-    for _, same_second in groupby(read, key=lambda one: one.id.partition("-")[0]):
+    """Operations in the order of their ids; operations with ids of the same second, by their end."""
+    for _, same_second in groupby(read, key=lambda ended: ended.id.partition("-")[0]):
         yield from sorted(same_second, key=lambda one: one.outcome.ended_at if one.outcome else "", reverse=True)
 
 
@@ -230,9 +233,9 @@ class EndedOperations:
 class EndedReader:
     """Reads again and again the newest operations that have committed nothing, or whose commit is gone.
 
-    What has committed is not read: its commit says more. Up to `count_max` operations that had an intent are read, and
-    as many of those that had none: so the many checks of a busy schedule hide no restore. An outcome never changes: it
-    is read once.
+    Operations that have committed are not read: their commits have more. Up to `count_max` operations that had an
+    intent are read, and as many of those that had none: so the many checks of a busy schedule hide no restore. An
+    outcome never changes: it is read once.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -245,16 +248,16 @@ class EndedReader:
         """The operations without those that have committed, by id; `documents` are those of document_names."""
         documents = document_names(store) if documents is None else documents
         classes = [
-            [one for one in list_ended(documents, has_intent=has_intent) if one not in committed]
+            [operation for operation in list_ended(documents, has_intent=has_intent) if operation not in committed]
             for has_intent in (True, False)
         ]
-        wanted = [one for ids in classes for one in ids[: self._count_max]]
-        self._known = {one: self._known[one] for one in wanted if one in self._known}
-        new = [one for one in wanted if one not in self._known]
+        wanted = [operation for ids in classes for operation in ids[: self._count_max]]
+        self._known = {operation: self._known[operation] for operation in wanted if operation in self._known}
+        new = [operation for operation in wanted if operation not in self._known]
         self._known |= {ended.id: ended for batch in read_batches(store, documents, new) for ended in batch}
         cut_off = [ids[: self._count_max] for ids in classes if len(ids) > self._count_max]
         since = max((time for ids in cut_off if (time := self._first_end(ids)) is not None), default=None)
-        return EndedOperations(tuple(self._known[one] for one in sorted(self._known, reverse=True)), since)
+        return EndedOperations(tuple(self._known[operation] for operation in sorted(self._known, reverse=True)), since)
 
     def _first_end(self, operations: Iterable[str]) -> datetime | None:
         ends = (self._known[operation].ended_at for operation in operations if operation in self._known)
@@ -302,7 +305,7 @@ class NewestChecks:
     """The checks that were read, all of them `by_snapshot`, and the newest of each snapshot.
 
     A full check is one of all that the then newest restore point of a snapshot needs. `last` has the newest check,
-    `full` the newest full one, and `valid` the newest full one that found all of it to be valid. `unread` are the
+    `full` the newest full check, and `valid` the newest full check that found all of it valid. `unread` are the
     operations whose outcome can't be read, which may be checks, and checks that end in the future: their clock was
     ahead, so they may be older than others. Of these only conflicts count.
     """
@@ -314,7 +317,7 @@ class NewestChecks:
     unread: list[str] = field(default_factory=list)
 
     def add(self, check: EndedCheck) -> None:
-        """Add a check; of two, the one that ended later is the newest."""
+        """Add a check; the check that ended last is the newest."""
         point, is_valid = check.point, check.point.result == VALID
         self.by_snapshot.setdefault(point.snapshot, []).append(check)
         _keep_newest(self.last, point.snapshot, check)
@@ -342,7 +345,7 @@ class NewestChecks:
 
 
 def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:
-    # The id of an operation has the second in which it began, so ids of one second are in no order.
+    # The id of an operation contains the second of its begin, so ids of the same second are in no order.
     if key not in newest or newest[key].moment < check.moment:
         newest[key] = check
 
@@ -350,12 +353,12 @@ def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> 
 def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck | None]:
     """By increment, of `count` restore points of a snapshot: the newest of its checks that covers it.
 
-    An inconclusive check counts only if no other one covers it. A check up to an increment covers the restore points
+    An inconclusive check counts only if no other check covers it. A check up to an increment covers the restore points
     before it, too: it reads all that they need. Those after it need the same objects. So if it found conflicts, it
     counts for them as well, unless a newer one covers them, or has found the increment itself to be valid.
     """
     covering: list[EndedCheck | None] = []
-    newest_first = sorted(checks, key=lambda one: one.moment, reverse=True)
+    newest_first = sorted(checks, key=lambda check: check.moment, reverse=True)
     for check in sorted(newest_first, key=lambda one: one.point.result == INCONCLUSIVE):
         covering += [check] * (min(check.point.increment + 1, count) - len(covering))
     covering += [None] * (count - len(covering))
@@ -371,8 +374,8 @@ def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck
 def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | None:
     """The check whose result stands for `count` restore points of a snapshot; None if no check has settled anything.
 
-    One that found conflicts stands until a full one that ended later covers the same restore points and finds all of
-    them valid: a check of less, or an inconclusive one, may have passed over the damage.
+    A check that found conflicts stands until a later full check covers the same restore points and finds all of them
+    valid: a check of less, or an inconclusive one, may have passed over the damage.
     """
     settling = [
         check
@@ -403,7 +406,7 @@ def read_checks(
     With `wanted`, reading ends once a full and valid check of each of these snapshots is found.
     """
     checks = NewestChecks()
-    ids = [one for one in list_ended(documents, has_intent=False) if OPERATION_ID.fullmatch(one)]
+    ids = [operation for operation in list_ended(documents, has_intent=False) if OPERATION_ID.fullmatch(operation)]
     problems: list[str] = []
     for batch in read_batches(store, documents, ids[: READ_MAX if count_max is None else count_max]):
         problems += checks.add_all(batch)

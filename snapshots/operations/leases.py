@@ -79,10 +79,10 @@ class Lease:
 class HeldLease:
     """A lease while it is held. `is_stored`: the operation is recorded in the store.
 
-    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, `is_done` if
-    it has done all of it, whatever interrupts it, `figures` if it is to be recorded what the restore measured, with
-    `is_typical` if others are estimated by them, and `code` if its command ends with another exit code than 0 although
-    it is done.
+    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, and `is_done`
+    if all is done, even if the process is interrupted then. `figures` are the measurements to record, with `is_typical`
+    if estimates for other restores may use them. `code` is the exit code of a command that is done but does not end
+    with 0.
     """
 
     is_stored: bool
@@ -93,7 +93,7 @@ class HeldLease:
     code: int = 0
 
     def details(self, code: int) -> OutcomeDetails:
-        """What the outcome says of a restore that is done; `code` is the command's exit code."""
+        """The outcome's details for a restore that is done; `code` is the command's exit code."""
         figures = self.figures
         if isinstance(figures, UnsetType):
             return OutcomeDetails(code)
@@ -201,7 +201,7 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, number: in
 
 
 def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
-    """The leases of restores without an outcome, of one snapshot or of all, oldest first; some may have expired.
+    """The leases of restores without an outcome, on `snapshot` or on all, oldest first; some may have expired.
 
     Raises ManifestError if a renewal can't be read; an unreadable intent is skipped.
     """
@@ -237,10 +237,10 @@ def in_use_error(lease: Lease) -> SnapshotInUseError:
 
 
 def _lease(store: ObjectStore, intent: Intent) -> Lease:
-    """The lease until the latest expiry of its renewals, whatever their numbers; newer ones are looked at first."""
+    """The lease until the latest expiry of its renewals, in any order of numbers; newer renewals are read first."""
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
-    numbers = {int(found[1]) for found in listed if found}
+    numbers = {int(match[1]) for match in listed if match}
     # A listing may be out of date, so the number after each is looked up by key. A name may have no object, and a
     # renewal need not be newer than those of lower numbers: only the restore itself writes them in order.
     for first in sorted({1, *numbers, *(number + 1 for number in numbers)}, reverse=True):

@@ -101,7 +101,7 @@ def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdenti
 
 
 def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]) -> None:
-    """Raise OtherServersError if so many nodes are other servers that a command could have none of the recorded ones.
+    """Raise OtherServersError if so many nodes are other servers that a majority need not include a recorded server.
 
     `nodes` are those whose lock was granted, or all that were asked.
     """
@@ -119,7 +119,7 @@ def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]
     ]
     raise OtherServersError(
         "; ".join(places),
-        hint="if this is another fleet, give it a store of its own; if these servers have replaced those of the fleet,"
+        hint="if this is another fleet, give it a store of its own; if these servers have replaced the fleet's,"
         " and nothing else takes snapshots of the earlier ones: snapshot init --forget-nodes",
         details={"nodes": others, "recorded": {node: known_as[node] for node in others}},
     )

@@ -103,7 +103,7 @@ def _store_list(
     store: ObjectStore, snapshot: str, operation: str, number: int, objects: Sequence[StoredObject]
 ) -> ObjectList:
     node, kind = objects[0].node, objects[0].kind
-    # The random part distinguishes the lists of several tasks, and of the attempts of one.
+    # The random part distinguishes the lists of several tasks, and of a task's attempts.
     key = f"{list_prefix(snapshot, node, operation)}/{kind}-{number:06d}-{secrets.token_hex(4)}.json"
     body = seal(ListedObjects(snapshot, operation, tuple(objects)))
     digest = create_or_find(store, key, body)
@@ -119,9 +119,9 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
 
     Reads the lists of one node at a time; raises as `read_lists` does.
     """
-    check_stored(store, {one.key: one.size for one in commit.named})
-    by_node = sorted(commit.object_lists, key=lambda one: one.node)
-    for _, lists in groupby(by_node, lambda one: one.node):
+    check_stored(store, {entry.key: entry.size for entry in commit.named})
+    by_node = sorted(commit.object_lists, key=lambda object_list: object_list.node)
+    for _, lists in groupby(by_node, lambda object_list: object_list.node):
         objects = [stored for object_list in lists for stored in _read_list(store, commit, object_list)[1].objects]
         check_stored(store, {stored.key: stored.size for stored in objects})
 
@@ -133,10 +133,10 @@ def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = F
     named: dict[str, int] = {}
     operations: list[str] = []
     for commit in chain.commits:
-        keys, with_lists = [one.key for one in commit.named], [commit.operation] if commit.object_lists else []
+        keys, with_lists = [entry.key for entry in commit.named], [commit.operation] if commit.object_lists else []
         with checking(commit_key(chain.name, commit.increment)):
             check_distinct("objects", "key", [*(key for key in keys if key in named), *keys])
-            # So no list of one has an object of the other's: their keys name the operation.
+            # So neither operation's lists have the other's objects: their keys name the operation.
             check_distinct("commits", "operation", [*operations, *with_lists])
         named |= dict.fromkeys(keys, commit.increment)
         operations += with_lists
@@ -149,10 +149,10 @@ def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> 
     """The commit with the objects that its object lists list.
 
     If a list is missing or altered, raises ObjectDamagedError; with `allow_damage` the commit has a LostList, and the
-    caller must do without the objects of its node and groups. Raises ManifestError if a list is not what the commit
-    says.
+    caller must do without the objects of its node and groups. Raises ManifestError if a list differs from its entry in
+    the commit.
     """
-    named = {one.key: commit.increment for one in commit.named}
+    named = {entry.key: commit.increment for entry in commit.named}
     return _read_lists(store, commit, named, allow_damage=allow_damage)
 
 
@@ -180,36 +180,36 @@ def _read_each(
 ) -> Iterator[ObjectList]:
     """Yield the commit's lists; the keys of one node's objects at a time are in memory."""
 
-    def read(one: ObjectList) -> tuple[ObjectList, list[str]]:
+    def read(object_list: ObjectList) -> tuple[ObjectList, list[str]]:
         try:
-            content, found = _read_list(store, commit, one)
+            content, listed = _read_list(store, commit, object_list)
         except ObjectDamagedError as error:
             if not allow_damage:
                 raise
-            return LostList(**structs.asdict(one), damage=error.kind, detail=error.detail), []
-        read = ReadList(**structs.asdict(one), content=compress_content(content))
-        return read, [stored.key for stored in found.objects]
+            return LostList(**structs.asdict(object_list), damage=error.kind, detail=error.detail), []
+        read = ReadList(**structs.asdict(object_list), content=compress_content(content))
+        return read, [stored.key for stored in listed.objects]
 
-    by_node = sorted(commit.object_lists, key=lambda one: one.node)
+    by_node = sorted(commit.object_lists, key=lambda object_list: object_list.node)
     with ThreadPoolExecutor(THREADS_MAX) as threads:
         # The keys of different nodes differ, as `check_listed` has it.
-        for _, found in groupby(threads.map(read, by_node), lambda one: one[0].node):
+        for _, lists in groupby(threads.map(read, by_node), lambda read_list: read_list[0].node):
             seen: set[str] = set()
-            for one, keys in found:
+            for object_list, keys in lists:
                 twice = [key for key in keys if key in seen or key in named]
                 later = max([commit.increment, *(named.get(key, 0) for key in twice)])
                 with checking(commit_key(commit.snapshot, later)):
                     check_distinct("objects", "key", [*twice, *keys])
                 seen.update(keys)
-                yield one
+                yield object_list
 
 
-def _read_list(store: ObjectStore, commit: Commit, one: ObjectList) -> tuple[bytes, ListedObjects]:
+def _read_list(store: ObjectStore, commit: Commit, object_list: ObjectList) -> tuple[bytes, ListedObjects]:
     """The list's document, as it is stored and parsed."""
-    body = read_listed(store, one.node, one.key, (one.size, one.digest))
-    content, _ = unseal(one.key, body)
-    found: ListedObjects = parse_document(one.key, content, ListedObjects)
-    check_about(one.key, (found.snapshot, found.operation), (commit.snapshot, commit.operation))
-    with checking(one.key):
-        check_listed(commit, one, found.objects)
-    return content, found
+    body = read_listed(store, object_list.node, object_list.key, (object_list.size, object_list.digest))
+    content, _ = unseal(object_list.key, body)
+    listed: ListedObjects = parse_document(object_list.key, content, ListedObjects)
+    check_about(object_list.key, (listed.snapshot, listed.operation), (commit.snapshot, commit.operation))
+    with checking(object_list.key):
+        check_listed(commit, object_list, listed.objects)
+    return content, listed

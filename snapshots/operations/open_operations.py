@@ -1,4 +1,4 @@
-"""What is recorded of operations: which are open, which have failed, and what they say that they have committed.
+"""The records of operations: which are open, which have failed, and which commits they report.
 
 An operation without an outcome is running, or died, or lost the answer to its commit: the store alone does not show
 which. Only its commit counts; the next operation that holds the fleet's lock settles it.
@@ -24,7 +24,7 @@ from cutline.snapshots.records.proven_chains import SnapshotMissingError, increm
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
-# No outcome is shorter, of whatever version.
+# No outcome of any version is shorter.
 OUTCOME_BYTES_MIN = 100
 
 
@@ -56,13 +56,13 @@ def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> 
 def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[str]:
     """The ids of all operations without an outcome, oldest first: one listing, and one read for each.
 
-    `documents` are those of document_names, if they have been listed. An outcome is read only by those who need what it
-    says: reading them all would take long.
+    `documents` are those of document_names, if they have been listed. Outcomes are read only where their contents are
+    needed: reading them all would take long.
     """
     listed = document_names(store) if documents is None else documents
     ids = [one for one, names in listed.items() if seems_open(names)]
     # A listing may be out of date.
-    return [one for one in ids if is_open(store, one)]
+    return [operation for operation in ids if is_open(store, operation)]
 
 
 def document_names(store: ObjectStore) -> dict[str, set[str]]:
@@ -126,7 +126,7 @@ def read_recorded_commits(
 
 
 def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | None:
-    """What the operation's outcome records as committed; None if nothing."""
+    """The increment that the operation's outcome records as committed, or None."""
     outcome = read_outcome(store, operation_id)
     if outcome is None or outcome.state == FAILED:
         return None
@@ -243,7 +243,7 @@ class OpenOperation:
 
 
 def name_targets(intent: Intent) -> str:
-    """The databases that a restore makes, and their servers; "" if the intent does not say it."""
+    """The databases that a restore makes, and their servers; "" if the intent lacks them."""
     databases, servers = _databases_of(intent), _servers_of(intent)
     on = f" on {list_some(servers, SHOWN_MAX)}" if servers else ""
     return f"database {list_some(databases, SHOWN_MAX)}{on}" if databases else ""
@@ -266,7 +266,9 @@ def read_open_operations(
     It takes one listing, if it is not given the `documents` of document_names, and a few reads per operation.
     """
     listed = document_names(store) if documents is None else documents
-    operations = (read_open_operation(store, one, listed[one]) for one in open_operation_ids(store, listed))
+    operations = (
+        read_open_operation(store, operation, listed[operation]) for operation in open_operation_ids(store, listed)
+    )
     return tuple(
         operation for operation in operations if operation is not None and (name is None or operation.concerns(name))
     )

@@ -1,13 +1,14 @@
 """Operations: the fleet's lock, an intent before anything is changed, an outcome at the end.
 
 An operation without an outcome died, or lost the answer to its commit. The next operation that holds the fleet's lock
-settles it: it decides whether the commit exists (snapshots/operations/committing.py), and if not, removes what is left.
+settles it: it decides whether the commit exists (snapshots/operations/committing.py), and if not, removes its remains.
 
 A restore that was suspended, and the command that ends it in its place, may both put a decision. Exactly one is stored.
-A restore publishes only if that is the decision; one that is undone after it gets its old databases back.
+A restore publishes only if the stored decision is to publish; a restore that is undone after it gets its old databases
+back.
 
-The sessions that hold the lock are asked right before the commit is put. So a command that was cut off from the
-fleet for a while can't commit after another one has continued without it.
+The sessions that hold the lock are asked right before the commit is put. So a command that was cut off from the fleet
+for a while can't commit after another command has continued without it.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
 from cutline.wal.segments.own_store import StoreGoneError
 
-# The exit codes of what is no SnapshotError (cli/output/failure.py).
+# The exit codes of errors other than SnapshotError (cli/output/failure.py).
 CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDetails:
-    """What an outcome says besides how the operation ended; see Outcome. `times` measure phases that are not given."""
+    """An outcome's details other than the operation's end; see Outcome. `times` measure phases not given."""
 
     code: int | UnsetType = UNSET
     volumes: Mapping[str, int] | UnsetType = UNSET
@@ -69,7 +70,7 @@ class Operation:
     """One run of a command that changes something, in the process that runs it.
 
     `is_committing` is set before the process puts the commit. From then on the process alone can't tell whether the
-    operation has committed. `details` are what its outcome says of it besides.
+    operation has committed. `details` are further fields of its outcome.
     """
 
     intent: Intent
@@ -126,10 +127,10 @@ def record_operation(
 ) -> Iterator[None]:
     """Store the intent, and at the end the outcome.
 
-    After an error `undo` removes what the operation made elsewhere, unless it has already committed (an interrupt
-    may come that late: then StoppedError says so). If that is not known, or `undo` returns False because something
-    is left, no outcome is written, and the next command settles the operation; why it failed is recorded for that. If
-    the store is gone, nothing is written. An outcome that can't be stored does not fail an operation that is done.
+    After an error `undo` removes the operation's traces elsewhere, unless it has already committed (an interrupt may
+    come that late: then StoppedError says so). If that is not known, or `undo` returns False because something is left,
+    no outcome is written, and the next command settles the operation; why it failed is recorded for that. If the store
+    is gone, nothing is written. An outcome that can't be stored does not fail an operation that is done.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)

@@ -56,7 +56,7 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
                 continue
             if is_foreign(store, operation):
                 progress.note(
-                    f"operation {operation.id} can't be settled: it is of fleet {operation.fleet_id}, so somebody"
+                    f"operation {operation.id} can't be settled: it belongs to fleet {operation.fleet_id}, so somebody"
                     f" copied it here from another store; remove operations/{operation.id} from this store"
                 )
                 continue
@@ -86,7 +86,7 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:
-    """Why the operation has no commit, if its command could say it."""
+    """Why the operation has no commit, if its command could record it."""
     failure = None
     with suppress(ManifestError):
         failure = read_failure(store, operation.id)
@@ -117,7 +117,7 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
     slot = slot_name(operation.id)
     owners = read_slot_owners(store)
     if owners.owner_of(slot) != operation:
-        others = ", ".join(one for one in owners.ids.get(slot, ()) if one != operation.id)
+        others = ", ".join(owner for owner in owners.ids.get(slot, ()) if owner != operation.id)
         why = (
             f"another operation's id gives the same slot name: {others}"
             if others

@@ -1,8 +1,8 @@
 """Signs of life, which say how far an operation is, and requests to stop: small numbered objects of an operation.
 
-A process stores a sign under a number of its own now and then. The newest counts, and the process deletes the one
-before; so one or two are there. At the end it deletes them all. Of a process that was killed they stay: whoever settles
-its operation deletes them, or gc. Requests stay, as records of who has asked.
+A process stores a sign under a number of its own now and then. The newest counts, and the process deletes its
+predecessor; so there are one or two. At the end it deletes them all. Of a process that was killed they stay: the
+command that settles its operation deletes them, or gc. Requests stay, as records of who made them.
 """
 
 from __future__ import annotations

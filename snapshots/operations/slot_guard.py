@@ -3,11 +3,11 @@
 The exception: past a node's limit on retained WAL, the slot guard drops a slot that is named as Cutline's in any case
 (snapshots/operations/slot_guard.py).
 
-What a document says never decides which slot is dropped: somebody who can write to the store could name a slot of an
-application, or of another store's chain. The names of slots derive from the ids of operations, in lower case, so that
-two ids can have the same slot: then one of them was planted, and neither is believed.
+Documents never decide which slot is dropped: somebody who can write to the store could name a slot of an application,
+or of another store's chain. The names of slots derive from the ids of operations, in lower case, so that two ids can
+have the same slot: then one of them was planted, and neither is believed.
 
-A node's limit protects its disk, so it holds for every chain, including the one that is being continued. A chain past
+A node's limit protects its disk, so it holds for every chain, including a chain that is being continued. A chain past
 the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two leaves
 a lost chain with slots, which the next create drops. The other order could leave a chain that can't be continued
 without a record of the reason.
@@ -91,7 +91,7 @@ class KeptChain:
 
     @property
     def label(self) -> str:
-        """What the WAL is kept for."""
+        """The chain or create that the WAL is kept for."""
         return f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, of no snapshot in this store,"
 
 
@@ -115,7 +115,7 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
             if kept.snapshot:
                 lost = _lost_chain(store, kept, kept.snapshot)
                 mark_lost(store, lost)
-                progress.note(f"snapshot {lost.snapshot} {lost.text}; what is stored of it can still be restored")
+                progress.note(f"snapshot {lost.snapshot} {lost.text}; its stored restore points can still be restored")
             else:
                 progress.note(over_limit_text(kept))
             _drop_kept_slots(kept, sessions, progress)
@@ -124,7 +124,7 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
 
 
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
-    """Note what the guard would do, changing nothing; raise ChainLostError if it would give up `continued`."""
+    """Note the guard's actions without taking them; raise ChainLostError if it would give up `continued`."""
     for kept in read_kept_chains(store, sessions, progress):
         if not kept.worst.is_past_limit:
             if kept.worst.is_past_half:
@@ -137,7 +137,7 @@ def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None,
 
 def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[KeptChain]:
     """The WAL that all nodes of the fleet keep, by chain. Notes the nodes without a session that do not answer."""
-    retained = [one for node in sessions.nodes for one in read_retained(node, sessions.connections[node.id])]
+    retained = [slot for node in sessions.nodes for slot in read_retained(node, sessions.connections[node.id])]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
     for node, why in others.not_asked.items():
         progress.note(f"node {node}: its retained WAL is not known: {why}")
@@ -165,7 +165,7 @@ def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progres
 
 
 def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | None) -> KeptChain:
-    """What a slot is kept for: `kept`, completed by what the store says about the create that made it."""
+    """Complete `kept`, the reason for a slot, with the store's records of the create that made it."""
     if operation is None:
         return kept
     kept = replace(kept, chain=operation.id)
@@ -182,7 +182,7 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
     except ObjectMissingError:
         return kept
     except ManifestError:
-        # What can't be read ends no chain; only the limit does.
+        # An unreadable document ends no chain; only the limit does.
         return replace(kept, snapshot=operation.snapshot)
     return kept
 

@@ -39,7 +39,7 @@ Found = TypeVar("Found")
 
 
 class ActivityState(StrEnum):
-    """What the store says of an operation without an outcome."""
+    """The state of an operation without an outcome, according to the store."""
 
     RUNNING = "running"
     PUBLISHING = "publishing"
@@ -48,7 +48,7 @@ class ActivityState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """An operation without an outcome. `opened` is None for what has no intent, `sign` if it has stored none.
+    """An operation without an outcome. `opened` is None without an intent, `sign` without a stored sign.
 
     `is_decided`: a restore has decided to publish. `problems` say which of its documents can't be read, and why.
     `failure`: its command has ended, and left something on a node.
@@ -64,7 +64,7 @@ class UnderWay:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what it does: its intent can be read, or it is a check, a gc or a prune."""
+        """Whether its kind is known: its intent can be read, or it is a check, a gc or a prune."""
         return self.intent is not None or (self.opened is None and self.sign is not None)
 
     @property
@@ -116,12 +116,12 @@ class UnderWay:
 
     @property
     def remedy(self) -> str:
-        """What ends it if its process is gone; "" if it has no intent."""
+        """The command that ends it if its process is gone; "" if it has no intent."""
         return self.opened.remedy if self.opened else ""
 
     @property
     def left_text(self) -> str:
-        """What it has left if its process is gone and it has no intent: the removals of a prune have their own."""
+        """Its remains if its process is gone and it has no intent: the removals of a prune have their own intents."""
         return "it has left nothing" if self.kind != "prune" else "its removals are operations of their own"
 
     def state(self, now: datetime) -> ActivityState:
@@ -132,13 +132,13 @@ class UnderWay:
 
     @property
     def dead_text(self) -> str:
-        """What has become of it if it is dead."""
+        """Its fate if it is dead."""
         if self.failure is not None:
             return f"has failed ({self.failure.reason}), and left something on a node"
         return "has ended without saying how: its process is gone" if self.is_gone else "shows no sign of life"
 
     def settled_by(self, now: datetime) -> str:
-        """What to do about it if it is dead, for people; "" if it is not, or if it is not known what it does."""
+        """The remedy if it is dead, for people; "" if it is not dead, or its kind is unknown."""
         if not self.is_known or self.state(now) is not ActivityState.DEAD:
             return ""
         if self.opened is None:
@@ -201,7 +201,7 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
     problems = [opened.problem] if opened and opened.problem else []
 
     def read(one: Callable[[], Found], missing: Found) -> Found:
-        # Each by itself: one that can't be read hides nothing of the others.
+        # Each by itself: an unreadable operation hides no other.
         try:
             return one()
         except ManifestError as error:
@@ -231,7 +231,7 @@ def working_watch(operations: Iterable[UnderWay], own: str, now: datetime) -> Un
 def hanging_watch(operations: Iterable[UnderWay], label: str, now: datetime) -> UnderWay | None:
     """The watch of the process with this label, if that shows no sign of life; None if it shows some.
 
-    A container that was started again has the label of the one before: a dead watch says nothing while one is alive.
+    A restarted container has its predecessor's label: a dead watch counts for nothing while another is alive.
     """
     ways = [
         operation for operation in operations if operation.kind == WATCH and is_of_one_process(operation.label, label)

@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A full snapshot with its increments up to some number: what a state is folded from.
+    """A full snapshot with its increments up to some number: the source of a state's fold.
 
-    A partial chain has only the newest increment and those that changed definitions or DDL, which is enough to continue
-    it. `segments`, `excluded` and `up_to` then raise RuntimeError; `commits` and `increments` have gaps.
+    A partial chain has only the newest increment and the increments that changed definitions or DDL, which is enough to
+    continue it. `segments`, `excluded` and `up_to` then raise RuntimeError; `commits` and `increments` have gaps.
     """
 
     full: FullSnapshot
@@ -104,7 +104,7 @@ class Chain:
 
     @property
     def next_history(self) -> ChainHistory:
-        """What the commit of the next increment says of those before it."""
+        """The history of previous commits for the next increment's commit."""
         last, number = self.last, self.last.increment + 1
         if isinstance(last, FullSnapshot):
             return ChainHistory(last.digest)
@@ -138,7 +138,7 @@ class Chain:
         return tuple(commit.definition_changes for commit in self.commits if commit.definition_changes)
 
     def definitions(self, node: str) -> dict[int, Group]:
-        """Every definition under which the node's objects may be stored, by number, ended ones included."""
+        """Every definition under which the node's objects may be stored, by number, with ended definitions."""
         shard = self.shard_of(node)
         lists = [self.full.groups[shard], *(changes.groups.get(shard, ()) for changes in self.definition_changes)]
         return {group.number: group for groups in lists for group in groups}
@@ -195,7 +195,7 @@ class Chain:
         return self._newest_object(DDL, shard)
 
     def globals_object(self, shard: str) -> StoredObject | None:
-        """What the shard's server has besides its databases, at the last commit; None if no commit lists it."""
+        """The object with the globals of the shard's server at the last commit; None if no commit lists it."""
         return self._newest_object(GLOBALS, shard)
 
     def database_facts(self, shard: str) -> DatabaseFacts | None:
@@ -203,7 +203,7 @@ class Chain:
         return next((commit.databases[shard] for commit in reversed(self.commits) if shard in commit.databases), None)
 
     def database_properties(self, shard: str) -> DatabaseProperties | None:
-        """What belongs to the shard's database itself; None if no commit says it."""
+        """The properties of the shard's database itself; None if no commit has them."""
         facts = self.database_facts(shard)
         return facts.properties if facts else None
 
@@ -240,12 +240,12 @@ class Chain:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What the newest commit does not cover."""
+        """The data that the newest commit leaves out."""
         return self.last.left_out
 
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
-        """The standbys of which the chain has no copy, because they can't decode their WAL. Every output names them."""
+        """The standbys without a copy in the chain, because they can't decode their WAL. Every output names them."""
         return tuple(out for out in self.full.left_out if out.kind == LeftOutKind.STANDBY_COPY)
 
     @property
@@ -267,7 +267,7 @@ class Chain:
 
 
 def first_summarized(increment: int) -> int:
-    """The first of the increments before this one that its commit summarizes."""
+    """The first of the previous increments that the commit of `increment` summarizes."""
     return max((increment - 1) // SUMMARIZED_MAX * SUMMARIZED_MAX, 1)
 
 

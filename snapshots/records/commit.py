@@ -1,12 +1,12 @@
-"""Commits: the documents that make full snapshots and increments exist, and the types of what they list.
+"""Commits: the documents that make full snapshots and increments exist, and the types of their entries.
 
 A commit lists every object of its snapshot or increment with size and digest, itself or by *object lists*. It is
 written once, as the last step. An object that no commit lists does not exist for Cutline (docs/architecture.md,
 invariant 1). The types here define the fields of a commit; `commit_rules` checks what types can't express.
 
-One object in the store holds parts of large objects, in the order in which a task read them
-(snapshots/base_copy/large_objects.py). Beside the first part stands the large object's definition, JSON text. A restore
-makes SQL of it, so it is read in one place, strictly.
+An object in the store holds parts of large objects, in the order of reading (snapshots/base_copy/large_objects.py). The
+row of the first part has the large object's definition, JSON text. A restore makes SQL of it, so it is read in one
+place, strictly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIST_FORMAT = "cutline/objects/1"
 BASE = "base"
 # The DDL of a shard: one archive of pg_dump.
 DDL = "archive"
-# What a shard's server has besides its databases (snapshots/records/server_globals.py).
+# The globals of a shard's server (snapshots/records/server_globals.py).
 GLOBALS = "globals"
 # The rows of extensions' configuration tables (snapshots/records/extension_rows.py).
 EXTENSION_ROWS = "extension-rows"
@@ -44,7 +44,7 @@ LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
 
 class StoredObject(Record, frozen=True):
-    """An object of a base copy, or of what is read of a shard with it; `rows` counts rows by group number."""
+    """An object of a base copy, or with facts about a shard; `rows` counts rows by group number."""
 
     key: str
     kind: str
@@ -57,8 +57,8 @@ class StoredObject(Record, frozen=True):
 class ObjectList(Record, frozen=True):
     """A commit's entry for an object list.
 
-    `size` and `digest` are the list's own; `objects`, `bytes` and `rows`, by group number, sum up what it lists, all of
-    `kind` and `node`.
+    `size` and `digest` are the list's own; `objects`, `bytes` and `rows`, by group number, are totals of the listed
+    objects, which all have the same `kind` and `node`.
     """
 
     key: str
@@ -74,14 +74,14 @@ class ObjectList(Record, frozen=True):
 class ReadList(ObjectList, frozen=True):
     """An entry with its list's document, compressed, as `read_lists` returns it. Never stored.
 
-    As objects, what a large fleet's lists list would take ten times the memory.
+    As objects, the entries of a large fleet's lists would take ten times the memory.
     """
 
     content: bytes = b""
 
 
 class LostList(ObjectList, frozen=True):
-    """An entry whose list can't be read: what is wrong with it, as ObjectDamagedError says it. Never stored."""
+    """An entry whose list can't be read: the damage, in the words of ObjectDamagedError. Never stored."""
 
     damage: str = ""
     detail: str = ""
@@ -99,13 +99,13 @@ NamedObject: TypeAlias = StoredObject | ObjectList
 
 
 def compress_content(content: bytes) -> bytes:
-    """What a ReadList holds of its list's document."""
-    # The compressor's own bytes have room for what can't be compressed.
+    """Compress a list's document for its ReadList."""
+    # The compressor's own bytes leave room for incompressible content.
     return bytes(memoryview(zstandard.compress(content)))
 
 
 def listed_objects(one: NamedObject) -> tuple[StoredObject, ...]:
-    """The object itself, or what a list that was read lists, nothing if it is lost; raise RuntimeError if not read."""
+    """The object itself, or the entries of a list: none if it is lost; raise RuntimeError if it was not read."""
     if isinstance(one, StoredObject):
         return (one,)
     if isinstance(one, ReadList):
@@ -158,7 +158,7 @@ class SecurityLabel(Record, frozen=True):
 
 
 class DatabaseProperties(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What belongs to a database itself, not to what is in it.
+    """The properties of a database itself, not of its contents.
 
     `tablespace` is "" for pg_default. `privileges` None: those that every new database has.
     """
@@ -229,7 +229,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     skew_seconds: Seconds
 
     def of(self, shard: str) -> NodeCut:
-        """The cut of one primary; raise KeyError if there is none."""
+        """The cut of primary `shard`; raise KeyError if there is none."""
         for node in self.nodes:
             if node.node == shard:
                 return node
@@ -265,7 +265,7 @@ class CommitSummary(Record, frozen=True, omit_defaults=True):
 
 
 class ChainHistory(Record, frozen=True, omit_defaults=True):
-    """What an increment's commit says of the commits before it, so that few others have to be read.
+    """An increment's summary of the commits before it, so that few others have to be read.
 
     `full` is the digest of the full snapshot's commit. `redefinitions` has the digest of every increment that changed
     definitions or DDL, by number. `recent` summarizes the increments from the last multiple of 64 on (from 1 in the
@@ -281,10 +281,10 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     """How definitions and DDL changed since the commit before, or since the base copy of a full snapshot.
 
     All fields are by shard, but `begun`, which is by node. `groups` are the definitions that began, `gone` the numbers
-    of those that ended. `successions` maps a new number to the one that it continues; the tables of all other new
-    numbers were copied again. `begun` gives the position from which changes under a new number count. `tables` holds
-    only tables that changed, `roles` and `fingerprints` only shards whose catalogs changed. `objects` are those
-    of base copies and DDL, `lists` name further objects of base copies.
+    of those that ended. `successions` maps a new number to its predecessor; the tables of all other new numbers were
+    copied again. `begun` gives the position from which changes under a new number count. `tables` holds only tables
+    that changed, `roles` and `fingerprints` only shards whose catalogs changed. `objects` are those of base copies and
+    DDL, `lists` name further objects of base copies.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -302,11 +302,10 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     """The fields that both kinds of commit have.
 
     `segments` are those after the commit before. `definition_changes` is None if no definition and no DDL changed.
-    `previous` is None on a full snapshot and on early increments. `left_out` lists what the commit does not cover of
-    the primaries' databases. `terminal`: the fleet was left read-only. `databases` has the
-    facts of each shard's database. `extension_rows` are the objects with the rows of
-    extensions' tables, one of each shard that has any, complete in every commit. `digest` is the one in the file,
-    and "" until the file is written.
+    `previous` is None on a full snapshot and on early increments. `left_out` lists the parts of the primaries'
+    databases that the commit does not cover. `terminal`: the fleet was left read-only. `databases` has the facts of
+    each shard's database. `extension_rows` are the objects with the rows of extensions' tables, one of each shard that
+    has any, complete in every commit. `digest` is stored in the file, and "" until the file is written.
     """
 
     snapshot: str
@@ -346,14 +345,14 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def named(self) -> tuple[Segment | NamedObject, ...]:
-        """Whatever this document names by key: segments, objects and object lists."""
+        """All entries that this document names by key: segments, objects and object lists."""
         return (*(segment for segments in self.segments.values() for segment in segments), *self.entries)
 
     @property
     def named_and_listed(self) -> Iterator[Segment | NamedObject]:
-        """Yield whatever this commit adds: `named`, and what its lists list; raise RuntimeError if one was not read.
+        """Yield all that this commit adds: `named`, and its lists' entries; raise RuntimeError if a list was not read.
 
-        The objects of one list at a time are in memory; those that a LostList lists are omitted.
+        Only one list's objects at a time are in memory; those of a LostList are omitted.
         """
         yield from self.named
         for object_list in self.object_lists:
@@ -362,15 +361,15 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     @property
     def object_sizes(self) -> dict[str, int]:
         """The size in bytes of every object that this commit adds, lists included, by key; raises as the above."""
-        return {one.key: one.size for one in self.named_and_listed}
+        return {entry.key: entry.size for entry in self.named_and_listed}
 
 
 class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     """The commit of a full snapshot.
 
     Groups, roles, tables and fingerprints are by shard, `base` positions by node. `rules` selected the groups.
-    `fingerprints` identify the state of the catalogs from which the DDL was dumped. `only_cut`: it is a restore point,
-    which has a cut and no tables. `lists` name further objects of base copies.
+    `fingerprints` identify the state of the catalogs at the dump of the DDL. `only_cut`: it is a restore point, which
+    has a cut and no tables. `lists` name further objects of base copies.
     """
 
     fleet_id: str = field(name="fleet")

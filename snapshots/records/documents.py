@@ -183,19 +183,19 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
         f"object {key} is damaged: its bytes are not those that were written",
         hint=f"{NEWER_HINT}: its format is {match[1].decode()}"
         if match and is_newer
-        else "put it back from a copy of the store; without it, what it describes can't be trusted",
+        else "put it back from a copy of the store; without it, its subject can't be trusted",
         details={"object": key},
     )
 
 
 def parse_document(key: str, content: bytes, kind: Any) -> Any:
-    """Parse the document in `content`; raise ManifestError unless it is of `kind`."""
+    """Parse the document in `content`; raise ManifestError unless its kind is `kind`."""
     with checking(key):
         from_json(content, _Tag)
-        found = from_json(content, kind)
+        document = from_json(content, kind)
         # Check duplicate keys last: on a malformed document this takes thirty times its size.
         _check_keys(content)
-        return found
+        return document
 
 
 def _check_keys(content: bytes) -> None:
@@ -253,8 +253,8 @@ NO_MEMORY = "not enough memory"
 def decompress(body: bytes, bytes_max: int) -> bytes:
     """The content of all frames; raise ValueError if it is larger than `bytes_max` or can't be decompressed.
 
-    It takes memory for what there is, not for the limit or for the size that a frame declares. Raises MemoryError if
-    there is too little, which says nothing about the object. Of a last frame that ends early the content is cut off.
+    It takes memory for the actual content, not for the limit or for the size that a frame declares. Raises MemoryError
+    if there is too little, which says nothing about the object. Of a last frame that ends early the content is cut off.
     """
     pieces, size = list[bytes](), 0
     decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""What the object with the rows of extensions' configuration tables says of itself, in its first line.
+"""The header of the object with the rows of extensions' configuration tables: its first line.
 
 The object is a script for psql, compressed. Its first line is a comment with this document; the statements of the
 tables follow, one after the other, in the encoding of the shard's database. They are as the server reads them with

@@ -24,7 +24,7 @@ from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 
-DAMAGED_HINT = "put it back from a copy of the store, or remove it: the next increment tells whether the chain goes on"
+DAMAGED_HINT = "put it back from a copy of the store, or remove it: the next increment shows whether the chain ended"
 
 
 class ChainLostError(RefusedError):
@@ -34,9 +34,9 @@ class ChainLostError(RefusedError):
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
-    `restore` is the operation that put the chain's database on `node` aside, `successor` the snapshot that `watch` has
-    begun in the place of this one, `slot_problem` what was wrong with the chain's slot on `node` then ("": nothing that
-    is known); else the node retained too much WAL.
+    `restore` is the operation that put the chain's database on `node` aside. `successor` is the snapshot that `watch`
+    has begun in the place of this snapshot, and `slot_problem` the problem of the chain's slot on `node` then ("" if
+    none is known). Without these, the node retained too much WAL.
     """
 
     snapshot: str
@@ -83,7 +83,7 @@ def lost_key(snapshot: str, chain: str) -> str:
 
 
 def is_lost(store: ObjectStore, snapshot: str, chain: str) -> bool:
-    """Whether the chain is marked as lost; raise ManifestError if what is in the mark's place is none."""
+    """Whether the chain is marked as lost; raise ManifestError if another document is in the mark's place."""
     return read_lost(store, snapshot, chain) is not None
 
 
@@ -118,14 +118,14 @@ class DamagedMark:
 
     @property
     def text(self) -> str:
-        """What it means, in the words of `list` and `prune`."""
+        """Its meaning, in the words of `list` and `prune`."""
         kept = "until that is mended, it gets no increments and prune keeps it; all that is listed can be restored"
         return f"{self.message}; {kept}; {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
 class ChainMarks:
-    """What the marks of a snapshot say of its chain: that it was given up or ended, or its increments pruned."""
+    """The marks of a snapshot: its chain was given up or ended, or its increments were pruned."""
 
     lost: LostChain | None = None
     is_only_full: bool = False
@@ -133,7 +133,7 @@ class ChainMarks:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the marks, "" if nothing is."""
+        """The problem with the marks, "" if there is none."""
         return "; ".join(mark.text for mark in self.damaged)
 
 

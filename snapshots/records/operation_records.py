@@ -1,9 +1,9 @@
-"""The documents of an operation: its intent, its outcome, what a restore measured, decided and renewed.
+"""The documents of an operation: its intent, its outcome, and a restore's measurements, decision and renewals.
 
-An operation is one run of a command that changes something. Its intent is stored before it changes anything, its
-outcome at the end. A restore's decision is stored before the first database gets its real name. While an operation
-runs for long, signs of life say how far it is, and anybody may ask it to stop. A check and a gc change nothing that
-others would have to settle, so they have no intent. All kinds share one format tag; the key tells them apart.
+An operation is a single run of a command that changes something. Its intent is stored before it changes anything, its
+outcome at the end. A restore's decision is stored before the first database gets its real name. While an operation runs
+for long, signs of life say how far it is, and anybody may ask it to stop. A check and a gc change nothing that others
+would have to settle, so they have no intent. All kinds share one format tag; the key tells them apart.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """What an operation is about to do.
+    """The intent of an operation, stored before it changes anything.
 
-    `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes.
-    `terminal`: the operation may leave the fleet read-only. `by` is the label of the command
-    (fleet.label). Only creates have `fleet_id`, that of the store, and `only_cut`: they are without rows. Only restores
-    have `expires_at`, when the lease first
-    expires, `targets`, the databases that it makes, as `system identifier/name`, `servers`, where these are, as
-    `host:port` or `folder of the socket:port`, `started`, when these were started, for a physical copy of a server has
-    its system identifier, and `only_nodes`: it was asked for `nodes` alone. `process` is that of the command
-    (fleet.own_process), where its system tells.
+    `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes. `terminal`: the
+    operation may leave the fleet read-only. `by` is the label of the command (fleet.label). Only creates have
+    `fleet_id`, that of the store, and `only_cut`: they are without rows. Only restores have the fields that follow.
+    `expires_at` is when the lease first expires. `targets` are the databases that the restore makes, as `system
+    identifier/name`. `servers` are their addresses, as `host:port` or `folder of the socket:port`, and `started` when
+    these servers were started, because a physical copy of a server has its system identifier. `only_nodes`: it was
+    asked for `nodes` alone. Every intent has `process`, that of the command (fleet.own_process), where its system
+    tells.
     """
 
     operation: str
@@ -121,9 +121,9 @@ class SkippedPart(Record, frozen=True):
 
 
 class CheckFigures(Record, frozen=True):
-    """How much a check compared: objects, bytes, rows, changes, partitions and transactions; and what it found.
+    """How much a check compared: objects, bytes, rows, changes, partitions and transactions; and its findings.
 
-    `skipped` counts what was not compared; `examples` are the first of that.
+    `skipped` counts the parts not compared; `examples` are the first of them.
     """
 
     compared: dict[str, Count]
@@ -133,7 +133,7 @@ class CheckFigures(Record, frozen=True):
 
 
 class CheckedPoint(Record, frozen=True):
-    """What a check found of one restore point; `full`: of all that the newest restore point of its snapshot needs."""
+    """A check's findings on a restore point; `full`: on all that the newest restore point of its snapshot needs."""
 
     snapshot: str
     increment: Count
@@ -151,7 +151,7 @@ class FailingTask(Record, frozen=True):
 
 
 class WatchState(Record, frozen=True):
-    """What a watch has told of its tasks by `at`, so that the next one tells their end.
+    """The reports of a watch on its tasks up to `at`, so that the next watch reports their end.
 
     `had_turn`: it was the last watch to work. If not, only `watch` and `fleet-file` are among them.
     """
@@ -164,10 +164,10 @@ class WatchState(Record, frozen=True):
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """How an operation ended.
 
-    `code` is the exit code of the command, `volumes` counts what it worked on (bytes, objects, rows, …), and `causes`
-    says why it had to try again. `phases` has the seconds of each step by its name, in order; a restore by which others
-    are estimated has `figures` in their place, and one that was resumed has neither. A check has what it has `checked`.
-    What has no intent has `by` and `began_at` here; `snapshot` is "" for all.
+    `code` is the exit code of the command, `volumes` counts its work (bytes, objects, rows, …), and `causes` are the
+    reasons of its retries. `phases` has the seconds of each step by its name, in order; a restore that estimates rely
+    on has `figures` in their place, and a resumed restore has neither. `checked` are a check's findings. Operations
+    without an intent have `by` and `began_at` here; `snapshot` is "" for all.
     """
 
     operation: str
@@ -202,9 +202,9 @@ class NodeSign(Record, frozen=True, kw_only=True):
 class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """How far an operation was at `seen_at`; the next sign follows within `next_seconds`. The newest counts.
 
-    `snapshot` is "" for all. `done`, `total`, `unit` and `rate` are of the step `phase`, `nodes` of its nodes as far as
-    they are known, `seconds_left` of the whole operation; if it `is_rough`, it may be off by more than a fifth. Of many
-    nodes only the least advanced are among `nodes`; `other_nodes` counts the others. `process` is as in Intent.
+    `snapshot` is "" for all. `done`, `total`, `unit` and `rate` describe the step `phase`, `nodes` its nodes as far as
+    they are known. `seconds_left` is for the whole operation; if it `is_rough`, it may be off by more than a fifth. Of
+    many nodes only the least advanced are among `nodes`; `other_nodes` counts the others. `process` is as in Intent.
     """
 
     operation: str
@@ -237,7 +237,7 @@ class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
 
 
 class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """Why a create has failed, and its exit code: it left something on a node, and whoever removes that records it."""
+    """Why a create failed, and its exit code: it left something on a node; the command that removes it records this."""
 
     operation: str
     reason: str

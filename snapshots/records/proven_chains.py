@@ -1,9 +1,10 @@
 """Read commits and chains from the store, and prove them: the rules that types can't express hold for each commit.
 
-Rows are read by what these say: a succession that is missing, or of another table, would drop or scramble rows without
-anything else showing it.
+Rows are read by these documents: a succession that is missing, or belongs to another table, would drop or scramble rows
+without anything else showing it.
 
-An object's key says of what node and kind it is, a standby has its primary's database, and the counts sum up the rest.
+An object's key names its node and kind, a standby has its primary's database, and the counts are the totals of all
+others.
 
 The digest proves that a commit is as it was written, its type that every value is valid. These rules prove that its
 parts are consistent, so that no command starts work from a commit that is not.
@@ -74,7 +75,7 @@ from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
 PARTITIONS_MAX = 1024
 # The identities whose groups have a key, and those whose groups have none.
 KEYED, KEYLESS = frozenset({"default", "index"}), frozenset({"full", "append_only"})
-# A value as `copy_text` writes it: nothing else in a line, and no part of what follows.
+# A value as `copy_text` writes it: nothing else in a line, and no part of the next value.
 COPY_TEXT = re.compile(r"(?:[^\\\x08\t\n\v\f\r]|\\[bfnrtv\\]|\\x[89a-f][0-9a-f])*+")
 XML_NUMBER = re.compile(rf"{XML_STAMP}[0-9]{{1,4}}")
 NAMED_MAX = 5
@@ -122,7 +123,7 @@ def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> No
 
 
 def check_states(where: str, states: Iterable[TableState]) -> None:
-    """Raise ValueError unless the states are of different tables and their stamps can be read."""
+    """Raise ValueError unless the states belong to different tables and their stamps can be read."""
     states = list(states)
     check_distinct(where, "table", [state.table for state in states])
     for state in states:
@@ -158,7 +159,7 @@ def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
 
 
 def _check_continued(where: str, old: Group, new: Group) -> None:
-    """Raise ValueError unless rows of the one definition can be converted to the other."""
+    """Raise ValueError unless rows of `old` can be converted to `new`."""
     if old.is_multiset != new.is_multiset or old.partitions != new.partitions:
         raise ValueError(f"{where}: rows of group {old.number} can't be rows of group {new.number}")
     keys = [[column.number for column in group.columns[: group.key_width]] for group in (old, new)]
@@ -197,7 +198,7 @@ def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes:
 
 
 def definition_counts(chain: Chain) -> dict[str, int]:
-    """What a commit counts of definitions, so that none can go missing: tables at the cut, and those that it continues.
+    """A commit's counts of definitions, so that none can go missing: tables at the cut, and those it continues.
 
     `chain` ends with the commit.
     """
@@ -278,24 +279,24 @@ def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
             raise ValueError(f"baseline: {node} has another database than {primary.node}")
 
 
-def _database(one: NodeIdentity) -> tuple[object, ...]:
-    """What a physical standby has as its primary has it."""
+def _database(identity: NodeIdentity) -> tuple[object, ...]:
+    """The facts that a physical standby shares with its primary."""
     return (
-        one.system_identifier,
-        one.database_oid,
-        one.database,
-        one.server_version // 10000,
-        one.encoding,
-        one.collate,
-        one.ctype,
-        one.locale_provider,
-        one.locale,
-        one.icu_rules,
+        identity.system_identifier,
+        identity.database_oid,
+        identity.database,
+        identity.server_version // 10000,
+        identity.encoding,
+        identity.collate,
+        identity.ctype,
+        identity.locale_provider,
+        identity.locale,
+        identity.icu_rules,
     )
 
 
 def check_cut(cut: CutRecord) -> None:
-    """Raise ValueError unless positions are in the order in which a cut makes them, and none is listed twice."""
+    """Raise ValueError unless positions are in the order of a cut, and none is listed twice."""
     if len(cut.causes) != cut.attempts - 1:
         raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
     if cut.included_early > cut.in_flight:
@@ -317,12 +318,12 @@ def check_continues(before: Commit, commit: Commit) -> None:
     for node in commit.cut.nodes:
         if node.position < earlier[node.node].position or node.start < earlier[node.node].start:
             raise ValueError(f"cut of node {node.node} is before that of the commit before")
-    if {one.key for one in before.named} & {one.key for one in commit.named}:
+    if {entry.key for entry in before.named} & {entry.key for entry in commit.named}:
         raise ValueError("the commit lists an object of the commit before")
 
 
 def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> None:
-    """Raise ValueError unless the segments are of this node's archive, and their counts are possible."""
+    """Raise ValueError unless the segments belong to this node's archive, and their counts are possible."""
     prefix = archive_prefix(commit.snapshot, node, commit.chain)
     for segment in segments:
         if segment.node != node:
@@ -341,8 +342,8 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
 
 
 def check_objects(commit: Commit) -> None:
-    """Raise ValueError unless every object is listed once, and its key is of its node and kind."""
-    check_distinct("objects", "key", [one.key for one in commit.named])
+    """Raise ValueError unless every object is listed once, under a key of its node and kind."""
+    check_distinct("objects", "key", [entry.key for entry in commit.named])
     for stored in commit.own_objects:
         check_object(commit.snapshot, stored)
     for object_list in commit.object_lists:
@@ -354,17 +355,17 @@ def check_objects(commit: Commit) -> None:
             raise ValueError(f"objects has {kind} of {node} twice")
 
 
-def _check_list(commit: Commit, one: ObjectList) -> None:
-    """Raise ValueError unless the key is of its node, kind and operation, and it lists something."""
-    if one.kind not in (BASE, LARGE_OBJECTS):
-        raise ValueError(f"object list {one.key} is of an unknown kind: {one.kind}")
-    if not 0 < one.objects < one.size <= DOCUMENT_BYTES_MAX:
-        raise ValueError(f"object list {one.key} has {one.objects} objects and {one.size} bytes")
-    if not one.key.startswith(f"{list_prefix(commit.snapshot, one.node, commit.operation)}/{one.kind}-"):
-        raise ValueError(f"object list {one.key} is not of kind {one.kind} and node {one.node}, as its key says")
+def _check_list(commit: Commit, entry: ObjectList) -> None:
+    """Raise ValueError unless the key fits its node, kind and operation, and it lists something."""
+    if entry.kind not in (BASE, LARGE_OBJECTS):
+        raise ValueError(f"object list {entry.key} has an unknown kind: {entry.kind}")
+    if not 0 < entry.objects < entry.size <= DOCUMENT_BYTES_MAX:
+        raise ValueError(f"object list {entry.key} has {entry.objects} objects and {entry.size} bytes")
+    if not entry.key.startswith(f"{list_prefix(commit.snapshot, entry.node, commit.operation)}/{entry.kind}-"):
+        raise ValueError(f"object list {entry.key} is not of kind {entry.kind} and node {entry.node}, as its key says")
 
 
-def check_listed(commit: Commit, one: ObjectList, listed: Iterable[StoredObject]) -> None:
+def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObject]) -> None:
     """Raise ValueError unless these are the objects that the list sums up, by its entry in the commit."""
     listed = list(listed)
     check_distinct("objects", "key", [stored.key for stored in listed])
@@ -372,20 +373,20 @@ def check_listed(commit: Commit, one: ObjectList, listed: Iterable[StoredObject]
     for stored in listed:
         check_key(stored.key)
         check_object(commit.snapshot, stored)
-        if (stored.node, stored.kind) != (one.node, one.kind):
-            raise ValueError(f"object {stored.key} is not of kind {one.kind} and node {one.node}, as its list is")
-        if not stored.key.startswith(f"{base_prefix(commit.snapshot, one.node, commit.operation)}/"):
+        if (stored.node, stored.kind) != (entry.node, entry.kind):
+            raise ValueError(f"object {stored.key} is not of kind {entry.kind} and node {entry.node}, as its list is")
+        if not stored.key.startswith(f"{base_prefix(commit.snapshot, entry.node, commit.operation)}/"):
             raise ValueError(f"object {stored.key} is not of operation {commit.operation}, as its list is")
         rows.update(stored.rows)
-    if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (one.objects, one.bytes, one.rows):
+    if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (entry.objects, entry.bytes, entry.rows):
         raise ValueError("its objects, bytes and rows are not those that its commit counts")
 
 
 def check_object(snapshot: str, stored: StoredObject) -> None:
-    """Raise ValueError unless the object's key and rows are of its node and kind."""
+    """Raise ValueError unless the object's key and rows fit its node and kind."""
     is_rows = stored.kind in (BASE, LARGE_OBJECTS)
     if not is_rows and stored.kind not in WITHOUT_ROWS:
-        raise ValueError(f"object {stored.key} is of an unknown kind: {stored.kind}")
+        raise ValueError(f"object {stored.key} has an unknown kind: {stored.kind}")
     folder = (base_prefix if is_rows else ddl_prefix)(snapshot, stored.node, "")
     name = stored.key.rpartition("/")[2]
     of_kind = name.startswith(LARGE_PART) == (stored.kind == LARGE_OBJECTS) if is_rows else name.startswith(stored.kind)
@@ -398,7 +399,7 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
 
 
 def check_counts(full: FullSnapshot, commit: Commit) -> None:
-    """Raise ValueError unless the commit's counts are those of what it lists; a count that it lacks is not compared."""
+    """Raise ValueError unless the commit's counts are those of its entries; a count that it lacks is not compared."""
     for name, count in count_listed(set(full.primaries), commit).items():
         if commit.counts.get(name, count) != count:
             raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit lists {count}")
@@ -414,7 +415,7 @@ def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
         "changes": sum(one.changes for node, one in segments if node in primaries),
         "transactions": sum(cut.local_transactions for cut in commit.cut.nodes) + commit.cut.global_transactions,
         "objects": len(commit.named) + sum(object_list.objects for object_list in lists),
-        "bytes": sum(one.size for one in commit.named) + sum(object_list.bytes for object_list in lists),
+        "bytes": sum(entry.size for entry in commit.named) + sum(object_list.bytes for object_list in lists),
     }
 
 
@@ -465,9 +466,9 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
     """Raise ValueError unless the history has the numbers before the commit, and for each the same as `previous`."""
     recent = {summary.increment: summary for summary in history.recent}
     if list(recent) != list(range(first_summarized(commit.increment), commit.increment)):
-        raise ValueError("history.recent does not have the increments before this one")
+        raise ValueError("history.recent does not have the previous increments")
     if not all(0 < number < commit.increment for number in history.redefinitions):
-        raise ValueError("history.redefinitions has a number that is not of an increment before this one")
+        raise ValueError("history.redefinitions has a number that belongs to no previous increment")
     if any(recent[number].digest != one for number, one in history.redefinitions.items() if number in recent):
         raise ValueError("history has two digests for one increment")
     if commit.previous is None:
@@ -475,7 +476,7 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
     last = recent.get(commit.increment - 1)
     digest, operation = (last.digest, last.operation) if last else (history.full, commit.previous.operation)
     if (commit.previous.digest, commit.previous.operation) != (digest, operation):
-        raise ValueError("history and previous name different commits before this one")
+        raise ValueError("history and previous name different previous commits")
 
 
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:
@@ -565,8 +566,8 @@ def _check_same(what: str, found: Iterable[str], expected: set[str]) -> None:
         raise ValueError(f"{what} has {_names(found)} instead of {_names(expected)}")
 
 
-def _names(found: Iterable[str]) -> str:
-    return ", ".join(sorted(found)) or "none"
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -617,13 +618,15 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
     while True:
         key = commit_key(name, increment, turn)
         try:
-            found = read_turn(store, key)
+            turn_document = read_turn(store, key)
         except ObjectMissingError:
             return CommitPlace(key, turn, None)
-        if not isinstance(found, Void):
-            return CommitPlace(key, turn, found)
+        if not isinstance(turn_document, Void):
+            return CommitPlace(key, turn, turn_document)
         # A void copied here from another commit's place would hide a commit.
-        check_about(key, increment_label(found.snapshot, found.increment), increment_label(name, increment))
+        check_about(
+            key, increment_label(turn_document.snapshot, turn_document.increment), increment_label(name, increment)
+        )
         turn += 1
 
 
@@ -639,7 +642,7 @@ def read_turn(store: ObjectStore, key: str) -> Commit | Void:
 
 
 def free_turn(store: ObjectStore, name: str, increment: int) -> int:
-    """The turn in which the number can be committed; raise SnapshotExistsError if it is committed already."""
+    """The turn in which the increment can be committed; raise SnapshotExistsError if it is committed already."""
     place = find_place(store, name, increment)
     if place.commit is None:
         return place.turn
@@ -730,7 +733,7 @@ def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
 
 
 def increments_pruned_error(name: str) -> SnapshotMissingError:
-    """The error for who reads a snapshot whose increments were pruned."""
+    """The error for readers of a snapshot whose increments were pruned."""
     return SnapshotMissingError(
         _pruned_text(name), hint=f"restore the full snapshot: snapshot restore {name}", details={"snapshot": name}
     )
@@ -756,7 +759,7 @@ def check_not_pruned(store: ObjectStore, name: str) -> None:
 def increment_numbers(store: ObjectStore, name: str) -> list[int]:
     """The numbers of the committed increments that a listing shows, in order."""
     numbers = listed_numbers(store, name)
-    # Only the newest can be a void: the next number begins only after this one is committed.
+    # Only the newest can be a void: the next number begins only after the previous number is committed.
     if numbers and find_place(store, name, numbers[-1]).commit is None:
         numbers.pop()
     return numbers
@@ -851,7 +854,7 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     """Read a snapshot with its increments up to `increment` (None: all).
 
     Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or in between; ManifestError if
-    a commit belongs to another chain. What can't be read as the mark of pruned increments hides none that is there.
+    a commit belongs to another chain. An unreadable mark of pruned increments hides no increment.
     """
     check_not_deleted(store, check_name(name))
     chain = Chain(read_full(store, name))
@@ -874,9 +877,9 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
 
 
 def read_readable_part(store: ObjectStore, name: str) -> Chain:
-    """Read a snapshot with its increments before the first one that is missing, damaged or of another chain.
+    """Read a snapshot with its increments before the first that is missing, damaged or of another chain.
 
-    Raises what read_full raises.
+    Raises as read_full.
     """
     chain, increments = Chain(read_full(store, name)), list[Increment]()
     if not is_known_only_full(store, name):
@@ -898,10 +901,10 @@ def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iter
 
 
 def read_newest_part(store: ObjectStore, name: str) -> Chain:
-    """Read what continues a chain: its full snapshot, its newest increment, and those that changed definitions.
+    """Read what continues a chain: its full snapshot, its newest increment, and those with changed definitions.
 
-    Reads the whole chain if the newest commit has no history, or if it is in doubt which one is the newest. Raises what
-    read_chain raises.
+    Reads the whole chain if the newest commit has no history, or if it is in doubt which commit is the newest. Raises
+    as read_chain.
     """
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
@@ -968,20 +971,20 @@ def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...
     """
     if not chain.is_partial or isinstance(chain.last, FullSnapshot):
         return tuple(map(summary_of, chain.increments))
-    commit, found = chain.last, [summary_of(chain.last)]
+    commit, summaries = chain.last, [summary_of(chain.last)]
     while commit.history is not None:
-        found = [*commit.history.recent, *found]
-        if (first := found[0]).increment == 1:
-            return tuple(found)
+        summaries = [*commit.history.recent, *summaries]
+        if (first := summaries[0]).increment == 1:
+            return tuple(summaries)
         (before,) = _read_increments(store, chain.name, [first.increment]).values()
         _check_named(before, first.digest, commit)
         commit = before
     whole = read_chain(store, chain.name, commit.increment - 1)
-    return (*map(summary_of, whole.increments), *found)
+    return (*map(summary_of, whole.increments), *summaries)
 
 
 def _check_named(commit: Commit, digest: str, by: Increment) -> None:
-    """Raise ManifestError unless the commit is the one that a later one names."""
+    """Raise ManifestError unless a later commit names this commit by its digest."""
     if commit.digest == digest:
         return
     key = commit_key(commit.snapshot, commit.increment)

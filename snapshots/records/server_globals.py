@@ -1,4 +1,4 @@
-"""What a server has besides its databases: roles with memberships, settings and privileges on parameters; tablespaces.
+"""A server's globals: roles with memberships, settings and privileges on parameters; tablespaces.
 
 Stored as one object of a shard, compressed, with every full snapshot, and again with an increment only if it differs.
 """

@@ -1,4 +1,4 @@
-"""What a store says of its fleet: fleet.json, and the record of the largest fleet that it has served."""
+"""The identity of a store's fleet: fleet.json, and the record of the largest fleet that the store has served."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
 
 
 def read_fleet_id(store: ObjectStore) -> str | None:
-    """The id of the fleet to which the store belongs, None if it is not initialised; raise ManifestError."""
+    """The id of the store's fleet, None if the store is not initialised; raise ManifestError."""
     try:
         identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError:

@@ -1,12 +1,12 @@
-"""Marks of what was removed for good: the tombstones of deleted snapshots, and the marks of pruned increments.
+"""Marks of permanent removals: the tombstones of deleted snapshots, and the marks of pruned increments.
 
 A mark is created before the first object is deleted, and is never removed. So a half-deleted snapshot is never listed,
 and its name is never used again. Anything that arrives late under the name is garbage: a put whose answer was lost,
 or the writes of a process that was suspended.
 
 A mark is believed only if every byte is as it was written: an object in its place that is no mark removes nothing and
-ends no chain. Somebody must look at it, so commands that would need to know raise ManifestError. Who only reads what is
-there does not need to know of pruned increments: a damaged mark of these hides none that is left.
+ends no chain. Somebody must look at it, so commands that would need to know raise ManifestError. Commands that only
+read commits do not depend on the mark of pruned increments: if it is damaged, it hides none that is left.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class RestorePoint(Record, frozen=True):
 
 
 class Mark(Record, frozen=True):
-    """What was removed, and all that is needed to resume the removal: the slots, and the nodes that may have them.
+    """The subject of a removal, and all that is needed to resume it: the slots, and the nodes that may have them.
 
     The stored field `schema`, here `format`, says whether the snapshot was deleted or its increments pruned. `chain`
     and `points` are empty if the commits could not be read. `by` is the label of the command (fleet.label); `objects`
-    and `bytes` count what it planned to delete. `servers` has the system identifiers of the nodes then, if
-    they are known: other servers may have taken their places.
+    and `bytes` count the planned deletions. `servers` has the system identifiers of the nodes then, if they are known:
+    other servers may have taken their places.
     """
 
     format: Literal["cutline/deleted/1", "cutline/only-full/1"] = field(name="schema")
@@ -86,17 +86,17 @@ def only_full_key(name: str) -> str:
 
 
 def is_deleted(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot has a tombstone; raise ManifestError if what is in its place is none."""
+    """Whether the snapshot has a tombstone; raise ManifestError if another document is in its place."""
     return _is_marked(store, tombstone_key(name))
 
 
 def is_only_full(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot's increments were pruned; raise ManifestError if what is in the mark's place is none."""
+    """Whether the snapshot's increments were pruned; raise ManifestError if another document is in the mark's place."""
     return _is_marked(store, only_full_key(name))
 
 
 def is_known_only_full(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot's increments were pruned, for who only reads: not if what is in the mark's place is none."""
+    """Whether the snapshot's increments were pruned, for readers: not if another document is in the mark's place."""
     with suppress(ManifestError):
         return is_only_full(store, name)
     return False
@@ -126,7 +126,7 @@ def check_not_deleted(store: ObjectStore, name: str) -> None:
 def _damaged_hint(key: str) -> str:
     name = key.split("/")[1].removesuffix(".json")
     if key == tombstone_key(name):
-        otherwise = f"otherwise delete what is left of the snapshot: snapshot delete {name} --force"
+        otherwise = f"otherwise delete the rest of the snapshot: snapshot delete {name} --force"
         return DAMAGED_HINT.format(done=f"deleted snapshot {name}", otherwise=otherwise)
     otherwise = "otherwise put the object back from a copy of the store"
     return DAMAGED_HINT.format(done=f"pruned snapshot {name}", otherwise=otherwise)
@@ -135,8 +135,8 @@ def _damaged_hint(key: str) -> str:
 def put_mark(store: ObjectStore, mark: Mark, *, force: bool = False) -> Mark:
     """Create the mark unless there is one, and return the one in the store.
 
-    If what is in its place can't be read, raises ManifestError, or returns `mark` if somebody forces the removal.
-    Raises StoreAnswersLostError if the store does not tell whether the mark exists: it may still arrive.
+    If the document in its place can't be read, raises ManifestError, or with `force` returns `mark`. Raises
+    StoreAnswersLostError if the store does not tell whether the mark exists: it may still arrive.
     """
     with suppress(ObjectExistsError):
         create_or_find(store, mark.key, seal(mark))

@@ -1,14 +1,10 @@
-"""Remove permanently what a mark names: its slots, then its objects.
+"""Remove the slots and then the objects named by a mark, permanently.
 
 The order makes an interruption at any point safe:
 
-1. store the intent;
-2. store the mark: from here on no listing shows what it names;
-3. check for leases: a running restore ends first;
-4. drop the slots, so that no node retains WAL for them;
-5. delete the commits, the newest first, so that no commit outlives its objects;
-6. delete all other objects;
-7. store the outcome.
+1. store the intent; 2. store the mark: from here on no listing shows the snapshot or the increments named in it; 3.
+check for leases: a running restore ends first; 4. drop the slots, so that no node retains WAL for them; 5. delete the
+commits, the newest first, so that no commit outlives its objects; 6. delete all other objects; 7. store the outcome.
 
 Without an outcome, the next command of the same kind resumes from the mark, which holds all that it needs.
 """
@@ -77,7 +73,7 @@ COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapsho
 
 
 class NodeCleanup(Protocol):
-    """What a removal does on the nodes. The implementation holds the fleet's lock."""
+    """A removal's work on the nodes. The implementation holds the fleet's lock."""
 
     def check_held(self) -> None:
         """Raise unless the fleet's lock is still held."""
@@ -99,7 +95,7 @@ class NodeCleanup(Protocol):
 class Removal:
     """What to remove: the kind of the operation, its mark, and how to find its objects.
 
-    `force`: something that can't be read is in the place of the mark, and the removal goes on nevertheless.
+    `force`: an unreadable object is in the place of the mark, and the removal continues nevertheless.
     """
 
     kind: str
@@ -110,11 +106,11 @@ class Removal:
 
 @dataclass(slots=True)
 class RemovalResult:
-    """What was removed.
+    """The result of a removal.
 
     `slots_left` are slots on nodes that did not answer, `slots_unknown` slots that may be left on servers that
-    fleet.toml no longer names, `slots_foreign` slots in the mark that no create of this snapshot is known to have made.
-    `refused` gives, by key, why the store refused to delete an object.
+    fleet.toml no longer names. `slots_foreign` are slots in the mark that no create of this snapshot is known to have
+    made. `refused` gives, by key, why the store refused to delete an object.
     """
 
     mark: Mark
@@ -290,7 +286,7 @@ class DeletionPlan:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The slots that nodes may still have; of a chain that has ended, the mark names one that was dropped."""
+        """The slots that nodes may still have; if the chain has ended, the slot in the mark was dropped before."""
         return self.mark.slots if self.surveyed is None or self.surveyed.is_continuable else ()
 
     @property
@@ -350,8 +346,8 @@ def _check_deletable(store: ObjectStore, surveyed: SurveyedSnapshot, others: tup
         )
     if surveyed.restorable and first_restorable(store, reversed(others)) is None:
         raise LastSnapshotError(
-            f"snapshot {name} is the last one that can be restored",
-            hint=f"take another one first: snapshot create NAME   or delete it anyway: snapshot delete {name} --force",
+            f"snapshot {name} is the last restorable snapshot",
+            hint=f"take another first: snapshot create NAME   or delete it anyway: snapshot delete {name} --force",
             details={"snapshot": name, "others": list(others)},
         )
 
@@ -447,13 +443,13 @@ def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mappi
 
 
 def _has_tombstone(store: ObjectStore, name: str, *, force: bool) -> bool:
-    """Whether the snapshot has a tombstone; raise ManifestError if what is in its place is none, unless `force`."""
+    """Whether the snapshot has a tombstone; raise ManifestError if another document is in its place, unless `force`."""
     try:
         return is_deleted(store, name)
     except ManifestError:
         if not force:
             raise
-        # It stays, so the name can't be used again, and what is left of the snapshot is deleted.
+        # It stays, so the name can't be used again, and the rest of the snapshot is deleted.
         return True
 
 
@@ -486,7 +482,7 @@ def list_unfinished_deletions(store: ObjectStore) -> tuple[list[str], dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class DeletionResult:
-    """What a deletion did; `removed` is None if nothing was left to do."""
+    """The result of a deletion; `removed` is None if nothing was left to do."""
 
     mark: Mark
     removed: RemovalResult | None
@@ -570,7 +566,7 @@ def hold_fleet(
 ) -> Iterator[FleetNodes]:
     """Hold the fleet's lock for a command on a snapshot; settle operations that died before.
 
-    Raises ClocksDifferError if what the command does depends on how old something is, and no clock can be believed.
+    Raises ClocksDifferError if the command depends on ages, and no clock can be believed.
     """
     progress.step("check nodes")
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:

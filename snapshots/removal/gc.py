@@ -2,18 +2,18 @@
 
 A listing only finds candidates. The order of reading is: the listing; the marks of the snapshot; the running restores;
 then, for each object, its owner's intent, its outcome, and last its commit. The owner is the operation in the object's
-key; of a segment it is the chain, that is, the operation that took the full snapshot. This order is safe beside a
+key; of a segment it is the chain, that is, the operation that took the full snapshot. This order is safe during a
 running create, which stores its intent before any object, its commit after all objects, and its outcome last:
 
 - an owner without an outcome and without a void counts as running: all its objects are kept;
 - an owner whose outcome was read before its commit was looked up has decided: it will not commit any more;
-- a void, or the commit of another operation, under the owner's commit key is final, whatever is still running;
+- a void, or the commit of another operation, under the owner's commit key is final, even if the owner is still running;
 - the objects that a commit lists were stored before it, and a commit never changes. An object that it does not list is
   never listed later, except the segments after the last one of a chain: the next increment begins with those;
 - those segments are garbage only if no increment can follow: all earlier operations were settled before the chain was
   marked as lost or pruned, and none begins after that. So the mark is read first, then open operations, then commits.
 
-docs/storage.md, "Garbage", has the rules as a table. The grace period comes on top. It covers what is outside of the
+docs/storage.md, "Garbage", has the rules as a table. The grace period comes on top. It covers causes outside of the
 protocol, such as clocks and people.
 """
 
@@ -133,13 +133,15 @@ NEEDED = GarbageVerdict(GarbageReason.NEEDED)
 
 
 class GarbageRules:
-    """Judges the objects of one snapshot. Must be made after they were listed; reads each document once."""
+    """Judges the objects of a snapshot. Must be made after they were listed; reads each document once."""
 
     def __init__(self, store: ObjectStore, snapshot: str, listed: Iterable[Listed], now: datetime) -> None:
         self.store = store
         self.snapshot = snapshot
         self._lost = {
-            one.key: one.created_at <= now - timedelta(seconds=LOST_SECONDS) for one in listed if "/lost/" in one.key
+            entry.key: entry.created_at <= now - timedelta(seconds=LOST_SECONDS)
+            for entry in listed
+            if "/lost/" in entry.key
         }
         self.is_deleted = self.is_only_full = False
         self._unclear: GarbageVerdict | None = None
@@ -245,7 +247,9 @@ class GarbageRules:
             if open_operation.operation is None or open_operation.operation.kind != RESTORE
         ]
         chain = read_chain(self.store, self.snapshot)
-        listed = {one.key: (one.node, one.number) for commit in chain.commits for one in _segments_of(commit)}
+        listed = {
+            segment.key: (segment.node, segment.number) for commit in chain.commits for segment in _segments_of(commit)
+        }
         last: dict[str, int] = {}
         for node, number in listed.values():
             last[node] = max(number, last.get(node, 0))
@@ -308,7 +312,7 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
 
 
 def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """Judge by the commit alone. Records are removed after objects, so this one was deleted by hand."""
+    """Judge by the commit alone. Records are removed after objects, so this record was deleted by hand."""
     place = find_place(store, snapshot, 0)
     if place.commit is not None and place.commit.operation == owner:
         return _outcome_of_commit((snapshot, 0), place.key, place.commit)
@@ -366,7 +370,7 @@ class RefusedRemoval:
 
 
 class KeptKey(NamedTuple):
-    """By what kept objects are counted; `snapshot` is "" for objects of no snapshot."""
+    """The key for counting kept objects; `snapshot` is "" for objects of no snapshot."""
 
     snapshot: str
     reason: GarbageReason
@@ -377,8 +381,8 @@ class KeptKey(NamedTuple):
 class GcReport:
     """What gc found and did. `kept` counts all that is not removed, needed objects included.
 
-    `unsettled` says why earlier operations were not settled first, "" if they were. `unknown` lists what is not
-    Cutline's: objects, and folders, which end with a slash.
+    `unsettled` says why earlier operations were not settled first, "" if they were. `unknown` lists entries of other
+    programs: objects, and folders, which end with a slash.
     """
 
     grace_seconds: float
@@ -440,10 +444,10 @@ class RecordJudge:
     def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
         """Judge every listed folder of `operations`."""
         folders = [
-            (folder, tuple(group)) for folder, group in groupby(listed, key=lambda one: one.key.split("/", 2)[1])
+            (folder, tuple(group)) for folder, group in groupby(listed, key=lambda entry: entry.key.split("/", 2)[1])
         ]
         with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-            record_folders = list(chain.from_iterable(threads.map(lambda one: self._judge_folder(*one), folders)))
+            record_folders = list(chain.from_iterable(threads.map(lambda folder: self._judge_folder(*folder), folders)))
         old, needed = GarbageVerdict(GarbageReason.OLD_RECORD), GarbageVerdict(GarbageReason.NEEDED)
         standing = self._standing_checks() if self._checked else set()
         return [
@@ -493,12 +497,14 @@ class RecordJudge:
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _standing_checks(self) -> set[str]:
-        """The checks, of those that prune reads, that stand for snapshots of which an old record is a check."""
+        """Of the checks that prune reads, the standing checks of snapshots that have an old record of a check."""
         checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
         of_each = (checks[name] for name in self._checked if name in checks)
-        # The increments may have been pruned since: then only what stands for the full snapshot counts.
-        counts = ((found, {1, max(check.point.increment for check in found) + 1}) for found in of_each)
-        standing = (standing_check(found, count) for found, some in counts for count in some)
+        # The increments may have been pruned since: then only the standing check of the full snapshot counts.
+        counts = (
+            (of_snapshot, {1, max(check.point.increment for check in of_snapshot) + 1}) for of_snapshot in of_each
+        )
+        standing = (standing_check(of_snapshot, count) for of_snapshot, some in counts for count in some)
         return {check.operation for check in standing if check is not None}
 
     def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
@@ -515,8 +521,8 @@ class RecordJudge:
         return self._removed[key]
 
 
-def _removal_order(one: Listed) -> tuple[int, str]:
-    name = one.key.split("/", 2)[-1]
+def _removal_order(entry: Listed) -> tuple[int, str]:
+    name = entry.key.split("/", 2)[-1]
     return {INTENT: 0, OUTCOME: 2}.get(name, 1), name
 
 
@@ -539,8 +545,8 @@ PERMANENT = {
 def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
     """Find and remove the objects that no commit needs and no running operation uses.
 
-    The report lists what the store refuses to delete; the rest is removed anyway. Raises StoreUnreachableError, and
-    UndecidedError if the store does not tell whether an earlier operation committed.
+    The report lists objects that the store refuses to delete; the rest is removed anyway. Raises StoreUnreachableError,
+    and UndecidedError if the store does not tell whether an earlier operation committed.
     """
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -605,7 +611,8 @@ class _GarbageSearch:
         self._store = store
         self._report = report
         self._progress = progress
-        # Objects have the store's time. Of a folder that is the machine's, which may be what the nodes have corrected.
+        # Objects have the store's time. In a folder it is the machine's time, which the nodes' clocks may have
+        # corrected.
         self._now = min(utc_now(), machine_now())
         self._owners: set[str] = set()
 
@@ -674,7 +681,7 @@ class _GarbageSearch:
         snapshots = {intent.snapshot: intent.id for intent in running if intent.kind == CREATE}
         oldest = min((datetime.fromisoformat(intent.began_at) for intent in running), default=None)
         if len(running) < len(self._report.open_operations):
-            # The intent of one can't be read, so it may have begun at any time.
+            # An operation whose intent can't be read may have begun at any time.
             oldest = datetime.min.replace(tzinfo=UTC)
         margin = timedelta(seconds=UNNAMED_SECONDS)
         for leftover in leftovers:
@@ -709,7 +716,7 @@ class _GarbageSearch:
 
 
 def remove_garbage(store: ObjectStore, report: GcReport, progress: Progress) -> None:
-    """Remove the report's garbage, a bounded number at a time; add to the report what the store refuses to delete."""
+    """Remove the report's garbage, a bounded number at a time; add the store's refusals to the report."""
     progress.step("remove", total=len(report.garbage), unit="objects")
     waiting = iter(report.garbage)
     try:
@@ -727,7 +734,7 @@ def remove_garbage(store: ObjectStore, report: GcReport, progress: Progress) -> 
 
 
 def _remove_one(store: ObjectStore, garbage: Garbage) -> tuple[list[int], RefusedRemoval | None]:
-    """Remove `garbage` in order, up to the first refusal. Return the sizes of what was removed, and the refusal."""
+    """Remove `garbage` in order, up to the first refusal. Return the sizes of the removed objects, and the refusal."""
     removed: list[int] = []
     key = ""
     try:

@@ -1,6 +1,6 @@
-"""`prune`: remove what no retention rule keeps, be it whole snapshots or the increments of a snapshot.
+"""`prune`: remove snapshots, or the increments of a snapshot, that no retention rule keeps.
 
-The plan is made under the fleet's lock, from the store as it is then, with what checks have recorded there.
+The plan is made under the fleet's lock, from the store as it is then, with the checks recorded there.
 snapshots/removal/deletion.py does the removals, the oldest snapshot first. Unfinished removals of earlier commands are
 completed too.
 """
@@ -59,7 +59,7 @@ NAMES_SHOWN_MAX = 10
 class PruneStep:
     """One removal. `is_resumed`: an earlier command has stored its mark already.
 
-    `slots` are those that nodes may still have; of a chain that has ended, the mark names one that was dropped.
+    `slots` are those that nodes may still have; if the chain has ended, the slot in the mark was dropped before.
     `left_behind` are its nodes whose servers fleet.toml no longer names, and these servers.
     """
 
@@ -74,9 +74,9 @@ class PruneStep:
 class PrunePlan:
     """The verdict on every snapshot, newest first, and the removals that follow from them, oldest first.
 
-    `problems` says, by name, what is wrong with damaged snapshots. `held` has all as the rules see them, by name.
-    `kept_instead` are those that would lose something if checks had found no conflicts in newer ones. `unread` are
-    operations whose outcome can't be read; they may be checks.
+    `problems` describes the damage of snapshots, by name. `held` has all as the rules see them, by name. `kept_instead`
+    are those that would lose something if checks had found no conflicts in newer snapshots. `unread` are operations
+    whose outcome can't be read; they may be checks.
     """
 
     rules: Retention
@@ -99,15 +99,15 @@ class PrunePlan:
 
     @property
     def warnings(self) -> list[str]:
-        """What conflicts change in the plan, and how that ends; what may be wrong because a record can't be read."""
+        """Changes of the plan by conflicts, and how to end them; possible errors because of unreadable records."""
         warnings: list[str] = []
         restorable = [verdict.name for verdict in self.verdicts if self.held[verdict.name].is_restorable]
         conflicts = [name for name in restorable if self.held[name].has_conflicts]
         names = list_some(conflicts, NAMES_SHOWN_MAX)
         if conflicts and conflicts == restorable:
             warnings.append(
-                f"checks found conflicts in every snapshot that can be restored ({names}), so no older one is kept in"
-                " the place of one with conflicts: age and number alone decide"
+                f"checks found conflicts in every snapshot that can be restored ({names}), so no older snapshot is kept"
+                " instead: age and number alone decide"
             )
         elif self.kept_instead:
             warnings.append(
@@ -125,7 +125,7 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What was done: one RemovalResult per step of the plan."""
+    """The result of a prune: a RemovalResult for each step of the plan."""
 
     plan: PrunePlan
     removed: tuple[RemovalResult, ...]
@@ -148,7 +148,7 @@ def prune_store(
     force: bool,
     ended: Callable[[RemovalResult], None] = lambda _: None,
 ) -> PruneResult:
-    """Remove what no rule keeps; `announce` gets the plan first, `ended` each removal.
+    """Remove everything that no rule keeps; `announce` gets the plan first, `ended` each removal.
 
     Raises NoRetentionError, SnapshotInUseError.
     """
@@ -183,7 +183,7 @@ def prune_locked(
 
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
-    """Plan what the rules remove from the store as it is now."""
+    """Plan the removals by the rules from the store as it is now."""
     surveys = {
         survey_snapshot.name: survey_snapshot for survey_snapshot in survey_snapshots(store, snapshot_names(store))
     }
@@ -215,8 +215,10 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
 
 def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
     """The snapshots as the rules see them, each with the check whose result stands for it."""
-    found = checks.by_snapshot
-    standing = {name: standing_check(found.get(name, ()), len(snapshot.points)) for name, snapshot in surveys.items()}
+    by_snapshot = checks.by_snapshot
+    standing = {
+        name: standing_check(by_snapshot.get(name, ()), len(snapshot.points)) for name, snapshot in surveys.items()
+    }
     return {
         name: HeldSnapshot(
             name, snapshot.moments, snapshot.is_whole, snapshot.is_only_cut, standing[name], snapshot.is_continuable
@@ -233,8 +235,8 @@ def increments_removal(mark: Mark, operation: str) -> Removal:
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
     """The objects of a chain that its full snapshot does not need, whether or not an increment lists them."""
     is_of_increments = of_increments(read_commit(store, snapshot, 0))
-    listed = [one for part in CHAIN_FOLDERS for one in store.inventory(f"snapshots/{snapshot}/{part}")]
-    return [one for one in listed if is_of_increments(one.key)]
+    listed = [entry for part in CHAIN_FOLDERS for entry in store.inventory(f"snapshots/{snapshot}/{part}")]
+    return [entry for entry in listed if is_of_increments(entry.key)]
 
 
 def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:

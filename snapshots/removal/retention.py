@@ -6,10 +6,10 @@ none yet. A damaged snapshot is always kept and not counted by the rules, becaus
 restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is no full snapshot: keep_full
 neither counts nor removes it, only keep_days does.
 
-A snapshot in which a check found conflicts is judged by its own age and number as any other, but it takes no place from
-those without: they are numbered without it. So what checks have found only ever keeps more: whoever can store the
-record of a check can have nothing deleted by it. It does not keep much more, keep_full at most N others, and if all
-snapshots have conflicts, old ones go as ever.
+A snapshot in which a check found conflicts is judged by its own age and number as any other, but snapshots without
+conflicts are numbered without it. So findings of checks only ever keep more: nobody can have anything deleted by
+storing the record of a check. It does not keep much more, keep_full at most N others, and if all snapshots have
+conflicts, old ones go as ever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.operation_records import CONFLICTS, VALID
 from cutline.storage.errors import UsageError
 
-FOUND_IN_NEWER = "checks of newer ones found conflicts"
+FOUND_IN_NEWER = "checks of newer snapshots found conflicts"
 
 
 class NoRetentionError(UsageError):
@@ -93,7 +93,9 @@ def apply_retention(
     held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool = False
 ) -> list[RetentionVerdict]:
     """Judge each snapshot, newest first. `takes_last`: even the last restorable snapshot may be deleted."""
-    newest_first = sorted(held, key=lambda one: (one.points[0] if one.points else now, one.name), reverse=True)
+    newest_first = sorted(
+        held, key=lambda snapshot: (snapshot.points[0] if snapshot.points else now, snapshot.name), reverse=True
+    )
     places = _places(newest_first)
     reasons = {place.one.name: _keeping_rule(place, rules, now) for place in places}
     reasons |= {snapshot.name: _keeping_days(snapshot, rules, now) for snapshot in newest_first if snapshot.is_only_cut}
@@ -101,7 +103,7 @@ def apply_retention(
     if not takes_last:
         reasons |= _reasons_of_last(places, reasons)
         if proven and not reasons[proven.one.name]:
-            reasons[proven.one.name] = (f"it is the newest that a check found valid, and {FOUND_IN_NEWER}",)
+            reasons[proven.one.name] = (f"it is the newest snapshot found valid by a check, and {FOUND_IN_NEWER}",)
     by_name = {place.one.name: place for place in places}
     verdicts: list[RetentionVerdict] = []
     for snapshot in newest_first:
@@ -133,10 +135,10 @@ def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datet
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A restorable snapshot, and how many newer ones the rules count before it.
+    """A restorable snapshot, and how many newer snapshots the rules count before it.
 
-    With conflicts, these are all newer ones, as if no check had found any; else only those without. `passed_over`: at
-    least one of the newer ones is not counted.
+    With conflicts, these are all newer snapshots, as if no check had found any; else only those without. `passed_over`:
+    at least one newer snapshot is not counted.
     """
 
     one: HeldSnapshot
@@ -172,7 +174,7 @@ def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
 
 
 def _find_proven(places: Sequence[_Place]) -> _Place | None:
-    """The newest snapshot that a check has found valid, if checks of newer ones have found conflicts.
+    """The newest snapshot that a check has found valid, if checks of newer snapshots have found conflicts.
 
     Those that were not checked yet don't take its place: the next check may find the same in them.
     """
@@ -223,7 +225,7 @@ def _with_increments(
     if place.number < keep:
         reason = f"increments kept by keep_increments {keep}: {place.text}"
     elif place.number == 0 and not place.passed_over:
-        # keep_increments 0. The newest chain keeps its increments, because only that one is being continued.
+        # keep_increments 0. The newest chain keeps its increments, because only that chain is being continued.
         reason = "increments kept because the newest chain is being continued"
     elif is_proven or place.number == 0:
         reason = f"increments kept because {FOUND_IN_NEWER}"

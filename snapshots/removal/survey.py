@@ -1,4 +1,4 @@
-"""Survey of a snapshot: what can be restored of it, how much space it takes, and what is wrong with it.
+"""Survey of a snapshot: its restore points, the space it takes, and its problems.
 
 The survey reads only commits and listings; only `check` reads the objects that the commits list. It does not raise
 for a damaged snapshot, because retention has to judge that too.
@@ -50,8 +50,8 @@ CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
 
 
 def of_increments(full: Commit) -> Callable[[str], bool]:
-    """Tells by its key whether an object is of increments: a commit, a further segment, what another create stored."""
-    needed = {one.key for one in full.named}
+    """A test of keys: whether an object belongs to increments (a commit, a further segment, another create's)."""
+    needed = {entry.key for entry in full.named}
     folders, copies = (
         tuple(f"snapshots/{full.snapshot}/{part}/" for part in parts) for parts in (CHAIN_FOLDERS, COPY_FOLDERS)
     )
@@ -69,11 +69,11 @@ def of_increments(full: Commit) -> Callable[[str], bool]:
 class SurveyedSnapshot:
     """A snapshot as commits and listings show it.
 
-    `chain` is the longest readable part from the full snapshot on, None if the full snapshot can't be read;
-    `unreadable` says why the rest can't be, `marks` what is known of how it ended. `restorable` counts the commits,
-    from the full snapshot on, that can be restored and lack nothing; `lack` says what the next one lacks. Both
-    texts are "" if there is nothing to report. `objects` counts all objects in its folder, whether or not a commit
-    lists them, `of_increments` those that the full snapshot does not need.
+    `chain` is the longest readable part from the full snapshot on, None if the full snapshot can't be read.
+    `unreadable` says why the rest can't be, `marks` how it ended, if known. `restorable` counts the commits, from the
+    full snapshot on, that can be restored and lack nothing; `lack` names the objects missing from the next. Both texts
+    are "" if there is nothing to report. `objects` counts all objects in its folder, whether or not a commit lists
+    them, `of_increments` those that the full snapshot does not need.
     """
 
     name: str
@@ -97,7 +97,7 @@ class SurveyedSnapshot:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the snapshot, "" if nothing is."""
+        """The problem with the snapshot, "" if there is none."""
         return self.unreadable or self.lack or self.marks.problem
 
     @property
@@ -123,7 +123,7 @@ class SurveyedSnapshot:
 
 
 def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedSnapshot]:
-    """Survey the snapshots `names`, in their order. The listing of one at a time is in memory."""
+    """Survey the snapshots `names`, in their order. Only one listing at a time is in memory."""
     return [survey_snapshot(store, name) for name in names]
 
 
@@ -165,14 +165,14 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
             return True
         return False
 
-    # A chain has no gaps, so it is no longer than the listing, whatever numbers are in the names.
+    # A chain has no gaps, so it is no longer than the listing, even if names have higher numbers.
     numbers = range(len(listed_numbers(store, name, first=1)) + 1)
     readable = bisect_left(numbers, x=True, key=is_broken)
     return (read_chain(store, name, readable - 1) if readable else None), problem
 
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
-    """Count the restore points, from the first on, that lack nothing; also return what the next one lacks."""
+    """Count the restore points, from the first on, that lack nothing; also return what is missing from the next."""
     sizes = {stored_object.key: stored_object.size for stored_object in objects}
     for number, commit in enumerate(chain.commits):
         lost = [object_list for object_list in commit.object_lists if isinstance(object_list, LostList)]

@@ -250,7 +250,7 @@ def test_a_mark_that_is_not_encrypted_removes_nothing(
         code, document = run_here(fleet, "delete", NAME, "--yes")
         assert (code, document.get("error")) == (3, refused)
         # A mark of pruned increments that is damaged hides nothing of the snapshot.
-        said = "the last one that can be restored" if kind == ONLY_FULL else f"object {mark.key} "
+        said = "the last restorable snapshot" if kind == ONLY_FULL else f"object {mark.key} "
         assert said in document["message"]
 
 

@@ -185,8 +185,8 @@ def test_a_prune_says_if_every_snapshot_has_conflicts() -> None:
     ended(store, 7, point("new", 0, "conflicts"), point("old", 1, "conflicts"))
     plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
     assert plan.warnings == [
-        "checks found conflicts in every snapshot that can be restored (new, old), so no older one is kept in the place"
-        " of one with conflicts: age and number alone decide"
+        "checks found conflicts in every snapshot that can be restored (new, old), so no older snapshot is kept"
+        " instead: age and number alone decide"
     ]
     assert [(step.kind, step.mark.snapshot) for step in plan.steps] == [("delete", "old")]
 

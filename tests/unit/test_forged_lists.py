@@ -153,7 +153,7 @@ def test_two_commits_beside_lists_cannot_name_the_same_object() -> None:
 
 
 ENTRIES: dict[str, tuple[dict[str, object], str]] = {
-    "of DDL": ({"kind": "archive"}, "is of an unknown kind: archive"),
+    "of DDL": ({"kind": "archive"}, "has an unknown kind: archive"),
     "of nothing": ({"objects": 0}, "has 0 objects"),
     "of more objects than bytes": ({"objects": 2**63 - 1}, f"has {2**63 - 1} objects"),
     "too large": ({"size": DOCUMENT_BYTES_MAX + 1}, f"3 objects and {DOCUMENT_BYTES_MAX + 1} bytes"),

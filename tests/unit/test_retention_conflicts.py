@@ -54,7 +54,7 @@ def test_increments_are_numbered_without_snapshots_with_conflicts() -> None:
     assert fates(*found[:3], keep_increments=0) == {"c": "keep", "b": "keep", "a": "only-full"}
     assert whys(*found[:3], keep_increments=0)["b"] == (
         "no rule removes whole snapshots",
-        "increments kept because checks of newer ones found conflicts",
+        "increments kept because checks of newer snapshots found conflicts",
     )
 
 
@@ -74,8 +74,8 @@ def test_an_unchecked_snapshot_does_not_displace_the_newest_valid_one_while_thos
     )
     assert fates(*found, keep_full=1, keep_increments=1) == {"d": "keep", "c": "delete", "b": "keep", "a": "delete"}
     assert whys(*found, keep_full=1, keep_increments=1)["b"] == (
-        "it is the newest that a check found valid, and checks of newer ones found conflicts",
-        "increments kept because checks of newer ones found conflicts",
+        "it is the newest snapshot found valid by a check, and checks of newer snapshots found conflicts",
+        "increments kept because checks of newer snapshots found conflicts",
     )
     assert fates(*found, keep_full=1, takes_last=True) == {"d": "keep", "c": "delete", "b": "delete", "a": "delete"}
     # Without conflicts nobody knows of anything that is wrong.

@@ -177,7 +177,7 @@ def assert_the_continued_chain_is_lost(guarded: GuardedFleet, chain: str) -> Non
     assert found["second"]["lost"]["after_increment"] == 3
     assert found["second"]["retained_wal"] == {}
     shown = read_output(guarded.fleet, "list")
-    assert re.search(r"(?m)^second +full .* lost ", shown)
+    assert re.search(r"(?m)^second +3 .* lost ", shown)
     assert "can't be continued after increment 3: node s1" in shown
     code, document = run_here(guarded.fleet, "create", "second", "--incremental")
     assert (code, document["error"]) == (3, "chain-lost")

@@ -17,7 +17,9 @@ from psycopg.conninfo import make_conninfo
 from cutline.cli.output.failure import failure_of, report
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import with_database
 from cutline.nodes.problems import NodeUnfitError, Purpose, grants_of
+from cutline.nodes.programs import run_tool
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
@@ -74,17 +76,22 @@ def grant_all(shop: Fleet, granted: list[str]) -> None:
     await_standbys(shop)
 
 
+def statements_of(error: NodeUnfitError) -> list[str]:
+    """The statements of the script, without those that are comments, and without psql's commands."""
+    return [line for line in dict.fromkeys(error.hint.splitlines()) if not line.startswith(("-- ", "\\connect "))]
+
+
 def lacking(fleet: Fleet) -> list[dict[str, str]]:
     """The grants that init refuses for, or those that it reports if it does not refuse."""
     try:
         return grants_of(initialise(fleet, Silent()).lacking)
     except NodeUnfitError as error:
-        grants: Any = error.details["grants"]
-        script = [line for line in error.hint.splitlines() if not line.startswith("-- ")]
-        # What other tasks need is in the details alone.
-        required = {one["statement"] for one in grants if one["for"] == Purpose.EVERYTHING}
-        assert sorted(script) == sorted(required)
-        return [*grants]
+        unfit = error
+    grants: Any = unfit.details["grants"]
+    # What other tasks need are comments.
+    required = {one["statement"] for one in grants if one["for"] == Purpose.EVERYTHING}
+    assert set(statements_of(unfit)) == required
+    return [*grants]
 
 
 def of_reading(granted: Iterable[str]) -> list[str]:
@@ -102,7 +109,7 @@ def test_a_role_with_grants_on_tables_is_asked_for_more_of_them(shop: Fleet, bac
         await_standbys(shop)
         with pytest.raises(NodeUnfitError, match=r'role backup may not read app\."a\.New"') as raised:
             initialise(backup, Silent())
-        script = [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")]
+        script = statements_of(raised.value)
         assert of_reading(script) == [
             f'GRANT USAGE ON SCHEMA "later" TO "{BACKUP}";',
             f'GRANT SELECT ON TABLE "app"."a.New" TO "{BACKUP}";',
@@ -356,7 +363,7 @@ def test_init_names_everything_at_once_and_its_statements_suffice(shop: Fleet, b
 
 
 def test_what_the_error_prints_below_its_hint_is_a_script_that_suffices(
-    shop: Fleet, backup: Fleet, capsys: pytest.CaptureFixture[str]
+    shop: Fleet, backup: Fleet, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     grant_all(shop, NEEDED[:2])
     first, *others = shop.primaries
@@ -367,7 +374,11 @@ def test_what_the_error_prints_below_its_hint_is_a_script_that_suffices(
         initialise(backup, Silent())
     report(failure_of(raised.value), raised.value, json=False, verbose=False)
     _, _, script = capsys.readouterr().err.partition("hint:\n")
-    assert {line for line in script.splitlines() if not line.startswith("-- ")} == set(NEEDED[2:])
-    execute(first.dsn, script)
+    assert set(statements_of(raised.value)) == set(NEEDED[2:])
+    path = tmp_path / "script.sql"
+    path.write_text(script)
+    # It says itself where its statements go.
+    elsewhere = with_database(first, "postgres").dsn
+    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={path}", elsewhere)
     await_standbys(shop)
     assert {one["for"] for one in lacking(backup)} == {Purpose.TERMINAL}

@@ -22,6 +22,7 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.snapshots.operations import signs
 from tests.commands.at_terminal import answer
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, sorted_copies
@@ -92,10 +93,15 @@ def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["resume", "abandon"])
-def test_what_is_left_of_one_shard_is_ended_with_that_shard_alone(place: Place, lonely: Fleet, how: str) -> None:
+def test_what_is_left_of_one_shard_is_ended_with_that_shard_alone(
+    place: Place, lonely: Fleet, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = leave(place, lonely, RestoreCrashPoint.LOADING)
     assert f"snapshot restore-{how} {NAME} --node s2" in error.hint
-    listed = run_as_text(place.fleet, "list")
+    with monkeypatch.context() as later:
+        # Its process is this one, and lives.
+        later.setattr(signs, "DEAD_SECONDS", 0.0)
+        listed = run_as_text(place.fleet, "list")
     assert f"snapshot --fleet {place.fleet.path} restore-{how} {NAME} --node s2" in listed
     to = ["--to", str(lonely.path)]
     code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", "--replace", "--yes")

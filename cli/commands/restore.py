@@ -215,7 +215,7 @@ def _run_restore(
         document["refused_file"] = path
         others.append(line)
     is_verbose = command_context(context).verbose
-    lines = lines_of(report, others, is_announced=bool(announced), is_verbose=is_verbose)
+    lines = lines_of(report, others, announced.get("warnings", ()), is_announced=bool(announced), is_verbose=is_verbose)
     code = DDL_REFUSED if report.refused else DONE
     emit(context, document, lines, code=code)
     if code:

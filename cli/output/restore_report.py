@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -221,11 +221,17 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
 
 
 def lines_of(
-    report: RestoreReport, others: Iterable[str] = (), *, is_announced: bool = False, is_verbose: bool = False
+    report: RestoreReport,
+    others: Iterable[str] = (),
+    shown: Collection[str] = (),
+    *,
+    is_announced: bool = False,
+    is_verbose: bool = False,
 ) -> list[str]:
     """The output for people, the result last and before it `others`; details only if it `is_verbose`.
 
-    If its plan `is_announced`, they have read there what is left out, how roles differ and where rows come from.
+    If its plan `is_announced`, they have read there what is left out, how roles differ and where rows come from, and
+    the warnings that were `shown`.
     """
     lines = _detail_lines(report) if is_verbose else []
     if is_verbose or not is_announced:
@@ -236,7 +242,7 @@ def lines_of(
         lines += [f"left out: {name}" for name in report.left_out]
         lines += left_out_lines(report.not_in_snapshot)
         lines += [one.text for one in report.open_operations]
-    lines += [f"warning: {text}" for text in report.warnings]
+    lines += [f"warning: {text}" for text in report.warnings if text not in shown]
     lines += refused_lines("refused", report.refused, "the file of them has each")
     for owner_change in report.owner_changes:
         lines.append(
@@ -376,8 +382,11 @@ def announce_plan(
     options = command_context(context)
     if options.json and not options.quiet:
         write_document(preview_document(plan, preview), sys.stderr)
-    # Progress and the report show the warnings, and progress shows what --replace ends.
-    show_preview(context, _plan_lines(plan, preview, [], [], None if options.verbose else SHOWN_IN_BRIEF))
+    # The result has all warnings, and its lines those that were not shown.
+    announced["warnings"] = [] if options.quiet else list(plan.report().warnings)
+    # Progress shows the other warnings, and what --replace ends.
+    brief = None if options.verbose else SHOWN_IN_BRIEF
+    show_preview(context, _plan_lines(plan, preview, announced["warnings"], [], brief))
 
 
 def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:

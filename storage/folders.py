@@ -81,7 +81,7 @@ def opened(root: Path, folders: Sequence[str], *, make: bool = False) -> Iterato
 
 
 def is_link(name: str, folder: int) -> bool:
-    """Tell whether the name in the open folder is a symbolic link."""
+    """Whether the name in the open folder is a symbolic link."""
     return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 

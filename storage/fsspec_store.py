@@ -185,7 +185,7 @@ def http_status(error: Exception) -> int:
 
 
 def creates_in_two_steps(filesystem: Any) -> bool:
-    """Tell whether an exclusive create is fsspec's default, check then write: sometimes two creators both succeed."""
+    """Whether an exclusive create is fsspec's default, check then write: sometimes two creators both succeed."""
     from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
     while isinstance(getattr(filesystem, "fs", None), AbstractFileSystem):

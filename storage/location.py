@@ -65,7 +65,7 @@ class StoreLocation:
         return warnings_of(self.url, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the location for tasks, which make no folder; raise what reading the key raises."""
+        """Pickle the location for tasks, which make no folder; raise the errors of reading the key."""
         encryption = self.encryption and self.encryption.for_tasks(self.open())
         return StoreLocation, (self.url, self.options, encryption, True)
 

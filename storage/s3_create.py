@@ -67,7 +67,7 @@ class Creation:
     put_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     async def put(self, body: bytes) -> None:
-        """Create the object by one put; raise what ObjectStore.create does."""
+        """Create the object by a single put; raise as ObjectStore.create."""
         metadata = {PUT_ID: self.put_id}
         answer = await self.decide(lambda: self._send(body, metadata), len(body))
         await self.verify_encryption("put", answer)
@@ -189,7 +189,7 @@ UNDERWAY = _Underway()
 
 
 async def create_in_parts(creation: Creation, body: bytes) -> None:
-    """Create the object by an upload in parts; raise what ObjectStore.create does."""
+    """Create the object by an upload in parts; raise as ObjectStore.create."""
     client = creation.client
     metadata = {PUT_ID: creation.put_id}
     try:

@@ -181,7 +181,7 @@ def failure_of(error: BaseException) -> S3Failure:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tell whether the same request may succeed later; not for errors outside network and server, which are bugs."""
+    """Whether the same request may succeed later; not for errors outside network and server, which are bugs."""
     code, status = code_and_status(error)
     if status:
         return code in NOT_NOW or code == WRONG_CLOCK or status == STATUS_CONFLICT or status in PASSING_STATUSES
@@ -189,7 +189,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_not_connected(error: BaseException) -> bool:
-    """Tell whether there was no connection to send the request by.
+    """Whether there was no connection to send the request by.
 
     aiobotocore raises the same error if a connection was never made and if it was reset, although only the former means
     that nothing was stored; it names the error behind it.
@@ -200,28 +200,28 @@ def is_not_connected(error: BaseException) -> bool:
 
 
 def is_answer(error: BaseException) -> bool:
-    """Tell whether a server answered."""
+    """Whether a server answered."""
     return code_and_status(error)[1] != 0
 
 
 def is_hardly_passing(error: BaseException) -> bool:
-    """Tell whether a failure that may pass is more likely a mistake, as long as the store has not answered at all."""
+    """Whether a failure that may pass is more likely a mistake, as long as the store has not answered at all."""
     return not is_answer(error) or is_wrong_clock(error)
 
 
 def is_wrong_clock(error: BaseException) -> bool:
-    """Tell whether the store refused the time at which the request was signed."""
+    """Whether the store refused the time at which the request was signed."""
     return code_and_status(error)[0] == WRONG_CLOCK
 
 
 def is_too_fast(error: BaseException) -> bool:
-    """Tell whether the store asks for fewer requests."""
+    """Whether the store asks for fewer requests."""
     code, status = code_and_status(error)
     return code in TOO_FAST or status in (STATUS_TOO_MANY, STATUS_UNAVAILABLE)
 
 
 def is_wordless(error: BaseException) -> bool:
-    """Tell whether a refusal has only a status: the answer to a HEAD has no body and so no error code."""
+    """Whether a refusal has only a status: the answer to a HEAD has no body and so no error code."""
     code, status = code_and_status(error)
     return status in (STATUS_BAD_REQUEST, STATUS_FORBIDDEN) and code in ("", str(status))
 

@@ -108,7 +108,7 @@ class ObjectStore(Protocol):
         ...
 
     def exists(self, key: str) -> bool:
-        """Tell whether there is an object under exactly this key."""
+        """Whether there is an object under exactly this key."""
         ...
 
     def list(self, prefix: str) -> Keys:
@@ -300,7 +300,7 @@ class RequestStoppedError(UnreachableError):
 
 
 def is_key(key: str) -> bool:
-    """Tell whether `key` is valid in every store."""
+    """Whether `key` is valid in every store."""
     return KEY.fullmatch(key) is not None
 
 

@@ -66,7 +66,7 @@ def tell(text: str) -> None:
 
 
 def pass_on() -> None:
-    """Tell what tasks on this machine have told since the last call."""
+    """Pass on the reports of tasks on this machine since the last call."""
     file = os.environ.get(VARIABLE)
     if not file or not _listeners:
         return

@@ -95,7 +95,8 @@ def begin_full(
 ) -> Iterator[CreateContext]:
     """Hold the fleet's lock, settle what died before, and begin a full snapshot of the sessions' nodes.
 
-    Nothing of the operation is stored yet. Raises what `exclusive` and the checks of the store and the nodes raise.
+    Nothing of the operation is stored yet. Raises the errors of `exclusive` and of the checks of the store and the
+    nodes.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)

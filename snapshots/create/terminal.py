@@ -60,7 +60,7 @@ def end_writes(
 ) -> dict[str, Lsn]:
     """Make all primaries refuse writes; return, by primary, the WAL position after which nothing may be written.
 
-    Raises SlotWaitError, SessionsLeftError, and what `check_exclusive` raises if the operation lost the fleet.
+    Raises SlotWaitError, SessionsLeftError, and the errors of `check_exclusive` if the operation lost the fleet.
     """
     sessions = lock.sessions
     check_exclusive(lock, store, operation)

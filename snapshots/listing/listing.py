@@ -157,7 +157,7 @@ def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], en
 
 
 def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """Those of the operations whose restore points are missing, by snapshot and increment.
+    """The operations whose restore points are missing, by snapshot and increment.
 
     The entries, as a listing has them, only spare reads: each commit file is looked for by its key.
     """
@@ -298,7 +298,7 @@ def read_entry(
 
 
 def entry_of(store: ObjectStore, chain: Chain) -> Entry:
-    """The entry of a chain that can be read; raises what read_summaries raises."""
+    """The entry of a chain that can be read; raises as read_summaries."""
     summaries, marks = read_summaries(store, chain), read_marks(store, chain.name, chain.full.chain)
     return Entry(
         chain.name,
@@ -342,7 +342,7 @@ def find_doubts(
 ) -> tuple[str, ...]:
     """Conflicts that a check has found; and, if the chain `is_newest`, later increments whose commit files are gone.
 
-    `documents` are those of document_names, listed before the chain was read. Raises what read_summaries raises.
+    `documents` are those of document_names, listed before the chain was read. Raises as read_summaries.
     """
     missing = read_missing_after(store, documents, entry_of(store, chain)) if is_newest else []
     doubts = missing_texts(missing)

@@ -45,7 +45,7 @@ class RecordedPrimaries:
     identifiers: Mapping[str, str] = field(default_factory=dict)
 
     def others(self, nodes: Mapping[str, NodeIdentity]) -> list[str]:
-        """Those of the nodes that are recorded with another system identifier."""
+        """The nodes that are recorded with another system identifier."""
         return [
             node
             for node in self.primaries

@@ -191,7 +191,7 @@ def code_of(error: BaseException) -> int:
 
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
-    """Put the operation's commit; raises what `put_commit` raises."""
+    """Put the operation's commit; raises as `put_commit`."""
     operation.details = replace(operation.details, volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
     put_commit(store, commit, operation.intent.turn)

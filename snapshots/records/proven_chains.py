@@ -965,7 +965,7 @@ def _continued(chain: Chain, commit: Increment) -> Chain:
 
 
 def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...]:
-    """The summaries of all increments of a chain, in order; raises what read_chain raises.
+    """The summaries of all increments of a chain, in order; raises as read_chain.
 
     Of a partial chain, one commit in SUMMARIZED_MAX is read.
     """

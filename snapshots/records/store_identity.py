@@ -65,7 +65,7 @@ class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/
 
 
 def open_own_store(fleet: Fleet) -> ObjectStore:
-    """Open the fleet's store, and check that it is the fleet's; raises what read_identity raises."""
+    """Open the fleet's store, and check that it is the fleet's; raises as read_identity."""
     store = fleet.store.open()
     read_identity(store, fleet)
     return store

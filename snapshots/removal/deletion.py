@@ -427,7 +427,7 @@ def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str,
 
 
 def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mapping[str, str]) -> dict[str, str]:
-    """Those of a chain's `nodes` whose servers fleet.toml no longer names, each with a name for its server.
+    """The nodes of a chain whose servers fleet.toml no longer names, each with a name for its server.
 
     `nodes` are the system identifiers that they had, "" if that is not known; `primaries` are those of the fleet's
     primaries now. A standby has its primary's.

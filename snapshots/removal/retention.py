@@ -152,7 +152,7 @@ class _Place:
 
     @property
     def note(self) -> tuple[str, ...]:
-        """That the snapshot is not counted, and why."""
+        """The note that the snapshot is not counted, with the reason."""
         if self.one.checked is None or not self.one.has_conflicts:
             return ()
         found_at = _moment(self.one.checked.moment.astimezone(UTC))

@@ -31,7 +31,7 @@ class EncryptedStore:
 
     @cached_property
     def data_key(self) -> bytes:
-        """The store's data key; raise what finding it raises."""
+        """The store's data key; raise the errors of `find_data_key`."""
         return self.find_data_key()
 
     @cached_property

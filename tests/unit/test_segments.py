@@ -219,8 +219,8 @@ GOOD += [{"op": ord(op), "group": 0, "global_id": "g"} for op in "PKR"]
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        ({"op": ord("U"), "group": 0}, "a change of no group"),
-        ({"op": ord("D"), "group": -1}, "a change of no group"),
+        ({"op": ord("U"), "group": 0}, "a change without a group"),
+        ({"op": ord("D"), "group": -1}, "a change without a group"),
         ({"op": ord("C"), "group": 3}, "an event of one"),
         ({"op": ord("P"), "group": 0}, "without a global id"),
         ({"op": ord("K"), "group": 0}, "without a global id"),

@@ -45,7 +45,7 @@ def test_events_where_a_create_would_not_read_them_are_damage(
     ("op", "column", "value", "why"),
     [
         ("P", "global_id", None, "an event of a two-phase transaction without a global id"),
-        ("U", "group", -1, "a change of no group, or an event of one"),
+        ("U", "group", -1, "a change without a group, or an event with a group"),
     ],
 )
 def test_rows_that_no_drain_writes_are_damage_and_no_bug(

@@ -21,7 +21,7 @@ DOCUMENT = '{"schema": "cutline/error/1", "code": %d, "error": "%s", "message": 
 def main() -> None:
     """Run `snapshot` and exit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Else it is ignored, as whoever started this process wants it.
+        # Otherwise the parent process set it to be ignored, as nohup does.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     from cutline.cli.main import main as run_and_exit

@@ -62,7 +62,7 @@ def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
     if not (options.json or options.quiet):
         waiting = name_fleet(f"snapshot wait {started.operation}", options.given_fleet, is_hint=True)
         sys.stderr.write(
-            f"it goes on in the background: progress and errors are in {files.log}, its result will be in"
+            f"it continues in the background: progress and errors are in {files.log}, its result will be in"
             f" {files.result}\nto wait for its end: {waiting}\n"
         )
     raise typer.Exit(DONE)

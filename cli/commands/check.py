@@ -28,8 +28,8 @@ from cutline.storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20
 WHAT_TO_DO = (
-    "a restore refuses objects that are damaged or gone, and says what it can restore instead; to have a snapshot"
-    " without conflicts, mend their cause, then take a new full one: snapshot create NAME"
+    "a restore refuses objects that are damaged or gone, and names the increments that it can restore instead;"
+    " to have a snapshot without conflicts, mend their cause, then take a new full one: snapshot create NAME"
 )
 
 
@@ -79,12 +79,12 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> Ch
 
 
 def volumes_of(report: CheckReport) -> dict[str, int]:
-    """What was compared, in all snapshots together."""
+    """The amounts compared, over all snapshots."""
     return dict(sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter()))
 
 
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
-    """What the outcome says of each restore point."""
+    """The result for each restore point, as the outcome stores it."""
     is_full = request.increment is None and not request.metadata_only
     return tuple(
         CheckedPoint(snapshot.name, snapshot.increment, snapshot.result, is_full, snapshot.figures)

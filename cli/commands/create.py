@@ -114,7 +114,7 @@ def check_request(request: CreateRequest, *, incremental: bool) -> None:
 
 
 def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, incremental: bool) -> None:
-    """Take what is requested, and print its report."""
+    """Take the snapshot or increment, and print its report."""
     with SparkOnDemand(fleet, f"create {request.name}") as spark, activity(context, fleet, "create") as shown:
         noting = Noting(shown)
         with _extend_hint(request):
@@ -138,7 +138,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
 
 
 def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
-    """What the commit before leaves out; nothing if that can't be read any more: all is named then."""
+    """The items that the commit before leaves out; none if that commit can't be read any more: all is named then."""
     with suppress(SnapshotError):
         return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out
     return ()
@@ -222,7 +222,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
 
 
 def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
-    """The output for people; `before` is what the restore point before leaves out, too."""
+    """The output for people; `before` lists the items that the restore point before leaves out, too."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
     rows = f"{quantity_text(counts['rows'], 'rows')}, " if counts["rows"] else ""

@@ -120,7 +120,7 @@ def mark_document(mark: Mark) -> dict[str, Any]:
 
 
 def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
-    """What was removed, and what could not be."""
+    """The removed objects, and those that could not be removed."""
     return {
         "objects": removed.objects if removed else 0,
         "bytes": removed.bytes if removed else 0,
@@ -190,7 +190,7 @@ def lines_of(deletion: DeletionResult) -> list[str]:
 
 
 def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
-    """What was removed under one mark, and what could not be."""
+    """The objects removed under one mark, and those that could not be removed."""
     freed = f"{quantity_text(removed.objects, 'objects')}, {size_text(removed.bytes)} freed"
     lines = [f"{what}: {freed}"]
     lines += [f"publication dropped: {publication}" for publication in removed.publications]

@@ -93,7 +93,7 @@ def _seconds(text: str) -> float:
 
 
 def document_of(report: GcReport) -> dict[str, Any]:
-    """The command's JSON. `objects` and `bytes` count what was removed, or would be in a dry run."""
+    """The command's JSON. `objects` and `bytes` count the removed objects, or those that a dry run would remove."""
     size_total = total_of(report.garbage)
     done = size_total if report.dry_run else report.removed
     return {

@@ -33,9 +33,9 @@ def history(
         int, typer.Option(min=1, max=LAST_MAX, metavar="N", help="How many; those that began last come first.")
     ] = LAST,
 ) -> None:
-    """List the operations that have ended: how, when, how long they took, and what they worked on.
+    """List the operations that have ended: with their result, time, duration and snapshot.
 
-    Records of what has committed stay as long as the snapshot; gc removes others after 30 days.
+    Records of committed operations stay as long as the snapshot; gc removes others after 30 days.
     """
     options = command_context(context)
     endeds = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))

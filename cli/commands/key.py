@@ -45,7 +45,7 @@ def new(context: typer.Context, file: NewFile) -> None:
         with os.fdopen(descriptor, "w") as opened:
             opened.write(key_text(secrets.token_bytes(KEY_BYTES)) + "\n")
             opened.flush()
-            # What is encrypted with it must not outlive it.
+            # Without it nobody can read the objects that it encrypts.
             os.fsync(descriptor)
         sync_folder(file.absolute().parent)
     except BaseException as error:

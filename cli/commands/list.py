@@ -193,7 +193,7 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 
 
 def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
-    """The newest check of a snapshot, the newest full one, and the newest full one that found it valid, or null.
+    """The newest check of a snapshot, its newest full check, and its newest full check with the result valid; or null.
 
     And the newest one with conflicts that no newer one has shown to be gone.
     """

@@ -107,7 +107,7 @@ def _place(place: RestorePlace) -> dict[str, Any]:
 
 
 def _check(one: EndedCheck) -> dict[str, Any]:
-    """A check of one snapshot; `figures` is null if it did not record how much it compared and skipped."""
+    """A check of a snapshot; `figures` is null if it did not record how much it compared and skipped."""
     figures = one.point.figures
     found = to_builtins(figures) if isinstance(figures, CheckFigures) else None
     return {**one.to_json(), "snapshot": one.point.snapshot, "figures": found}

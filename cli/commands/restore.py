@@ -133,7 +133,7 @@ def restore_resume(
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Finish a restore of this snapshot that ended unfinished. What is loaded already is kept.
+    """Finish a restore of this snapshot that ended unfinished. Rows that are loaded already are kept.
 
     It works from any machine that reaches the targets and the store. The options of the restore are known; only --to
     and --node are repeated.
@@ -158,7 +158,7 @@ def restore_resume(
 
 
 def _show_plan(context: typer.Context, plan: RestorePlan) -> None:
-    """Make all checks, and print what the restore would do."""
+    """Run all checks, and print the plan of the restore."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
     answer(context, preview_document(plan, preview), dry_run_lines(plan, preview))
@@ -191,7 +191,7 @@ def _run_restore(
     work: Callable[[SparkOnDemand, Progress], RestoreReport],
     announced: Mapping[str, Any],
 ) -> None:
-    """Run a restore, or the rest of one, and print its report; its JSON has what `work` has `announced`."""
+    """Run or resume a restore, and print its report; its JSON has what `work` has `announced`."""
     report: RestoreReport | None = None
     try:
         with SparkOnDemand(source, f"restore {name}") as spark, activity(context, source, "restore") as shown:

@@ -66,7 +66,7 @@ SCHEMA = "cutline/show/1"
 # A name or a constant of a statement.
 # Possessive: a constant may have many megabytes, and a group that may be given back keeps all of its repetitions.
 QUOTED = re.compile(r"""E'(?:[^'\\]++|\\.|'')*+'|'(?:[^']++|'')*+'|"(?:[^"]++|"")*+\"""", re.DOTALL)
-# Without it a backslash in a constant could end it, by a setting of the database, and psql run what follows.
+# Without it a backslash could end a constant, by a setting of the database, and psql would run the rest of the line.
 CONFORMING = "SET standard_conforming_strings = on;"
 CUT_TITLES = (
     "increment",
@@ -195,9 +195,9 @@ def _rows_statement(rows: ConfigurationRows, encoding: str) -> str:
 
 
 def script_line(statement: str) -> str:
-    """The statement on one line, in PostgreSQL's own escapes for what the output would show as an escape sequence.
+    """The statement on one line; characters that a terminal could not show plainly are in PostgreSQL's own escapes.
 
-    Whatever may have such characters is quoted.
+    Only quoted parts can have such characters.
     """
     return QUOTED.sub(_escape_quoted, statement)
 

@@ -67,7 +67,7 @@ def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False
 
 
 def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> NoReturn:
-    """Draw what is read, again and again; while it can't be reached, what was read last, and why."""
+    """Draw the current state, again and again; while the store can't be reached, draw the last state and the reason."""
     lines: Lines = []
     while True:
         try:
@@ -82,7 +82,7 @@ def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> No
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """The operations at a moment, and what the nodes have answered."""
+    """The operations at a moment, and the nodes' answers."""
 
     operations: list[UnderWay]
     nodes: list[NodeStatus]
@@ -97,7 +97,7 @@ def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
 
 
 def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:
-    """The command's JSON. `nodes` has what was asked: who holds the fleet's lock, of primaries, and how far each is."""
+    """The command's JSON. `nodes` has their answers: who holds the fleet's lock, of primaries, and how far each is."""
     return {
         "schema": SCHEMA,
         "operations": [_operation_of(operation, report.now, fleet_file) for operation in report.operations],

@@ -73,7 +73,7 @@ def wait(
 
 
 def code_of(ended: Ended, store: ObjectStore) -> int:
-    """The exit code of the operation's command; of a settled one that did not say it, by whether it was done."""
+    """The exit code of the operation's command; if it recorded none, the code that fits its result."""
     if ended.outcome is None or ended.outcome.state != "done":
         failure = None
         if ended.code is None:

@@ -88,7 +88,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
             is_busy = isinstance(error, BusyError)
             if is_busy and watcher.had_turn:
                 watcher.hand_over()
-            # What is refused at the start is wrong until somebody corrects it. Later it is waited for, also while
+            # An error at the start stays until somebody corrects its cause. Later it is waited for, also while
             # another one works: its nodes may have changed their roles, and fleet.toml follows.
             is_refused = is_start and not is_busy and not isinstance(error, UnreachableError)
             if find_behind(error, KeyboardInterrupt) is not None or is_refused:
@@ -128,7 +128,7 @@ def is_another_at_work(watcher: Watcher) -> bool:
 
 
 def _is_terminated(error: BaseException) -> bool:
-    """Whether SIGTERM has ended the watch, as whoever runs it ends a service; not a request, nor Ctrl-C."""
+    """Whether SIGTERM has ended the watch, as service managers end a service; false for a request and for Ctrl-C."""
     interrupt = find_behind(error, KeyboardInterrupt)
     return interrupt is not None and interrupt.args == (signal.SIGTERM,) and cancel_request() is None
 
@@ -142,6 +142,6 @@ def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseE
         store = watcher.source.open_store()
         record_without_intent(store, command, activity.began_at, own_label("watch"), ending)
     except SnapshotError as problem:
-        # What has ended the watch is said anyway.
+        # The reason why the watch ended is printed anyway.
         if str(problem) != str(error):
             watcher.log(problem.message, hint=problem.hint)

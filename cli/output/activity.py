@@ -1,4 +1,4 @@
-"""Progress of a command that others may watch and stop: signs of life in the store, beside what is shown here."""
+"""Progress of a command that others may watch and stop: heartbeats in the store, while its progress is shown here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RecordedCommand:
     checked: tuple[CheckedPoint, ...] = ()
 
     def begin(self) -> None:
-        """Begin to be an operation. In the background, whoever waits for it finds it from then on."""
+        """Begin the operation: the process that started a command in the background finds it from then on."""
         if is_in_background():
             self.activity.show(self.operation)
             announce(self.operation)

@@ -33,7 +33,7 @@ def default_fleet_path() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
-    """The global options of one invocation. `json`: stdout is exactly one JSON document.
+    """The global options of an invocation. `json`: stdout is exactly one JSON document.
 
     `given_fleet` is the file of `--fleet`. `warnings` are about fleet.toml, known once it is loaded; results with
     `--json` have them.
@@ -75,7 +75,7 @@ def _check_found(path: Path) -> None:
     try:
         owner = path.stat().st_uid
     except OSError:
-        # Whoever reads it says so.
+        # The reader of the file reports that.
         return
     if owner not in {0, os.geteuid(), Path("/").stat().st_uid}:
         raise UsageError(

@@ -42,7 +42,7 @@ class NotConfirmedError(RefusedError):
 
 
 class PlanChangedError(RefusedError):
-    """What a command would destroy is not what was confirmed."""
+    """A command would destroy something else than was confirmed."""
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ def _assertion_document(one: AssertionResult) -> dict[str, Any]:
 
 
 def drill_lines(report: DrillReport) -> list[str]:
-    """The output for people, who have read in its plan what is left out."""
+    """The output for people; its plan has named the items that are left out."""
     restored = report.restored
     size, rows, seconds = (
         size_text(restored.bytes),

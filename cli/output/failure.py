@@ -98,7 +98,7 @@ def _failure(error: SnapshotError) -> CommandFailure:
 
 
 def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> CommandFailure:
-    """The failure of a command that was stopped, with what it says of its state."""
+    """The failure of a command that was stopped, with its last known state."""
     failure = CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
     if interrupt.args and (request := cancel_request()) is not None:
         failure = CommandFailure(CANCELLED, "cancelled", f"cancelled by {owner_text(request.by)} at {request.asked_at}")
@@ -116,7 +116,7 @@ def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFail
 
 
 def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose: bool) -> int:
-    """Write `failure` as the one JSON document or as lines on stderr; return its exit code.
+    """Write `failure` as a JSON document on stdout or as lines on stderr; return its exit code.
 
     A document that stdout can't take is written as lines, too.
     """
@@ -159,7 +159,7 @@ def _bug(error: BaseException) -> CommandFailure:
     try:
         file = _keep_traceback(error)
     except OSError as reason:
-        hint = f"no file could be written ({reason}): repeat the command with --verbose, and report what it prints"
+        hint = f"no file could be written ({reason}): repeat the command with --verbose, and report its output"
         return CommandFailure(BUG, "bug", message, hint)
     return CommandFailure(BUG, "bug", message, f"the traceback is in {file}; please report it", {"traceback": file})
 

@@ -107,7 +107,7 @@ def _suite(one: SnapshotReport) -> ElementTree.Element:
 def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
     """Let the file say that the command, `what`, did not end, until it has; raise UsageError if it can't be written.
 
-    Otherwise whoever collects the file would find the report of an earlier run, perhaps of one that succeeded.
+    Otherwise a CI system would collect the report of an earlier run, perhaps a successful run.
     """
     if file is None:
         yield

@@ -1,4 +1,4 @@
-"""What a snapshot leaves out, as text: one line per kind, with names."""
+"""The items that a snapshot leaves out, as text: one line per kind, with names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES_SHOWN_MAX = 8
 
 
 class KindText(NamedTuple):
-    """The singular and plural of a kind, and what a restore does about it."""
+    """The singular and plural of a kind, and its effect on a restore."""
 
     singular: str
     plural: str
@@ -46,7 +46,7 @@ PARTIAL: Mapping[LeftOutKind, KindText] = {
     ),
 }
 REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again, and follows them"
-# What is restored but may differ from the source.
+# Items that are restored but may differ from the source.
 WARNINGS: Mapping[LeftOutKind, str] = {
     LeftOutKind.APPEND_ONLY_TABLE: f"inserts and truncates only, updates and deletes are not followed ({REMEDY})",
     LeftOutKind.UNCOUNTED_TABLE: "it is not known whether rows of append-only tables were updated or deleted:"
@@ -66,7 +66,7 @@ def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
 
 
 def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snapshot: str) -> list[str]:
-    """As `left_out_lines` for an increment: what was left out `before`, at the restore point before, is only counted.
+    """As `left_out_lines` for an increment: items that the restore point `before` left out, too, are only counted.
 
     It is named when the chain begins, or where it comes to it; somebody reads this every night.
     """

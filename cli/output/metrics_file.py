@@ -34,9 +34,9 @@ MetricsFile = Annotated[
         show_default=False,
     ),
 ]
-# Whoever collects the file is another user.
+# The collector of the file runs as another user.
 FILE_MODE = 0o644
-# Whoever has interrupted a command waits for its end.
+# After Ctrl-C the user waits for the command to end.
 INTERRUPTED_SECONDS_MAX = 3.0
 
 
@@ -74,7 +74,7 @@ def leaving_metrics(
 def replace_metrics(path: Path, text: bytes) -> None:
     """Replace the file by these metrics, at once; raises UsageError, and leaves the old file.
 
-    What is written first is hidden and has another ending: node_exporter would read it, too.
+    The temporary file is hidden and has another ending: node_exporter would read it, too.
     """
     with replaced_file(path, FILE_MODE) as write:
         write(text.decode())

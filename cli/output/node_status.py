@@ -17,7 +17,7 @@ from cutline.wal.slots.lags import LagsQuery, NodeLags
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """What a node has answered. `lock` is None of a standby; `archived` is how far its WAL is in the store."""
+    """A node's answer. `lock` is None of a standby; `archived` is how far its WAL is in the store."""
 
     node: str
     role: str
@@ -87,7 +87,7 @@ def _lock_text(lock: LockAnswer) -> str:
 
 
 def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
-    """What the nodes have answered, in the order of fleet.toml, and how far their WAL is in the store."""
+    """The nodes' answers, in the order of fleet.toml, and how far their WAL is in the store."""
     query = LagsQuery(fleet.nodes)
     locks = {ask_lock_holder.node: ask_lock_holder for ask_lock_holder in ask_lock_holders(fleet)}
     archived = archived_positions(chains_by_cut(read_entries(store, fleet)))

@@ -1,4 +1,4 @@
-"""Operations as people read them: what each is of, and who runs it."""
+"""Operations as people read them: their snapshot and the process that runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator and an operator of physical backups need to know of a cut: printed, as JSON, and as a file."""
+"""The facts about a cut that users of physical backups need, and coordinators: printed, as JSON, and as a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]
 
 
 def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | RenderableType]:
-    """A recovery plan as text to paste: what is not a setting or a statement is a comment."""
+    """A recovery plan as text to paste: everything but settings and statements is a comment."""
     label = increment_label(commit.snapshot, commit.increment)
     lines: list[str | RenderableType] = [f"# {label}, cut {commit.cut.id}"]
     for node in nodes:
@@ -55,7 +55,7 @@ def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | Rend
 def write_transactions(
     label: tuple[str, int], transactions: Sequence[InDoubtTransaction] | None, folder: Path
 ) -> list[str]:
-    """Write what was in doubt at the cut of a snapshot's increment to a file in `folder`; return lines that say so.
+    """Write the transactions in doubt at the cut of an increment to a file in `folder`; return lines that name it.
 
     Writes nothing if nothing was in doubt, or if that is not known (None).
     """

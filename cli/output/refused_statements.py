@@ -46,10 +46,11 @@ AS_ANOTHER = "-- To run them as another role, such as a superuser, change user i
 READING = f"SET client_encoding = '{RAW}'; SET standard_conforming_strings = on;\n"
 END = f"{READING}\\unrestrict {{token}}\n"
 NOT_SQL = (
-    "-- Left out: psql might run commands of it, or take what follows for a part of it, as for a backslash outside of"
-    " quotes, an open quote or comment, or COPY FROM STDIN. pg_dump writes no such statement: see: snapshot check"
+    "-- Left out: psql might run commands of it, or take the following lines for a part of it, as for a backslash"
+    " outside of quotes, an open quote or comment, or COPY FROM STDIN. pg_dump writes no such statement:"
+    " see: snapshot check"
 )
-# The statements are the server's own bytes, whatever the database's encoding, and qualify names as a dump does.
+# The statements are the server's own bytes, in the database's encoding, and qualify names as a dump does.
 SETTINGS = f"""\
 {READING}\
 SET check_function_bodies = off;
@@ -66,7 +67,7 @@ def write_refused(
     the restore `is_published` it runs nothing.
     """
     path, refused = folder / f"{operation}-refused.sql", list(refused)
-    # Nobody who writes to a store knows it.
+    # A writer to the store does not know it.
     token = secrets.token_hex()
     lines = [] if is_published else [UNFINISHED]
     for (node, database, access), statements in groupby(refused, lambda one: (one.node, one.database, one.access)):
@@ -91,7 +92,7 @@ def write_refused(
 
 
 def _connect(access: str, token: str) -> str:
-    """The lines that have psql run what follows in this database, and nowhere else."""
+    """The lines that have psql run the following statements in this database, and nowhere else."""
     if len(access.splitlines()) > 1:
         line = (
             "-- \\connect takes no name with line breaks: connect to the database yourself, and delete the next line."

@@ -1,4 +1,4 @@
-"""A restore as JSON and for people: its plan, what it takes from standbys' copies, and what it has done."""
+"""A restore as JSON and for people: its plan, the rows that it takes from standbys' copies, and its result."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _begun_document(begun: BegunShard | None) -> dict[str, Any]:
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10
-# What the plan of a restore that begins at once names of a kind without --verbose.
+# How many items of a kind the plan of a restore that begins at once names without --verbose.
 SHOWN_IN_BRIEF = 3
 # Of so many, people read the number.
 COUNTED_MIN = 4
@@ -291,7 +291,7 @@ def _shorten(lines: list[str], shown: int, rest: str) -> list[str]:
 
 
 def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: str = ALL_IN_JSON) -> list[str]:
-    """What was refused; of many privileges their number, the first reason, and where `all_of_them` are."""
+    """The refused statements; of many privileges only their number, the first reason, and where `all_of_them` are."""
     reasons = {statement.counted: statement.reason for statement in reversed(refused) if statement.counted}
     found = [
         (statement.text(), statement.counted and f"{statement.counted} ({reasons[statement.counted]})")
@@ -301,7 +301,7 @@ def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: s
 
 
 def _counted_lines(found: Iterable[tuple[str, str]], all_of_them: str = ALL_IN_JSON) -> list[str]:
-    """The texts, each given with what many like it are counted as; "" is never counted."""
+    """The texts. Many of a kind are replaced by their number; the kind "" is never counted."""
     crowds: dict[tuple[str, str], list[str]] = {}
     for text, counted in found:
         crowds.setdefault((counted, "" if counted else text), []).append(text)
@@ -347,7 +347,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
 
 
 def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    """What a restore would do, for people, once all checks have passed."""
+    """The plan of a restore, for people, once all checks have passed."""
     return _plan_lines(plan, preview, [*plan.report().warnings, *preview.warnings], preview.replaces)
 
 

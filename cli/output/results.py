@@ -56,7 +56,7 @@ def emit(
 
 
 def answer(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
-    """Write what a command was asked for: `document` with `--json`, else `lines`, also with `--quiet`.
+    """Write the result of a command: `document` with `--json`, else `lines`, also with `--quiet`.
 
     The document's `warnings` begin with those about fleet.toml, which stderr has shown.
     Text is written as it is; anything else is drawn by rich. Times in `document` become RFC 3339, paths become text;
@@ -93,7 +93,7 @@ def emit_csv(rows: Iterable[Iterable[object]]) -> None:
 
 
 def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
-    """Write what a command is about to do; nothing with `--quiet` or `--json`, whose one document comes at the end."""
+    """Write the plan of a command; nothing with `--quiet` or `--json`, whose one document comes at the end."""
     options = command_context(context)
     if not (options.json or options.quiet):
         answer(context, {}, lines)
@@ -106,7 +106,7 @@ def write_document(document: Mapping[str, object], stream: TextIO | None = None)
 
 @contextmanager
 def progress(context: typer.Context) -> Iterator[Progress]:
-    """Show the progress of an operation on stderr, and what there is to tell of its store."""
+    """Show the progress of an operation and notices about its store on stderr."""
     quiet = command_context(context).quiet
     with _progress(context) as shown, listening(Silent().note if quiet else shown.note):
         yield shown

@@ -2,11 +2,11 @@
 
 Pure functions: the current time is an argument.
 
-One rule for all of them. In a pipe each row is one line with every column in full, whatever the terminal: grep and awk
-read it. Where a terminal is too narrow for that,
+One rule for all of them. In a pipe each row is one line with every column in full, at any width of the terminal: grep
+and awk read it. Where a terminal is too narrow for that,
 
 1. cells have their shorter text; columns without a value are left out, and those of figures that `show` has as well;
-2. what is long does not widen its column: in the first column it stands on a line of its own, elsewhere below its row;
+2. a long value does not widen its column: in the first column it stands on a line of its own, elsewhere below its row;
 3. in the order of their importance, the columns stay that fit, and the values of the others go below their row.
 
 A value below its row has the title of its column. Lines are broken between values, and between words only where one
@@ -33,8 +33,8 @@ from cutline.fleet.units import size_text as size_text
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-# Characters that a terminal shows as nothing, beside those of the category Cf: fillers and selectors of variants
-# (Unicode's property Default_Ignorable_Code_Point).
+# Characters that a terminal shows as nothing, in addition to those of the category Cf: fillers and selectors of
+# variants (Unicode's property Default_Ignorable_Code_Point).
 INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 # Of the invisible characters, those that letters and emoji are written with: a joiner, its opposite, a look.
 JOINERS = "\u200c\u200d\ufe0e\ufe0f"
@@ -58,8 +58,8 @@ JOINING_SCRIPTS = (
     "TELUGU ",
     "TIBETAN ",
 )
-# A command in a text, and what precedes it: a line that begins with it is of a hint. `demo` has fleets of its own; help
-# needs none.
+# A command in a text, and what precedes it: a line that begins with it belongs to a hint. `demo` has fleets of its own;
+# help needs none.
 LEADS = r": |; |\(| {3}|then |or |as "
 COMMAND_NAMES = (
     "init",
@@ -85,7 +85,7 @@ COMMAND_NAMES = (
     "key",
     "cluster",
 )
-# What follows `snapshot` may also be the name of a snapshot, such as watch-2026.
+# The word after `snapshot` may also be the name of a snapshot, such as watch-2026.
 COMMAND = rf"snapshot (?!\S+ --help|\S+: )(?=(?:{'|'.join(COMMAND_NAMES)})(?![\w.-]))"
 IN_LINE, IN_HINT = re.compile(rf"({LEADS}){COMMAND}"), re.compile(rf"(^|{LEADS}){COMMAND}", re.MULTILINE)
 SECONDS_PER_MINUTE = 60
@@ -197,7 +197,7 @@ def causes_lines(causes: Iterable[str]) -> list[str]:
 
 
 GAP, INDENT = "  ", "    "
-# The share of the terminal's width that a cell may take beside others, and what it may take of any: a moment.
+# The share of the terminal's width that a cell may take in a row with others, and in any row: a moment.
 CELL_SHARE, CELL_MIN = 0.4, 20
 
 
@@ -259,7 +259,7 @@ class FittingTable:
             yield from _packed(values, width, INDENT, INDENT)
 
     def _columns(self, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-        """The columns that stay, from the left: the first, and by importance those that fit beside it."""
+        """The columns that stay, from the left: the first, and by importance as many more as fit."""
         candidates = [
             number
             for number, title in enumerate(self.titles)
@@ -372,7 +372,7 @@ def sparkline(values: Sequence[int], levels: str) -> str:
 def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:
     """The characters for levels, the lowest first, that the encoding has and the terminal (TERM) can show.
 
-    They are blocks only where the encoding has the characters that are drawn `beside` them, too. A stream without an
+    They are blocks only where the encoding also has the other characters of the drawing (`beside`). A stream without an
     encoding holds any text.
     """
     if terminal.startswith(WITHOUT_BLOCKS):
@@ -385,5 +385,5 @@ def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:
 
 
 def stdout_levels(beside: str = "") -> str:
-    """The characters for levels on stdout, where others are drawn `beside` them."""
+    """The characters for levels on stdout, in a drawing with the characters `beside`."""
     return levels_of(sys.stdout.encoding, os.environ.get("TERM", ""), beside)

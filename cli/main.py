@@ -25,13 +25,18 @@ import typer.core
 import typer.main
 
 from cutline.cli.output.arguments import (
-    FLEET_FILE_DEFAULT,
-    FLEET_VARIABLE,
     PROGRESS_SCHEMA,
     CommandContext,
-    default_fleet_path,
 )
 from cutline.cli.output.failure import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE, failure_of, naming_fleet, report
+from cutline.cli.output.fleet_option import (
+    FLEET_FILE_DEFAULT,
+    FLEET_OPTION,
+    FLEET_VARIABLE,
+    default_fleet_path,
+    given_fleet,
+)
+from cutline.cli.output.help import WIDTH_MAX, help_text
 from cutline.cli.output.results import write_document
 from cutline.cli.output.tables import printable
 from cutline.cli.process.detaching import find_starter
@@ -53,7 +58,7 @@ INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, NUDGE)
 SAME_SECONDS = 1.0
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
-FLEET_OPTION = "--fleet"
+SHARED_NOTE = f"Every command also takes {FLEET_OPTION} FILE, {', '.join(SHARED_FLAGS)}: see {PROGRAM} --help"
 
 
 class CommandEntry(NamedTuple):
@@ -65,14 +70,12 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "init": CommandEntry(
-        "cutline.cli.commands.init", "init", "Check and prepare every node and the store; safe to repeat."
-    ),
+    "init": CommandEntry("cutline.cli.commands.init", "init", "Check and prepare every node and the store."),
     "create": CommandEntry(
         "cutline.cli.commands.create", "create", "Take a full snapshot, or the next increment of one."
     ),
     "restore": CommandEntry(
-        "cutline.cli.commands.restore", "restore", "Restore the databases to a snapshot or increment."
+        "cutline.cli.commands.restore", "restore", "Restore the databases to the state of a snapshot or increment."
     ),
     "restore-resume": CommandEntry(
         "cutline.cli.commands.restore", "restore_resume", "Finish a restore that ended unfinished."
@@ -84,36 +87,52 @@ COMMANDS: dict[str, CommandEntry] = {
         "cutline.cli.commands.restore_ends", "restore_discard", "Drop the databases that `restore --replace` put aside."
     ),
     "drill": CommandEntry(
-        "cutline.cli.commands.drill", "drill", "Restore into temporary servers, test the result, and remove them."
+        "cutline.cli.commands.drill", "drill", "Prove that a snapshot can be restored, on temporary servers."
     ),
-    "check": CommandEntry("cutline.cli.commands.check", "check", "Read snapshots back and verify that they are whole."),
+    "check": CommandEntry(
+        "cutline.cli.commands.check", "check", "Read snapshots back and verify that they are complete and consistent."
+    ),
     "resume": CommandEntry("cutline.cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cutline.cli.commands.list", "list_snapshots", "List the snapshots in the store."),
     "show": CommandEntry("cutline.cli.commands.show", "show", "Show all details of one snapshot."),
     "watch": CommandEntry(
-        "cutline.cli.commands.watch", "watch", "Run increments, checks and pruning on a schedule until SIGTERM."
+        "cutline.cli.commands.watch", "watch", "Run increments, full snapshots, checks and pruning on a schedule."
     ),
-    "status": CommandEntry("cutline.cli.commands.status", "status", "Show the operations that are under way, or died."),
-    "cancel": CommandEntry("cutline.cli.commands.cancel", "cancel", "Stop operations, wherever their processes run."),
+    "status": CommandEntry("cutline.cli.commands.status", "status", "Show the operations that are running, or died."),
+    "cancel": CommandEntry("cutline.cli.commands.cancel", "cancel", "Stop running operations, on any machine."),
     "wait": CommandEntry(
-        "cutline.cli.commands.wait", "wait", "Wait until an operation ends, and exit as its command does."
+        "cutline.cli.commands.wait", "wait", "Wait for an operation to end, and exit with its exit code."
     ),
     "history": CommandEntry("cutline.cli.commands.history", "history", "List the operations that have ended."),
     "report": CommandEntry(
-        "cutline.cli.commands.report", "report", "Make a page of cuts, sizes, phases, checks and gaps."
+        "cutline.cli.commands.report", "report", "Write a report: sizes, durations, checks and gaps over time."
     ),
-    "delete": CommandEntry(
-        "cutline.cli.commands.delete", "delete", "Delete a snapshot for good, after listing what is lost."
+    "delete": CommandEntry("cutline.cli.commands.delete", "delete", "Delete a snapshot for good."),
+    "prune": CommandEntry(
+        "cutline.cli.commands.prune", "prune", "Delete the snapshots and increments that no retention rule keeps."
     ),
-    "prune": CommandEntry("cutline.cli.commands.prune", "prune", "Delete what no retention rule keeps."),
-    "gc": CommandEntry("cutline.cli.commands.gc", "gc", "Remove garbage from the store."),
+    "gc": CommandEntry("cutline.cli.commands.gc", "gc", "Remove objects that nothing needs any more from the store."),
     "key": CommandEntry("cutline.cli.commands.key", "key_app", "Make, list, add and remove encryption keys."),
     "cluster": CommandEntry(
-        "cutline.cli.commands.cluster", "cluster_app", "Bring Cutline to the executors of a cluster."
+        "cutline.cli.commands.cluster", "cluster_app", "Pack Cutline for the executors of a Spark cluster."
     ),
     "demo": CommandEntry(
-        "cutline.cli.demo.command", "demo_app", "Run the whole story on an embedded fleet, or start one."
+        "cutline.cli.demo.command",
+        "demo_app",
+        "Try Cutline on an embedded fleet: a demonstration, or servers of your own.",
     ),
+}
+
+
+# How `--help` groups them.
+SECTIONS = {
+    "Set up": ("init", "key", "cluster", "demo"),
+    "Take snapshots": ("create", "watch", "resume"),
+    "Restore": ("restore", "restore-resume", "restore-abandon", "restore-discard", "drill"),
+    "Verify": ("check",),
+    "Look": ("list", "show", "status", "history", "report"),
+    "Running commands": ("wait", "cancel"),
+    "Remove": ("delete", "prune", "gc"),
 }
 
 
@@ -148,6 +167,13 @@ def _with_shared_options(complete: Callable[[Any, str], list[Any]]) -> Callable[
     return complete_all
 
 
+def _write_help(command: Any, context: Any, formatter: Any) -> None:
+    """As format_help of a command."""
+    commands = getattr(command, "commands", {})
+    rows = [(name, one.get_short_help_str(WIDTH_MAX)) for name, one in commands.items()]
+    formatter.write(help_text(command, context.command_path, [("Commands", rows)], note=SHARED_NOTE))
+
+
 class LazyCommand(typer.core.TyperCommand):
     """A row of COMMANDS, which imports the command only when it runs."""
 
@@ -170,6 +196,7 @@ class LazyCommand(typer.core.TyperCommand):
             each.callback = _in_session(each.callback)
         for each in {command, *commands}:
             each.shell_complete = _with_shared_options(each.shell_complete)
+            each.format_help = partial(_write_help, each)
         return command.make_context(info_name, args, parent=parent, **extra)
 
 
@@ -181,11 +208,12 @@ class SnapshotGroup(typer.core.TyperGroup):
         self.commands.update({name: LazyCommand(name, entry) for name, entry in COMMANDS.items()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the help, then the meanings of the exit codes."""
-        super().format_help(ctx, formatter)
-        typer.echo(" Exit codes:")
-        for code, meaning in MEANINGS.items():
-            typer.echo(f"  {code:>3}  {meaning}")
+        """Show the commands by what they are for, the shared options, and the meanings of the exit codes."""
+        rows = {name: (name, entry.help) for name, entry in COMMANDS.items()}
+        sections = [(title, [rows[name] for name in names]) for title, names in SECTIONS.items()]
+        codes = [(f"{code:>3}", meaning) for code, meaning in MEANINGS.items()]
+        note = f"To see the options of a command: {PROGRAM} COMMAND --help"
+        formatter.write(help_text(self, ctx.command_path, sections, [("Exit codes", codes)], note=note))
 
 
 def _show_version(context: typer.Context, wanted: bool) -> None:  # noqa: FBT001  # typer calls it by position
@@ -216,12 +244,12 @@ def snapshot(
             help=f"The fleet file. Default: ${FLEET_VARIABLE}, then ./{FLEET_FILE_DEFAULT}.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print nothing on success; warnings and errors go to stderr.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also show each point that a create reaches, and the traceback of errors.")
+        bool, typer.Option("--verbose", help="Print more details, and the traceback of an error.")
     ] = False,
     version: Annotated[  # noqa: ARG001  # its callback does the work
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
@@ -272,7 +300,7 @@ def _run(arguments: Sequence[str]) -> int:
         with listening(partial(_note, json=json, quiet="--quiet" in shared)):
             code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # every error becomes an exit code here
-        failure = naming_fleet(failure_of(error), _given_fleet(shared))
+        failure = naming_fleet(failure_of(error), given_fleet(shared))
         return report(failure, error, json=json, verbose=verbose)
     if code == INTERRUPTED:  # typer converts KeyboardInterrupt to this
         interrupt = KeyboardInterrupt(*_signals)
@@ -287,17 +315,6 @@ def _note(text: str, *, json: bool, quiet: bool) -> None:
     if not quiet:
         line = dumps({"schema": PROGRESS_SCHEMA, "note": text}) if json else printable(text)
         sys.stderr.write(f"{line}\n")
-
-
-def _given_fleet(shared: Sequence[str]) -> str | None:
-    """The file of the last --fleet."""
-    given = None
-    for number, word in enumerate(shared):
-        if word.startswith(f"{FLEET_OPTION}="):
-            given = word.partition("=")[2]
-        elif word == FLEET_OPTION and number + 1 < len(shared):
-            given = shared[number + 1]
-    return given
 
 
 def main() -> None:

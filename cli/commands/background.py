@@ -19,7 +19,7 @@ from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/background/1"
 Background = Annotated[
-    bool, typer.Option("--background", help="Print the operation's id, and go on in the background.")
+    bool, typer.Option("--background", help="Run in the background; print the operation's id as soon as it has one.")
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
+from cutline.cli.output.completing import complete_operations, complete_snapshots
 from cutline.cli.output.failure import BUSY, DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.operations import check_operation, check_snapshot, what_text
 from cutline.cli.output.results import emit, progress
@@ -36,20 +37,34 @@ class NotUnderWayError(RefusedError):
 def cancel(
     context: typer.Context,
     operation: Annotated[
-        str | None, typer.Argument(metavar="OPERATION", help="The operation's id, as status shows it.")
+        str | None,
+        typer.Argument(
+            metavar="OPERATION",
+            autocompletion=complete_operations,
+            help="The operation's id, as `snapshot status` shows it.",
+        ),
     ] = None,
     *,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="All operations of this snapshot.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All operations of the fleet.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete_snapshots,
+            help="Stop all operations of this snapshot.",
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all operations of the fleet.")] = False,
     wait: Annotated[
         float,
-        typer.Option(min=0, max=SECONDS_MAX, metavar="SECONDS", help="How long to wait until they end."),
+        typer.Option(min=0, max=SECONDS_MAX, metavar="SECONDS", help="How long to wait for them to end."),
     ] = 60.0,
 ) -> None:
-    """Stop operations that run anywhere: they clean up as on Ctrl-C and exit 8. Settles what shows no sign of life.
+    """Stop running operations, on any machine.
 
-    Exits 0 once all have stopped, 3 if one was done before or can only go forward, 7 if one still runs. To settle one
-    dead create settles all, as the next create does.
+    A stopped operation cleans up, as on Ctrl-C, and its command exits with 8. Operations that died are cleaned up here;
+    cleaning up one dead create cleans up all of them.
+
+    Exit codes: 0 if all have stopped, 3 if one had ended before or can only go forward, 7 if one is still running.
     """
     if (operation is not None) + (name is not None) + every != 1:
         raise UsageError("name what to cancel", hint="snapshot cancel OPERATION, or --name NAME, or --all")

@@ -14,6 +14,7 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import Increment, command_context
+from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
@@ -37,21 +38,34 @@ WHAT_TO_DO = (
 def check(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The snapshot, or a template. Default: all snapshots.")
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=complete_snapshots,
+            help="The snapshot, or a template. Default: all snapshots.",
+        ),
     ] = None,
     *,
     increment: Increment = None,
     metadata_only: Annotated[
         bool,
-        typer.Option("--metadata-only", help="Check only commits and object sizes; exits 4 (inconclusive) at best."),
+        typer.Option(
+            "--metadata-only",
+            help="Check only commits and object sizes. The result is at best inconclusive (exit code 4).",
+        ),
     ] = False,
     junit: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write a JUnit report to FILE; it has an error if the check fails."),
+        typer.Option(
+            metavar="FILE", help="Also write a JUnit report to FILE; it contains an <error> if the check itself fails."
+        ),
     ] = None,
     metrics: MetricsFile = None,
 ) -> None:
-    """Read snapshots back from the store and verify that they are whole. Exits 1 on conflicts, 4 if inconclusive."""
+    """Read snapshots back from the store and verify that they are complete and consistent.
+
+    Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared.
+    """
     with reporting_errors(junit):
         if increment is not None and name is None:
             raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")

@@ -23,11 +23,11 @@ def cluster() -> None:
 @cluster_app.command()
 def pack(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to make, such as cutline.tar.gz.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, such as cutline.tar.gz.")],
 ) -> None:
-    """Pack this build of Cutline, and the packages that it needs, for the executors. Contacts nothing.
+    """Pack Cutline and the packages that it needs into an archive for the executors. Nothing is contacted.
 
-    FILE is replaced if it is there.
+    An existing FILE is replaced.
     """
     from cutline.spark.packing import ENDS, pack_to
     from cutline.storage.errors import UsageError

@@ -12,6 +12,7 @@ import typer
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text, command_context
+from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.left_out import left_out_lines, left_out_since
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit, progress
@@ -32,10 +33,14 @@ from cutline.storage.errors import IndeterminateError, SnapshotError, UsageError
 
 NewName = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="The new snapshot's name, or a template with {date}, {time} (UTC) and {n}."),
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=complete_snapshots,
+        help="Name of the new snapshot. In a template, {date}, {time} (UTC) and {n} are filled in.",
+    ),
 ]
 ExcludedGroups = Annotated[
-    list[str] | None, typer.Option(metavar="S.T", help="Leave these tables out (repeatable; * and ?).")
+    list[str] | None, typer.Option(metavar="S.T", help="Leave out tables that match this pattern (repeatable).")
 ]
 Wait = Annotated[
     float,
@@ -43,15 +48,16 @@ Wait = Annotated[
         min=0,
         max=SECONDS_MAX,
         metavar="SECONDS",
-        help="How long to wait for older transactions and for locks of sequences.",
+        help="How long to wait for older transactions and for locks on sequences.",
     ),
 ]
 LargeObjects = Annotated[
-    bool, typer.Option("--large-objects", help="Also copy large objects, as of now; increments do not follow them.")
+    bool,
+    typer.Option(
+        "--large-objects", help="Also copy large objects as they are now. Increments do not include their changes."
+    ),
 ]
-OnlyCut = Annotated[
-    bool, typer.Option("--only-cut", help="Take only a restore point for physical backups, without rows.")
-]
+OnlyCut = Annotated[bool, typer.Option("--only-cut", help="Record a restore point for physical backups, without rows.")]
 SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
 
 
@@ -60,22 +66,32 @@ def create(
     context: typer.Context,
     name: NewName,
     *,
-    incremental: Annotated[bool, typer.Option("--incremental", help="Take the next increment of NAME.")] = False,
-    only_primary: Annotated[bool, typer.Option("--only-primary", help="Do not copy the standbys.")] = False,
+    incremental: Annotated[
+        bool, typer.Option("--incremental", help="Take the next increment of snapshot NAME.")
+    ] = False,
+    only_primary: Annotated[
+        bool, typer.Option("--only-primary", help="Copy only primaries, not their standbys.")
+    ] = False,
     group: Groups = None,
     exclude_group: ExcludedGroups = None,
-    retries: Annotated[int, typer.Option(min=0, help="How often to retry an inconsistent cut.")] = 3,
+    retries: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How often to retry if the cut is inconsistent.")
+    ] = 3,
     wait: Wait = 60.0,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Leave the fleet read-only, until: snapshot resume.")
+        bool,
+        typer.Option("--terminal", help="Leave the fleet read-only until `snapshot resume`, for a move or an upgrade."),
     ] = False,
     large_objects: LargeObjects = False,
     only_cut: OnlyCut = False,
-    comment: Annotated[str, typer.Option(help="A comment that list and show print.")] = "",
+    comment: Annotated[str, typer.Option(metavar="TEXT", help="A comment that list and show print.")] = "",
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Take a full snapshot, or with --incremental its next increment."""
+    """Take a full snapshot of the fleet, or with --incremental the next increment of one.
+
+    The fleet is not locked and keeps working. Nothing counts until the snapshot is committed as a whole.
+    """
     request = CreateRequest(
         name,
         only_primary,

@@ -10,6 +10,7 @@ import typer
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
+from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.results import answer, emit
@@ -33,10 +34,20 @@ NEXT_INIT = "the next full snapshot needs the publications again: snapshot init 
 @or_in_background
 def delete(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The snapshot; templates are not accepted.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=complete_snapshots,
+            help="The snapshot, by its full name.",
+        ),
+    ],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if it is the last restorable snapshot, or can't be read.")
+        bool,
+        typer.Option(
+            "--force", help="Delete it even if it is the last snapshot that can be restored, or can't be read."
+        ),
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,

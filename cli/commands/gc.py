@@ -45,20 +45,23 @@ def gc(
     context: typer.Context,
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be removed; reads the store only, changes nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be removed, and change nothing. Reads only the store.")
     ] = False,
     grace: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Grace period: remove only older objects (24h, 30min, 7d). Default: gc_grace in fleet.toml, else 24h.",
+            help="Remove only objects older than this, such as 30min or 7d. Default: gc_grace in fleet.toml, else 24h.",
             show_default=False,
         ),
     ] = None,
     yes: Yes = False,
     metrics: MetricsFile = None,
 ) -> None:
-    """Remove objects that no commit needs and no operation is using. Safe while a create is running; safe to repeat."""
+    """Remove objects that no commit needs and no operation is using.
+
+    Safe while a create is running, and safe to repeat.
+    """
     confirmation = require_confirmation(context, "gc", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
     seconds = fleet.retention.gc_grace_seconds if grace is None else _seconds(grace)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.operations import check_snapshot, result_cell, volumes_text, what_text
 from cutline.cli.output.results import answer
 from cutline.cli.output.tables import Cell, FittingTable, Shorter, minute_text, moment_text, seconds_text
@@ -28,9 +29,16 @@ IMPORTANT = ("operation", "result", "what", "ended", "took", "volumes")
 def history(
     context: typer.Context,
     *,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only operations of this snapshot.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete_snapshots,
+            help="Only operations of this snapshot.",
+        ),
+    ] = None,
     last: Annotated[
-        int, typer.Option(min=1, max=LAST_MAX, metavar="N", help="How many; those that began last come first.")
+        int, typer.Option(min=1, max=LAST_MAX, metavar="N", help="How many to list, the newest first.")
     ] = LAST,
 ) -> None:
     """List the operations that have ended: with their result, time, duration and snapshot.

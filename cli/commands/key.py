@@ -19,7 +19,7 @@ from cutline.storage.errors import RefusedError, UsageError
 from cutline.storage.folders import sync_folder
 
 SCHEMA = "cutline/key-command/1"
-NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to make.")]
+NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to create.")]
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="The key's name, as `snapshot key list` shows it.")]
 
 key_app = typer.Typer(
@@ -33,7 +33,7 @@ class KeyFileExistsError(RefusedError):
 
 @key_app.command()
 def new(context: typer.Context, file: NewFile) -> None:
-    """Write a new random encryption key to FILE, which only its owner can read. Contacts nothing."""
+    """Write a new random encryption key to FILE, which only its owner can read. Nothing is contacted."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -95,11 +95,15 @@ def list_keys(context: typer.Context) -> None:
 def add(
     context: typer.Context,
     *,
-    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The new key's file.")] = None,
-    key_variable: Annotated[str | None, typer.Option(metavar="NAME", help="The new key's variable.")] = None,
-    key_command: Annotated[str | None, typer.Option(metavar="TEXT", help="The command, quoted as for a shell.")] = None,
+    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The file that has the new key.")] = None,
+    key_variable: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The environment variable that has the new key.")
+    ] = None,
+    key_command: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The command that prints the new key, quoted as for a shell.")
+    ] = None,
 ) -> None:
-    """Let a further key open the store; no object is rewritten. Safe to repeat."""
+    """Let another key open the store too. No object is rewritten; safe to repeat."""
     try:
         command = tuple(shlex.split(key_command or ""))
     except ValueError as error:
@@ -120,7 +124,7 @@ def add(
 
 @key_app.command()
 def remove(context: typer.Context, key: KeyId) -> None:
-    """Let a key no longer open the store. The key that fleet.toml names can't be removed."""
+    """Stop a key from opening the store. The key that fleet.toml names can't be removed."""
     fleet, encryption = _encrypted_fleet(context)
     from cutline.storage.encryption.key_documents import remove_key
 

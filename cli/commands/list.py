@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
 # What people see of a chain that may have thousands.
 LAST, LAST_OF_ONE, LAST_MAX = 3, 20, 1_000_000
-Flat = Annotated[bool, typer.Option("--flat", help="One row per restore point, with all columns.")]
-Csv = Annotated[bool, typer.Option("--csv", help="The same as CSV, for spreadsheets and scripts.")]
+Flat = Annotated[bool, typer.Option("--flat", help="Print one row per restore point, with all columns.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print that as CSV, for spreadsheets and scripts.")]
 COLUMNS = (
     "snapshot",
     "increment",
@@ -88,8 +88,8 @@ def list_snapshots(
 ) -> None:
     """List the snapshots in the store with their newest increments, the newest first.
 
-    checked: how long ago the last full check ended, and its result unless it was valid; before it, conflicts that
-    another one has found. sizes: of the newest increments.
+    The column "checked" has the age of the last full check, its result unless that was valid, and before it the
+    conflicts that another check found. The column "sizes" draws the sizes of the newest increments.
     """
     options = command_context(context)
     if csv and options.json:

@@ -48,9 +48,14 @@ def prune(
         typer.Option(min=1, max=DAYS_MAX, metavar="D", help="Keep snapshots with a restore point younger than D days."),
     ] = None,
     keep_increments: Annotated[
-        int | None, typer.Option(min=0, metavar="K", help="Only the newest K snapshots keep increments or get more.")
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="K",
+            help="Keep increments of the newest K snapshots only; older snapshots keep the full one.",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Even the last restorable snapshot.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also delete the last snapshot that can be restored.")] = False,
     yes: Yes = False,
     metrics: MetricsFile = None,
     dry_run: DryRun = False,

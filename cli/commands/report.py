@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.results import emit
 from cutline.cli.output.tables import time_text
 from cutline.cli.report.sections import counts_text
@@ -119,16 +120,22 @@ SCHEMA = "cutline/report/1"
 def report(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The snapshot, or a template. Default: all snapshots.")
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=complete_snapshots,
+            help="The snapshot, or a template. Default: all snapshots.",
+        ),
     ] = None,
     *,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the page to FILE: one file, without scripts.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the report to FILE, an HTML page without scripts."),
     ] = None,
 ) -> None:
-    """Make a page of figures: cuts, sizes, phases, checks, lag of nodes, restore points and gaps.
+    """Report how snapshots developed: cuts, sizes, durations, checks, lag of nodes and gaps.
 
-    Reads commits and outcomes only. With --json the same figures are on stdout, with or without a page.
+    It reads only commits and the records of operations. --json prints the same figures.
     """
     options = command_context(context)
     if html is None and not options.json:

@@ -83,7 +83,7 @@ def restore(
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Restore the fleet's databases to the state of an increment: the newest, or the one that you name.
+    """Restore the fleet's databases to the state of the newest increment, or of the one that you name.
 
     The databases are loaded under temporary names, and get their real names together at the end. If the command ends
     before that, `restore-resume` finishes the restore and `restore-abandon` undoes it.
@@ -135,8 +135,8 @@ def restore_resume(
 ) -> None:
     """Finish a restore of this snapshot that ended unfinished. Rows that are loaded already are kept.
 
-    It works from any machine that reaches the targets and the store. The options of the restore are known; only --to
-    and --node are repeated.
+    Run it on any machine that reaches the targets and the store. Give --to and --node as for the restore; its other
+    options are recorded.
     """
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)

@@ -95,7 +95,7 @@ def show(
     verifiers: Verifiers = False,
     timeline: Timeline = False,
 ) -> None:
-    """Show all details of one snapshot: nodes, groups, increments and their cuts."""
+    """Show all details of one snapshot: nodes, tables, increments and their cuts."""
     options = command_context(context)
     fleet = options.load_fleet()
     details = show_snapshot(fleet, newest_name(fleet, name), increment)

@@ -42,17 +42,17 @@ IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign",
 WATCH_SECONDS = 2.0
 Lines: TypeAlias = "list[str | RenderableType]"
 NOTHING = "no operation is under way"
-Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 seconds, until Ctrl-C.")]
 Nodes = Annotated[
     bool,
-    typer.Option("--nodes", help="Also ask every node how far it is, and the primaries who holds the fleet's lock."),
+    typer.Option("--nodes", help="Also ask every node how far it is, and the primaries who holds the lock."),
 ]
 
 
 def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False) -> None:
-    """Show the operations without an outcome: how far each is, and whether its process is alive. Reads the store only.
+    """Show the operations that are running or died: how far each is, and whether its process is alive.
 
-    A process shows signs of life after its first seconds. If the next one is a minute late, it is called dead.
+    It reads only the store. Processes store a sign of life every few seconds; one overdue by a minute is reported dead.
     """
     options = command_context(context)
     if watch and options.json:

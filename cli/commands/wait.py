@@ -10,6 +10,7 @@ import typer
 
 from cutline.cli.commands.history import SCHEMA
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
+from cutline.cli.output.completing import complete_operations
 from cutline.cli.output.failure import DONE, REFUSED
 from cutline.cli.output.operations import check_operation, result_text, volumes_text, what_text
 from cutline.cli.output.results import emit, progress
@@ -50,7 +51,14 @@ class StillRunningError(BusyError):
 
 def wait(
     context: typer.Context,
-    operation: Annotated[str, typer.Argument(metavar="OPERATION", help="The operation's id, as status shows it.")],
+    operation: Annotated[
+        str,
+        typer.Argument(
+            metavar="OPERATION",
+            autocompletion=complete_operations,
+            help="The operation's id, as `snapshot status` shows it.",
+        ),
+    ],
     *,
     seconds: Annotated[
         float | None,
@@ -59,11 +67,14 @@ def wait(
             min=0,
             max=SECONDS_MAX,
             metavar="SECONDS",
-            help="How long at most. Default: any time.",
+            help="Maximum wait. Default: no limit.",
         ),
     ] = None,
 ) -> None:
-    """Wait until an operation ends, and exit with the exit code of its command; with 3 if it shows no sign of life."""
+    """Wait until an operation ends, and exit with the exit code of its command.
+
+    The exit code is 3 if the operation shows no sign of life.
+    """
     fleet = command_context(context).load_fleet()
     with progress(context) as shown:
         ended = await_end(fleet, check_operation(operation), seconds, shown)

@@ -34,9 +34,9 @@ STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 
 
 def watch(context: typer.Context) -> None:
-    """Take increments on the schedule of fleet.toml, and full snapshots, checks, drills and prunings; until SIGTERM.
+    """Run increments, full snapshots, checks, drills and pruning on the schedule in fleet.toml, until SIGTERM.
 
-    One watch works for a fleet at a time; others stand by. Each thing it does is a line on stderr.
+    One watch works for a fleet at a time; others stand by. Everything that it does is one line on stderr.
     """
     options = command_context(context)
     source = FleetSource.read(options.load_fleet().path)

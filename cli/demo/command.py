@@ -16,9 +16,7 @@ from cutline.nodes.programs import check_programs_folder
 from cutline.spark.session_folder import begin_session
 from cutline.storage.errors import UsageError
 
-demo_app = typer.Typer(
-    help="Run the whole story on an embedded fleet, or manage an embedded fleet to try the commands on."
-)
+demo_app = typer.Typer()
 demo_app.command()(up)
 demo_app.command()(load)
 demo_app.command()(down)
@@ -26,7 +24,9 @@ demo_app.command()(down)
 
 @demo_app.callback(invoke_without_command=True)
 def demo(context: typer.Context, postgresql: PostgreSQL = None) -> None:
-    """Snapshot a busy fleet, lose a shard, restore and verify: in about a minute, leaving nothing behind.
+    """Snapshot a busy embedded fleet, lose a shard, restore and verify: in a minute, and nothing is left behind.
+
+    The subcommands manage an embedded fleet on which you can try the commands yourself.
 
     Exits 1 unless the check finds the snapshot valid and the restored bank's books balance; 4 if they do and the check
     is inconclusive, as on PostgreSQL 15, whose standbys can't decode WAL.

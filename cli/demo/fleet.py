@@ -29,21 +29,23 @@ WATCH_SECONDS = 0.25
 EXAMPLES_MAX = 20
 
 FleetFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the embedded fleet.")]
-Shards = Annotated[int | None, typer.Option(min=1, max=32, help=f"Shards of a new fleet. Default: {NEW_FLEET_SHARDS}.")]
+Shards = Annotated[
+    int | None, typer.Option(min=1, max=32, metavar="N", help=f"Shards of a new fleet. Default: {NEW_FLEET_SHARDS}.")
+]
 Backups = Annotated[
     int | None,
-    typer.Option(min=0, max=8, help=f"Standbys per shard of a new fleet. Default: {NEW_FLEET_BACKUPS}."),
+    typer.Option(min=0, max=8, metavar="N", help=f"Standbys per shard of a new fleet. Default: {NEW_FLEET_BACKUPS}."),
 ]
 PostgreSQL = Annotated[
     Path | None,
     typer.Option(
         "--postgresql",
         metavar="FOLDER",
-        help="Run the servers of this folder of PostgreSQL's programs, such as /usr/lib/postgresql/16/bin.",
+        help="Run the PostgreSQL programs in this folder, such as /usr/lib/postgresql/16/bin.",
     ),
 ]
-Seconds = Annotated[float, typer.Option(min=0.1, max=SECONDS_MAX, help="How long the bank works.")]
-Clients = Annotated[int, typer.Option(min=1, max=64, help="Number of concurrent clients.")]
+Seconds = Annotated[float, typer.Option(min=0.1, max=SECONDS_MAX, help="How long to run the workload.")]
+Clients = Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Number of concurrent clients.")]
 Delete = Annotated[bool, typer.Option("--delete", help="Also delete the servers' data; the store stays.")]
 
 

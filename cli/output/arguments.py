@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cutline.cli.output.completing import complete_snapshots
+from cutline.cli.output.fleet_option import FLEET_VARIABLE, check_found, default_fleet_path
 from cutline.cli.output.tables import printable
 from cutline.storage.errors import UsageError
 
@@ -22,13 +24,6 @@ if TYPE_CHECKING:
     from cutline.fleet.config import Fleet
 
 PROGRESS_SCHEMA = "cutline/progress/1"
-FLEET_VARIABLE = "SNAPSHOT_FLEET"
-FLEET_FILE_DEFAULT = "fleet.toml"
-
-
-def default_fleet_path() -> Path:
-    """$SNAPSHOT_FLEET, else ./fleet.toml."""
-    return Path(os.environ.get(FLEET_VARIABLE) or FLEET_FILE_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class CommandContext:
         from cutline.fleet.config import load_fleet
 
         if self.given_fleet is None and not os.environ.get(FLEET_VARIABLE):
-            _check_found(self.fleet_path)
+            check_found(self.fleet_path)
         fleet = load_fleet(self.fleet_path)
         for text in fleet.store.warnings:
             if text not in self.warnings:
@@ -68,22 +63,6 @@ class CommandContext:
         sys.stderr.write(f"{note if self.json else f'warning: {printable(text)}'}\n")
 
 
-def _check_found(path: Path) -> None:
-    """Raise UsageError for another user's file in the working directory: it names programs, and gets variables."""
-    from cutline.storage.errors import UsageError
-
-    try:
-        owner = path.stat().st_uid
-    except OSError:
-        # The reader of the file reports that.
-        return
-    if owner not in {0, os.geteuid(), Path("/").stat().st_uid}:
-        raise UsageError(
-            f"{path} in the working directory belongs to another user",
-            hint=f"if you trust it, name it: --fleet {path}",
-        )
-
-
 def command_context(context: typer.Context) -> CommandContext:
     """The global options of the invocation; the defaults if the command runs without the top-level command."""
     options = context.find_root().obj
@@ -91,90 +70,122 @@ def command_context(context: typer.Context) -> CommandContext:
 
 
 SECONDS_MAX = 365 * 86400
-# rich reads help texts as markup and drops words in brackets: an opening bracket needs a backslash.
 SnapshotName = Annotated[
-    str, typer.Argument(metavar="NAME", help="The snapshot; a template such as 'x-{date}' selects its newest snapshot.")
+    str,
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=complete_snapshots,
+        help="The snapshot. A template such as 'nightly-{date}' stands for the newest snapshot made from it.",
+    ),
 ]
 Increment = Annotated[
     int | None,
     typer.Option(
-        "--increment", min=0, metavar="N", help="The increment; 0 is the full snapshot. Default: the newest increment."
+        "--increment", min=0, metavar="N", help="Number of the increment; 0 is the full snapshot. Default: the newest."
     ),
 ]
 Transactions = Annotated[
-    bool, typer.Option("--transactions", help="List the transactions that were in doubt at the cut, and decisions.")
+    bool,
+    typer.Option(
+        "--transactions",
+        help="List distributed transactions that were undecided at the cut, and how a restore decides them.",
+    ),
 ]
 RecoveryPlan = Annotated[
-    bool, typer.Option("--recovery-plan", help="How to recover physical backups of all nodes to the cut.")
+    bool, typer.Option("--recovery-plan", help="Print how to recover physical backups of all nodes to the cut.")
 ]
 Statements = Annotated[
     bool,
     typer.Option(
-        "--statements", help="As SQL: roles, tablespaces, what databases themselves have, rows of extensions' tables."
+        "--statements", help="Print roles, tablespaces, settings of databases and rows of extensions' tables as SQL."
     ),
 ]
 Verifiers = Annotated[
-    bool, typer.Option("--verifiers", help="With --statements: also the stored verifiers of roles' passwords.")
+    bool, typer.Option("--verifiers", help="With --statements: include the password verifiers of roles.")
 ]
 Timeline = Annotated[
     bool, typer.Option("--timeline", help="Draw cuts, sizes, phases, checks, gaps and lag of nodes over time.")
 ]
 At = Annotated[
     str | None,
-    typer.Option("--at", metavar="TIME", help="The newest cut made not after this time, such as 2026-11-20T10:00Z."),
+    typer.Option("--at", metavar="TIME", help="The latest cut at or before this time, such as 2026-11-20T10:00Z."),
 ]
 Groups = Annotated[
-    list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
+    list[str] | None,
+    typer.Option(
+        "--group", metavar="S.T", help="Only tables that match this pattern, such as public.log_* (repeatable)."
+    ),
 ]
 UseBackupCopies = Annotated[
-    bool, typer.Option("--use-backup-copies", help="Take rows that a primary's copy lacks from a standby's.")
+    bool,
+    typer.Option(
+        "--use-backup-copies", help="Take rows that are damaged in the copy of a primary from the copy of its standby."
+    ),
 ]
 AllowRefusedDdl = Annotated[
     bool,
     typer.Option(
-        "--allow-refused-ddl", help="Restore without the statements that a target refuses: they are left in a file."
+        "--allow-refused-ddl",
+        help="Restore without the DDL statements that a target refuses, and write them to a file.",
     ),
 ]
 Schemas = Annotated[
-    list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
+    list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables of this schema (repeatable).")
 ]
-Analyze = Annotated[bool, typer.Option("--analyze", help="Collect the planner's statistics at the end.")]
+Analyze = Annotated[bool, typer.Option("--analyze", help="Run ANALYZE on the restored tables at the end.")]
 NoDatabaseSettings = Annotated[
     bool,
     typer.Option(
-        "--no-database-settings", help="Leave out owner, privileges, settings, comment, tablespace of the databases."
+        "--no-database-settings",
+        help="Do not restore owner, privileges, settings, comment and tablespace of the databases themselves.",
     ),
 ]
-SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="The whole DDL, and no rows.")]
-DataOnly = Annotated[bool, typer.Option("--data-only", help="Only rows and sequences, into existing empty tables.")]
-NoOwner = Annotated[bool, typer.Option("--no-owner", help="Everything belongs to the role that restores.")]
+SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="Restore the DDL without rows.")]
+DataOnly = Annotated[bool, typer.Option("--data-only", help="Load rows and sequences into existing, empty tables.")]
+NoOwner = Annotated[bool, typer.Option("--no-owner", help="Make the role that restores the owner of everything.")]
 RoleMap = Annotated[
     list[str] | None,
-    typer.Option("--role-map", metavar="A=B", help="What role A owns or may use is role B's (repeatable)."),
+    typer.Option(
+        "--role-map", metavar="A=B", help="Give role B everything that role A owns or was granted (repeatable)."
+    ),
 ]
 Nodes = Annotated[
-    list[str] | None, typer.Option("--node", metavar="ID", help="Only this primary and its database (repeatable).")
+    list[str] | None, typer.Option("--node", metavar="ID", help="Only the database of this primary (repeatable).")
 ]
 GroupsOrMoves = Annotated[
     list[str] | None,
     typer.Option(
-        "--group", metavar="S.T", help="Only these tables (repeatable; * and ?); S.T=S.T: one under another name."
+        "--group",
+        metavar="S.T",
+        help="Only tables that match this pattern (repeatable). S.T=S.T restores a table under another name.",
     ),
 ]
 To = Annotated[
-    Path | None, typer.Option("--to", metavar="FILE", help="Restore into the fleet that this file describes.")
+    Path | None,
+    typer.Option(
+        "--to",
+        metavar="FILE",
+        help="Restore into the fleet that this file describes. Default: the fleet of the snapshot.",
+    ),
 ]
-Replace = Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")]
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--replace", help="Put existing databases aside under other names. `restore-discard` drops them later."
+    ),
+]
 CreateRoles = Annotated[
-    bool, typer.Option("--create-roles", help="Create missing roles as they were, but not as superusers.")
+    bool, typer.Option("--create-roles", help="Create roles that the target lacks, but none as a superuser.")
 ]
 Routes = Annotated[
     list[str] | None,
     typer.Option(
-        "--route", metavar="S.T=EXPR", help="By what rows go to other targets, such as hash(id) (repeatable)."
+        "--route",
+        metavar="S.T=EXPR",
+        help="Expression that picks the target of each row, such as hash(id) (repeatable).",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show what would be done, change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, print the plan, and change nothing.")]
 
 
 def parse_moment(option: str, text: str) -> datetime:

@@ -135,13 +135,19 @@ def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose
             return failure.code
     if verbose:
         sys.stderr.write(printable(redact("".join(traceback.format_exception(error))), keep="\n"))
-    sys.stderr.write(f"error: {printable(failure.message)}\n")
+    sys.stderr.write(f"{_error_label()} {printable(failure.message)}\n")
     if failure.hint:
         # Some hints list statements: each has a line of its own, so that it can be run as it is printed.
         # SnapshotError escapes the line ends of names.
         begin = "hint:\n" if "\n" in failure.hint else "hint: "
         sys.stderr.write(f"{begin}{printable(failure.hint, keep=chr(10))}\n")
     return failure.code
+
+
+def _error_label() -> str:
+    """`error:`, in red at a terminal that takes colours (no-color.org)."""
+    is_plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return "error:" if is_plain else "\x1b[1;31merror:\x1b[0m"
 
 
 def _usage_mistake(error: Any) -> CommandFailure:

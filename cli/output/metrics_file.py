@@ -30,7 +30,7 @@ MetricsFile = Annotated[
     typer.Option(
         "--metrics",
         metavar="FILE",
-        help="Write metrics for Prometheus to FILE at the end. Default: the file in fleet.toml.",
+        help="Write Prometheus metrics to FILE at the end. Default: the file in fleet.toml.",
         show_default=False,
     ),
 ]

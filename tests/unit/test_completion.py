@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from cutline.cli.main import COMMANDS
+from cutline.fleet.config import load_fleet
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.local import LocalStore
+from tests.unit.made_garbage import StoreBuilder
 
-ASK = "from cutline.cli.main import main; main()"
+# A busy machine is waited for.
+ASK = "import cutline.cli.output.completing as c; c.SECONDS_MAX = 50; from cutline.cli.main import main; main()"
 ROOT = Path(__file__).parent.parent.parent
 SECONDS_MAX = 60
 SHARED = {"--fleet", "--json", "--quiet", "--verbose"}
@@ -66,7 +71,47 @@ def test_the_shared_options_are_offered_after_every_command() -> None:
 
 def test_zsh_gets_options_with_their_help() -> None:
     answer = ask("zsh", _TYPER_COMPLETE_ARGS="snapshot create nightly --incr")
-    assert '"--incremental":"Take the next increment of NAME."' in answer
+    assert '"--incremental":"Take the next increment of snapshot NAME."' in answer
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    """A fleet file whose store has the snapshots `nightly` and `weekly`, and an operation without an outcome."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        f'name = "shop"\nstore = "file://{tmp_path}/store"\n'
+        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
+    )
+    store = LocalStore(tmp_path / "store")
+    ensure_identity(store, load_fleet(path))
+    builder = StoreBuilder(store)
+    builder.take_full("nightly")
+    builder.take_full("weekly")
+    builder.begin_create("other")
+    return path
+
+
+@pytest.mark.parametrize("command", ["show", "restore", "restore-resume", "drill", "check", "delete", "cancel --name"])
+def test_snapshots_are_completed_by_name(fleet: Path, command: str) -> None:
+    assert complete(f"snapshot --fleet {fleet} {command} n") == {"nightly"}
+
+
+def test_names_are_those_of_the_fleet_of_the_line_wherever_that_stands(
+    fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert complete("snapshot show ") == set()
+    monkeypatch.setenv("SNAPSHOT_FLEET", str(fleet))
+    assert complete("snapshot show ") == {"nightly", "weekly"}
+    assert complete(f"snapshot --fleet {fleet}-missing show ") == set()
+    assert ask("fish", _TYPER_COMPLETE_ARGS="snapshot show we", _TYPER_COMPLETE_FISH_ACTION="get-args") == "weekly\n"
+    assert '"nightly"' in ask("zsh", _TYPER_COMPLETE_ARGS="snapshot show ni")
+
+
+def test_operations_that_have_not_ended_are_completed_by_id(fleet: Path) -> None:
+    (operation,) = complete(f"snapshot --fleet {fleet} cancel ")
+    assert "other" not in operation
+    assert complete(f"snapshot --fleet {fleet} wait {operation[:4]}") == {operation}
+    assert complete(f"snapshot --fleet {fleet} wait x") == set()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -112,3 +112,14 @@ def test_where_nothing_would_be_destroyed_nothing_is_asked(fleet: Fleet, builder
     builder.take_full("daily")
     code, shown = answer(fleet, "", "gc", "--grace", "0")
     assert (code, "[y/N]" in shown) == (0, False), shown
+
+
+def test_the_word_error_has_a_colour_at_a_terminal_alone(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    red = "\x1b[1;31merror:\x1b[0m "
+    code, shown = answer(fleet, "", "show", "a/b")
+    assert (code, red in shown) == (2, True), shown
+    assert run(fleet, "show", "a/b").stderr.startswith("error: ")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert red not in answer(fleet, "", "show", "a/b")[1]

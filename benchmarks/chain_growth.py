@@ -61,7 +61,7 @@ class CountingServer:
     port: int
 
     def counts(self) -> dict[str, int]:
-        """What it has served so far."""
+        """Return the requests and bytes served so far."""
         if self.process.stdin is None or self.process.stdout is None:
             raise RuntimeError("the server has no pipes")
         self.process.stdin.write("\n")

@@ -1,6 +1,7 @@
 """What encrypting the store costs: the same commands on the same shard, with an encrypted store and with a plain one.
 
-pgbench's rows are blank and shrink to almost nothing, so a table of random text is added: what is stored is what costs.
+pgbench's rows are blank and shrink to almost nothing, so a table of random text is added: the cost depends on the
+stored bytes.
 """
 
 from __future__ import annotations

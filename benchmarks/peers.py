@@ -50,7 +50,7 @@ class Peers:
     def drain(self) -> Path:
         """pg_recvlogical of everything up to now, into a file."""
         (through,) = self.shard.ask("SELECT pg_current_wal_insert_lsn()::text")
-        # pg_recvlogical ends at a message at or after --endpos; without this one it would wait for a keepalive.
+        # pg_recvlogical ends at a message at or after --endpos; without this message it would wait for a keepalive.
         self.shard.ask("SELECT pg_logical_emit_message(false, 'bench', 'end')")
         target = self.folder / "drained"
         target.unlink(missing_ok=True)

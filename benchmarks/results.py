@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Measurement:
-    """The runs of one tool at one task, in order; `sizes_bytes` if it stores something."""
+    """One tool's runs of a task, in order; `sizes_bytes` if it stores something."""
 
     seconds: list[float] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ class BenchmarkVerdict:
 
 @dataclass(slots=True)
 class Results:
-    """All results of one run."""
+    """All results of a run."""
 
     measurements: dict[str, Measurement] = field(default_factory=dict)
     failures: list[BenchmarkFailure] = field(default_factory=list)

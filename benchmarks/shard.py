@@ -40,7 +40,7 @@ SELECT count(*), sum(abalance), sum(hashtextextended(t::text, 0)) FROM public.pg
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The running fleet of one shard, and the folder `work` for the output of the tools."""
+    """A running one-shard fleet, and the folder `work` for the output of the tools."""
 
     fleet: EmbeddedFleet
     work: Path
@@ -91,7 +91,7 @@ class Shard:
 
 @contextmanager
 def running_shard(directory: Path, *, rows: int, backups: int) -> Iterator[Shard]:
-    """Start a fleet of one shard in `directory` with `rows` accounts; stop and delete it at the end."""
+    """Start a one-shard fleet in `directory` with `rows` accounts; stop and delete it at the end."""
     fleet = start_fleet(directory / "fleet", shards=1, backups=backups, settings=SETTINGS, schema=False)
     try:
         shard = Shard(fleet, directory)

@@ -55,9 +55,9 @@ def expand(key: str, text: str) -> str:
 
 
 def expand_dsn(key: str, dsn: str) -> str:
-    """The dsn, in which each variable stands for a value, or for a part of one: none can add parameters.
+    """The dsn with its variables replaced, each by a value or a part of a value: no variable can add parameters.
 
-    A dsn that is one variable is taken from there as a whole.
+    A dsn that is a single variable is taken from there as a whole.
     """
     if VARIABLE.fullmatch(dsn):
         dsn = expand(key, dsn)
@@ -100,11 +100,11 @@ def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
 def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
     """Whether libpq takes a part of the URI's password for another parameter, which messages show.
 
-    In a password, `@` and `/` end the part of the URI in which it stands. After `?`, `@` is only text.
+    In a password, an `@` or `/` ends that part of the URI. After `?`, `@` is only text.
     """
     if not dsn.startswith(URI_BEGINNINGS):
         return False
-    # libpq takes what is before the first `@` for user and password, unless there is a `/` in it.
+    # libpq takes everything before the first `@` for user and password, unless it contains a `/`.
     after = re.sub(r"^[^@/]*@", "", dsn.partition("://")[2])
     is_port = re.fullmatch(r"[0-9,]*|cutline[0-9]+variable[0-9a-f]+", given.get("port", ""))
     return "@" in after.partition("?")[0] or not is_port
@@ -113,7 +113,7 @@ def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
 def expand_all(key: str, value: Any, missing: list[str] | None = None) -> Any:
     """The value, with the variables of all texts in it replaced as by `expand`.
 
-    With `missing`, a text whose variable is not set stays as it is, and what `expand` says of it is added there.
+    With `missing`, a text whose variable is not set stays as it is, and the message of `expand` is added there.
     """
     if isinstance(value, str):
         try:
@@ -201,8 +201,8 @@ def has_executors(master: str) -> bool:
 def runs_on_this_machine(master: str) -> bool:
     """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`.
 
-    It says where their addresses and files are. What executors get is that of clusters wherever there are executors, so
-    that a `local-cluster` shows what a cluster does.
+    It says where their addresses and files are. Wherever there are executors, they get the same as on a cluster, so
+    that a `local-cluster` behaves like a cluster.
     """
     return not has_executors(master) or master.startswith("local-cluster[")
 
@@ -318,7 +318,7 @@ Expected: TypeAlias = Value | tuple[Value | tuple[Value, ...], ...] | UnsetType
 
 
 class AssertionTable(Record, frozen=True):
-    """One `[[drill.assertion]]` of fleet.toml: what a restored database of shard `node` answers; UNSET: no rows."""
+    """One `[[drill.assertion]]` of fleet.toml: the expected answer of a database of shard `node`; UNSET: no rows."""
 
     node: Annotated[str, Meta(pattern=NODE_ID)]
     sql: Text
@@ -327,10 +327,10 @@ class AssertionTable(Record, frozen=True):
 
 
 class DrillTable(Record, frozen=True):
-    """`[drill]` of fleet.toml: the servers of a drill, and what is asserted of the restored databases.
+    """`[drill]` of fleet.toml: the servers of a drill, and the assertions about the restored databases.
 
     `postgresql` is the folder of their programs, None the wheel's. `extensions` are those that a superuser makes there
-    beside the ones that PostgreSQL and Cutline trust.
+    in addition to those that PostgreSQL and Cutline trust.
     """
 
     postgresql: Text | None = None
@@ -361,7 +361,7 @@ class FleetFile(Record, frozen=True):
 
 
 def decode_fleet_file(text: str) -> FleetFile:
-    """Decode the text of fleet.toml; raise msgspec.DecodeError or ValueError: `toml_problem` says what is wrong."""
+    """Decode the text of fleet.toml; raise msgspec.DecodeError or ValueError: `toml_problem` describes them."""
     # Neither a path nor a dsn can have it: what uses them would raise, or end there.
     if ESCAPED_NUL.search(text) and _has_nul(msgspec.toml.decode(text)):
         raise ValueError("a text has the character NUL (\\u0000)")
@@ -388,7 +388,7 @@ def toml_hint(error: Exception) -> str:
 
 
 def toml_problem(error: Exception) -> str:
-    """What is wrong, in the words of TOML. msgspec has those of JSON, and names keys by JSONPath: `$.node[0].dsn`."""
+    """The problem, in the terms of TOML. msgspec has those of JSON, and names keys by JSONPath: `$.node[0].dsn`."""
     text = str(error).replace("`$.", "`")
     text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
     text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
@@ -419,7 +419,7 @@ def _decode(kind: type[Any], value: Any) -> Any:
 
 DEPLOY_MODE = "spark.submit.deployMode"
 REMOTE, API_MODE, CLASSIC = "spark.remote", "spark.api.mode", "classic"
-# Spark looks for the image only when it makes the first executor, and then goes on without one.
+# Spark looks for the image only when it makes the first executor, and then continues without executors.
 IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
 # An increment of an idle fleet takes about half a second.
 EVERY_SECONDS_MIN = 10
@@ -509,12 +509,13 @@ class Node:
     """One PostgreSQL database: a primary, or the standby of the primary `backup_of`."""
 
     id: str
-    # It may hold a password, and a traceback shows what an object's repr shows.
+    # It may hold a password, and a traceback shows the repr of objects.
     dsn: str = field(repr=False)
     backup_of: str | None = None
     # How much WAL a chain's slot may retain on this node.
     retained_wal_bytes_max: int = RETAINED_WAL_MAX
-    # The most sessions that a command has on this node at a time; None: half of what is free is for its tasks.
+    # The most sessions that a command has on this node at a time; None: half of the free connections are for its
+    # tasks.
     connections_max: int | None = None
     # The folder of pg_dump and pg_restore; None: they are found.
     programs: Path | None = None
@@ -590,9 +591,9 @@ class Fleet:
     retention: Retention = Retention()
     # That of `store`; None: objects are stored as they are written.
     encryption: FleetEncryption | None = None
-    # The servers of a drill, and what it asserts of the restored databases.
+    # The servers of a drill, and its assertions about the restored databases.
     drill: DrillTable = field(default_factory=DrillTable)
-    # What `snapshot watch` does, and the command that it tells of failures.
+    # The rules of `snapshot watch`, and the command that it notifies of failures.
     watch: WatchTable | None = None
     notify: tuple[str, ...] = ()
     metrics: MetricsRules = MetricsRules()
@@ -651,7 +652,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     retention, spark = file.retention, expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     if file.globals.passwords and encryption is None:
-        raise ValueError("`globals.passwords` needs [encryption]: who can read a plain store could try them")
+        raise ValueError("`globals.passwords` needs [encryption]: readers of a plain store could try them")
     master = check_spark_master(spark.pop("master", "local[*]"))
     settings = spark_settings(spark)
     # The name of a variable that is not set is no secret.

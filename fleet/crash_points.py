@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class CrashPoint(StrEnum):
-    """What has just been done; the value is the text that `--verbose` prints."""
+    """The effect that was just made; the value is the text that `--verbose` prints."""
 
     CHECKED = "checks passed"
     LOCKED = "fleet locked"

@@ -1,6 +1,6 @@
 """The example of a fleet.toml, which docs/fleet-file.md shows and `snapshot init --example` writes.
 
-Here every key shows its default or an example. The written file has only what is required: the rest is commented out.
+Here every key shows its default or an example. The written file has only the required keys: the rest is commented out.
 """
 
 from __future__ import annotations

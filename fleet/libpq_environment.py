@@ -1,4 +1,4 @@
-"""What libpq takes from the environment, written into a dsn: executors on other machines don't have this environment.
+"""libpq's parameters from the environment, written into a dsn: executors on other machines lack this environment.
 
 Without that, an executor whose environment lacks PGSSLMODE or PGHOST would connect without TLS or elsewhere, unnoticed.
 Source: PostgreSQL manual, "Environment Variables" and "SSL Support" of libpq.
@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-# Where to, as whom, and how protected. The rest is set by fleet.nodes.connections.
+# Where to, as whom, and how protected. The rest is set by nodes.connections.
 TRANSFERRED = frozenset(
     {
         "host",

@@ -1,6 +1,6 @@
 """Files and folders that no other user of the machine can change, and files that are written whole or not at all.
 
-The JVM runs what is in it, so it is used only if nobody else can have put anything there.
+The JVM runs files from it, so it is used only if nobody else can have put anything there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "cutline"
 
 
 def private_folder(variable: str, default: str) -> Path | None:
-    """Cutline's folder in the one that the environment variable names, else in `default`; created if necessary.
+    """Cutline's folder in the folder that the environment variable names, else in `default`; created if necessary.
 
     None if there can be none, or if others can change it.
     """
@@ -50,11 +50,11 @@ def cache_folder() -> Path | None:
 
 @contextmanager
 def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str], None]]:
-    """Yield what writes the file; it takes its place at the end, or what was there stays if the block raises.
+    """Yield a function that writes the file; it is replaced at the end, or stays as it was if the block raises.
 
     Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file gets the
-    permissions `mode`, or keeps its own, and a symbolic link of this user's stays: its target is replaced. What is
-    written first has a hidden name with another ending. Raw text (fleet.nodes.encodings) is written as its bytes.
+    permissions `mode`, or keeps its own, and a symbolic link of this user's stays: its target is replaced. The new
+    content first has a hidden name with another ending. Raw text (nodes.encodings) is written as its bytes.
     """
     with _naming_file(path):
         target = _target_of(path)
@@ -86,7 +86,7 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
 
 
 def _target_of(path: Path) -> Path:
-    """The file that is replaced: whoever else may make a link in the folder does not choose one of this user's."""
+    """The file that is replaced: others who may make links in the folder can't choose a file of this user's."""
     with suppress(FileNotFoundError):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):

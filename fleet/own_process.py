@@ -1,12 +1,13 @@
-"""Which process of which machine and user this is, as sessions, records and folders say it.
+"""The identity of this process, its user and its machine, as sessions, records and folders store it.
 
-Root can, and so can whoever owns `/`, which in a user namespace may be another number: both are trusted. So is a group
-to which the owner of a folder gave it: on many systems every user has a group of their own, which may write.
-
-A number alone does not say: it is used again, by later processes and by those of other containers. With the boot of the
-machine, the namespaces and the time at which the process began, it does. Linux alone tells these.
+A process id alone is no identity: later processes and processes of other containers use it again. Together with the
+boot of the machine, the namespaces and the start time of the process, it is one. Only Linux provides these.
 
 PostgreSQL keeps 63 bytes of an application_name, and only ASCII. A part that was cut short ends in `~`.
+
+Some folders must be safe from other users. Root can change every folder, and so can the owner of `/`, which in a user
+namespace may be another number: both are trusted. So is the group of a folder, if the folder's owner gave it that
+group: on many systems every user has a group of their own, which may write.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _is_circular(path: Path) -> bool:
     try:
         return stat.S_ISLNK(path.lstat().st_mode)
     except OSError as error:
-        # In a folder that this user may not enter: whoever opens it says so.
+        # In a folder that this user may not enter, opening the file raises the error.
         return error.errno == errno.ELOOP
 
 
@@ -71,7 +72,7 @@ def _is_open_to_others(folder: Path, trusted: set[int]) -> bool:
 
 
 PROC = Path("/proc")
-# What the number and the start time of a process are counted in.
+# The namespaces in which the number and the start time of a process are counted.
 NAMESPACES = ("pid", "time")
 # States of processes that have ended: nobody has asked for their result yet.
 ENDED = ("Z", "X", "x")
@@ -169,7 +170,7 @@ def read_label(text: str) -> Label | None:
 
 
 def is_of_one_process(text: str, other: str) -> bool:
-    """Whether two labels are known to be of one process, whatever it works on."""
+    """Whether two labels are known to belong to the same process, on any task."""
     first, second = read_label(text), read_label(other)
     if first is None or second is None:
         return False
@@ -177,7 +178,7 @@ def is_of_one_process(text: str, other: str) -> bool:
 
 
 def end_sessions_statement(label: str) -> str:
-    """The SQL statement that ends all sessions of the label's process on a server, whatever they work on."""
+    """The SQL statement that ends all sessions of the label's process on a server."""
     owner = label.rpartition(" ")[2].replace("'", "''")
     return (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

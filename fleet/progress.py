@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# Between two readings the time that is left is counted down to this part of what it was.
+# Between two readings the remaining time is counted down to this fraction of its value.
 COUNTED_DOWN = 0.25
 
 
@@ -32,13 +32,13 @@ class Reading:
 
 
 class News(str):
-    """A note that wants no action, such as a retry, a wait, or what was cleaned up; `--quiet` leaves it out."""
+    """A note that needs no action, such as a retry, a wait or a cleanup; `--quiet` leaves it out."""
 
     __slots__ = ()
 
 
 class Progress(Protocol):
-    """Receives the steps of one operation, in order, from any thread."""
+    """Receives the steps of an operation, in order, from any thread."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         """Begin the step `name`, which ends the step before; `total` is its units of work, if known."""
@@ -56,11 +56,11 @@ class Progress(Protocol):
         """Report that the crash point `point` is reached, on `node` if it is a point of every node."""
 
     def ending(self) -> None:
-        """Report that the operation is done, only goes forward, or undoes what it began: nobody may stop it now."""
+        """Report that the operation is done, only goes forward, or undoes its work: nobody may stop it now."""
 
 
 class Silent:
-    """A Progress that ignores everything. A subclass overrides what it takes."""
+    """A Progress that ignores everything. A subclass overrides the methods it needs."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         pass
@@ -82,7 +82,7 @@ class Silent:
 
 
 class Forwarding:
-    """A Progress that passes everything on to `target`. A subclass overrides what it also takes."""
+    """A Progress that passes everything on to `target`. A subclass overrides the methods it also handles."""
 
     def __init__(self, target: Progress) -> None:
         self.target = target
@@ -134,8 +134,8 @@ class NodePace:
 class StepPace:
     """The step in progress. Times are on the monotonic clock.
 
-    `readings` are the last ones, `first` those that the rates begin at, with their times; both by node, "" for all
-    together.
+    `readings` are the last readings, `first` those from which the rates are taken, with their times; both by node, ""
+    for all together.
     """
 
     name: str
@@ -186,7 +186,7 @@ class StepTimes(Forwarding):
         self._lock = threading.Lock()
 
     def phases(self) -> dict[str, float]:
-        """The seconds that each step has taken until now, by name, in the order in which they began."""
+        """The seconds that each step has taken until now, by name, in order of their beginning."""
         with self._lock:
             self._end(self._step)
             found = dict(self._seconds)

@@ -47,7 +47,7 @@ class Time(str):
         """The time in `text`; raise ValueError."""
         if not TIME.fullmatch(text):
             raise ValueError(f"{text!r} is not a time such as 2026-11-20T01:02:03Z")
-        # The form alone allows a 30th of February; and whoever reads a time compares it with others in UTC.
+        # The form alone allows a 30th of February; and readers compare times in UTC.
         try:
             datetime.fromisoformat(text).astimezone(UTC)
         except OverflowError as error:

@@ -6,7 +6,7 @@ import re
 
 WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400, "monthly": 30 * 86400}
 UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-# Longer ones would lead out of the calendar.
+# Longer spans would leave the calendar.
 DAYS_MAX = 36_500
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 

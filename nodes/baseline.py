@@ -63,7 +63,7 @@ class BaselineChangedError(RefusedError):
 
 
 class FleetTopologyError(RefusedError):
-    """A node is not the primary or standby that fleet.toml says it is."""
+    """fleet.toml gives a node another role, primary or standby, than it has."""
 
 
 class NodeIdentity(Record, frozen=True):
@@ -163,8 +163,8 @@ def check_presence(
 ) -> tuple[Node, ...]:
     """The nodes in fleet.toml that the full snapshot has copies of; contacts nothing.
 
-    Standbys don't matter to a snapshot of primaries alone; those in `too_old`, as (primary, standby), were left out and
-    never matter. Raises BaselineChangedError if a node was added or removed, or has another role in fleet.toml.
+    A snapshot of primaries alone ignores standbys; those in `too_old`, as (primary, standby), were left out and never
+    matter. Raises BaselineChangedError if a node was added or removed, or has another role in fleet.toml.
     """
     listed = {node.id: node for node in fleet.nodes}
     only_primaries = all(identity.backup_of is None for identity in was.values())
@@ -195,7 +195,7 @@ def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
 
 def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
     what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
-    # What a node is, not what it has.
+    # These two describe the node itself, the others its properties.
     subject = "it" if name in ("presence", "backup_of") else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
     return BaselineChangedError(

@@ -20,7 +20,8 @@ from cutline.storage.errors import ChainEnd, RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# From here on a clock of this machine that differs is corrected. Less than that, and what a message takes, is no error.
+# From here on a clock of this machine that differs is corrected. A smaller difference, and the time of a message, is
+# no error.
 OFF_SECONDS_MAX = 1.0
 # Clocks that differ by more do not agree. Kerberos allows as much; leases allow more.
 AGREE_SECONDS_MAX = 300.0
@@ -94,7 +95,9 @@ def time_of_epoch(seconds: float) -> datetime:
 
 
 def find_agreement(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
-    """What the clocks agree on, None if too few agree. Clocks that are before `not_before` are wrong, and don't count.
+    """The agreement of the clocks, None if too few agree.
+
+    Clocks that are before `not_before` are wrong, and don't count.
 
     More than half of the nodes' clocks must agree; else more than half of all, with this machine's.
     """
@@ -170,7 +173,7 @@ def _note_machine(found: Agreement, progress: Progress) -> None:
 
 
 def note_late_clock(cut_at: datetime, progress: Progress) -> None:
-    """Note if this cut was made at a time that is still to come, and go on from that: for what asks no node."""
+    """Note if this cut was made at a time that is still to come, and continue: for commands that ask no node."""
     if cut_at - utc_now() > timedelta(seconds=AGREE_SECONDS_MAX):
         progress.note(_differ_text((), cut_at, are_too_early=True))
         set_time(cut_at, steady_seconds())

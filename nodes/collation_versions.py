@@ -1,7 +1,7 @@
-"""Say where a database was made with another version of its collation than the server's library has now.
+"""Report databases that were made with another version of their collation than the server's library has now.
 
-Indexes over text may then be in another order than the one that the server looks for. What is copied does not depend on
-it; queries do. The server says so to every session; Cutline once, at `init` and with a full snapshot.
+Indexes over text may then be in another order than the server expects. Copies do not depend on it; queries do. The
+server says so to every session; Cutline once, at `init` and with a full snapshot.
 
 A standby has its primary's indexes, and gets them anew when the primary's are: there, only another library than the
 primary's is to be mended.
@@ -52,7 +52,7 @@ def _read(connection: psycopg.Connection[Any]) -> CollationVersions | None:
 
 
 def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> str:
-    """What is to be mended on the node, "" if nothing is; `versions` are by node, of those whose collation has any."""
+    """The repair that the node needs, "" if none; `versions` are by node, for nodes whose collation has any."""
     found, primary = versions.get(node.id), versions.get(node.shard)
     if found is None or primary is None:
         return ""
@@ -68,7 +68,7 @@ def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> st
     name = quote(found.database)
     refresh = f"ALTER DATABASE {name} REFRESH COLLATION VERSION;"
     if NONE in (found.recorded, found.actual):
-        # The server refuses the other one (dbcommands.c, AlterDatabaseRefreshColl).
+        # The server refuses the other statement (dbcommands.c, AlterDatabaseRefreshColl).
         refresh = (
             "as a superuser: UPDATE pg_database SET datcollversion = pg_database_collation_actual_version(oid)"
             " WHERE datname = current_database();"

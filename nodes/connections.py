@@ -82,14 +82,14 @@ PINNED_SETTINGS = {
 }
 # A session over a Unix socket does not have them, and shows 0.
 KEEPALIVES = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
-# A role may have a setting that makes its sessions act as another role. Privileges would be asked of that one, and
-# granted to it. The dsn may name a role in its own options.
+# A role may have a setting that makes its sessions act as another role. Privileges would be checked for that role,
+# and granted to it. The dsn may name a role in its own options.
 ROLE = {"role": "none"}
 # Since 17, and older servers refuse a session that asks for it when it begins.
 LATER_SETTINGS = {"transaction_timeout": "0"}
-# What a restore asks for.
+# The settings that a restore asks for, too.
 ASKED_ALSO = ("role", "session_replication_role")
-# What a dump depends on and pg_dump does not set itself (pg_dump.c, setup_connection).
+# The settings that a dump depends on and pg_dump does not set itself (pg_dump.c, setup_connection).
 DUMP_SETTINGS = (
     "timezone",
     "lc_monetary",
@@ -102,7 +102,7 @@ OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
 
 
 class SessionState(NamedTuple):
-    """What a session answered: its server process, the settings that it lacks, and its server if that was asked."""
+    """The answer of a session: its server process, the settings that it lacks, and its server if that was asked."""
 
     process: int
     lacking: dict[str, str]
@@ -116,7 +116,7 @@ def startup_options(given: str) -> str:
 
 
 def option(name: str, value: str) -> str:
-    """A setting as the startup parameter `options` has it; of several of one name the last counts."""
+    """A setting in the form of the startup parameter `options`; of several with the same name the last counts."""
     escaped = re.sub(r"([\\\s])", r"\\\1", value)
     return f"-c {name}={escaped}"
 
@@ -143,7 +143,7 @@ def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
     """The query for the state of a session, which `read_state` reads.
 
     Until it has answered, the session may have any search_path, so it uses no operator, and of functions those of
-    pg_catalog alone: whoever may create functions in this database could have made better matches of others.
+    pg_catalog alone: a role that may create functions in this database could have made better matches of others.
     """
     server = "(pg_catalog.pg_control_system()).system_identifier, pg_catalog.pg_is_in_recovery()"
     settings = "".join(f", pg_catalog.current_setting('{name}', true)" for name in _asked(wanted))
@@ -178,7 +178,7 @@ def set_query(settings: Mapping[str, str]) -> str:
 
 
 def _literal(text: str) -> str:
-    # In this form, backslashes mean the same whatever standard_conforming_strings is.
+    # In this form, backslashes mean the same under any standard_conforming_strings.
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'"
 
@@ -216,7 +216,7 @@ def shut_down(connection: AnyConnection) -> None:
 
 
 def cancel_statements() -> None:
-    """Cancel what the sessions of this process run now, from any thread; a request before its statement is lost."""
+    """Cancel the statements of this process's sessions, from any thread; a request before its statement is lost."""
     with _open_lock:
         running = [one for one in _open if one.pgconn.transaction_status == TransactionStatus.ACTIVE]
     for connection in running:
@@ -242,7 +242,7 @@ def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ())
 
 
 def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) -> None:
-    """Shut the descriptor down if it is a socket that is connected to one of these addresses, and not `spared`."""
+    """Shut the descriptor down if it is a socket connected to any of these addresses, and not `spared`."""
     with suppress(OSError):
         # A copy: the number may belong to another file by now, the copy does not change.
         copy = os.dup(descriptor)
@@ -278,8 +278,8 @@ def _server_of(node: Node) -> str:
 Open = Callable[[], psycopg.Connection[Any]]
 
 PROCESS_QUERY = "SELECT pg_catalog.pg_backend_pid()"
-# Of several idle sessions of its server, a pooler gives the one that was used last, or first, or any: while this many
-# others are held, a session that is not kept has to change.
+# A pooler hands out the idle session of its server that was used last, or first, or any: while this many others are
+# held, a session that is not kept has to change.
 HELD = 3
 # A pooler resets a session in the background.
 RESET_TRIES, RESET_SECONDS = 3, 0.05
@@ -289,13 +289,13 @@ LEFT_SETTING = "cutline.left"
 # PgBouncer answers so at its own database, to those who may not administer it.
 CONSOLE, CONSOLE_REFUSAL = "pgbouncer", "not allowed"
 PGBOUNCER, UNKNOWN = "PgBouncer", "a connection pooler"
-# What poolers say of a startup parameter: PgBouncer; RDS Proxy.
+# The messages of poolers about a startup parameter: PgBouncer; RDS Proxy.
 REFUSALS = ("unsupported startup parameter", "command-line options")
 DIRECT = "let the dsn name the server itself: PostgreSQL's own host and port"
 
 
 class SessionUnfitError(RefusedError):
-    """A session of a node can't be used: a connection pooler between does not pass on or keep what it needs."""
+    """A session of a node can't be used: a connection pooler in between does not pass on or keep its state."""
 
 
 _checked: dict[str, str] = {}
@@ -332,7 +332,7 @@ def check_keeps(node: Node, open_session: Open) -> None:
         raise unfit_error(node, problem, f"{DIRECT}; or {remedy}")
 
 
-# By the fault: what the pooler does, and what would mend it.
+# By fault: the pooler's behaviour, and the remedy.
 FAULTS = {
     "shares": (
         "gives each transaction any of the server's sessions, so that settings and locks don't last",
@@ -346,7 +346,7 @@ FAULTS = {
 
 
 def unfit_error(node: Node, problem: str, hint: str = DIRECT) -> SessionUnfitError:
-    """The error that names the node and the pooler, and what it does."""
+    """The error that names the node, the pooler and the pooler's behaviour."""
     pooler = name_pooler(node)
     return SessionUnfitError(
         f"node {node.id}: its dsn leads to {pooler}, which {problem}",
@@ -393,7 +393,7 @@ def _shares(open_session: Open) -> bool:
 
 
 def _leaves(open_session: Open) -> bool:
-    """Whether what a session has set or locked is still there in the next one."""
+    """Whether a session's settings and locks are still there in the next session."""
     number = secrets.randbits(62)
     with ExitStack() as stack:
         first = _open_bounded(stack, open_session)
@@ -430,16 +430,16 @@ def _key(node: Node) -> str:
 
 
 Item = TypeVar("Item")
-# A fleet may have a thousand nodes. What is asked of each takes milliseconds, or waits for what all of them wait for.
+# A fleet may have a thousand nodes. A query to each takes milliseconds, or waits for the same event as all others.
 THREADS_MAX = 64
 LOOK_SECONDS = 1.0
 
 
 def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) -> list[threading.Thread]:
-    """Start up to THREADS_MAX threads that do `work` on what is `left`, each on one after the other; return them.
+    """Start up to THREADS_MAX threads that do `work` on the items of `left`, one after the other; return the threads.
 
-    Whoever clears `left` lets them end. They are daemons: a node that accepts a connection and never answers must not
-    keep the command from ending.
+    A caller that clears `left` lets them end. They are daemons: a node that accepts a connection and never answers must
+    not keep the command from ending.
     """
 
     def run() -> None:
@@ -467,7 +467,7 @@ def await_futures(futures: Collection[Future[Any]], threads: Collection[threadin
             raise TooLittleMemoryError("a thread has ended before its work was done")
 
 
-# A database that every server has; others are created and renamed from there.
+# Every server has this database; from there, databases are created and renamed.
 MAINTENANCE_DATABASE = "postgres"
 MAKE_IT = f"CREATE DATABASE {MAINTENANCE_DATABASE};"
 CONNECT_SECONDS_MAX = 10
@@ -476,8 +476,9 @@ WITHOUT_STANDBYS = "; a full snapshot can do without standbys: snapshot create N
 NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
-# Reading a view runs functions of its owner's choice under our role. What is read was planned as a table or a sequence,
-# but its owner may have put a view in its place since. The first minor version of each that can refuse to read views.
+# Reading a view runs functions of its owner's choice under our role. The relation was planned as a table or a
+# sequence, but its owner may have put a view in its place since. The first minor version of each that can refuse to
+# read views.
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
@@ -494,7 +495,7 @@ NO_PASSPHRASE = "none"
 
 # libpq's own, of a connection that ended without a word of the server.
 CUT_OFF = "server closed the connection unexpectedly"
-# What a server says in English to one session too many: libpq has no code of an error before the session begins.
+# A server's English messages about one session too many: libpq has no code of an error before the session begins.
 ALL_USED = (
     "sorry, too many clients already",
     "remaining connection slots are reserved",
@@ -520,11 +521,11 @@ class NodeUnreachableError(UnreachableError):
 
 
 class NodeDisruptedError(NodeUnreachableError):
-    """A node ended a statement for what it lacked then, or for others: it succeeds later (fleet.nodes.disruptions)."""
+    """A node ended a statement for lack of a resource, or for others: it succeeds later (nodes/server_errors.py)."""
 
 
 class OtherServerError(NodeUnreachableError):
-    """A session came to another server than the one that the command has found at the node's dsn."""
+    """A session reached another server than the command had found at the node's dsn."""
 
 
 class LoginTriggerError(RefusedError):
@@ -592,7 +593,7 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    """A cursor that notes the node on an error for lack of a privilege: what is lacking has to be granted there."""
+    """A cursor that notes the node on an error for lack of a privilege: the privilege has to be granted there."""
 
     def execute(self, *args: Any, **options: Any) -> Self:
         try:
@@ -609,14 +610,14 @@ class _ClientCursor(_Cursor, psycopg.ClientCursor[Any]):
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open an autocommit session on `node`; raise NodeUnreachableError if that is not possible.
 
-    Raises SessionUnfitError if a connection pooler is between that keeps no sessions, or if a setting can't be set;
-    LoginTriggerError; and OtherServerError if another server answers than the one that the command has found there.
+    Raises SessionUnfitError if a connection pooler in between keeps no sessions, or if a setting can't be set;
+    LoginTriggerError; and OtherServerError if another server answers than the command had found there.
     """
     return _begin(node, conninfo(node.dsn, **more), _Cursor)
 
 
 def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[Any]:
-    """As `connect`, but the session begins with this search_path: what a script finds as the session's default."""
+    """As `connect`, but the session begins with this search_path: a script finds it as the session's default."""
     options = conninfo_to_dict(conninfo(node.dsn))["options"]
     return connect(node, options=f"{options} {option('search_path', path)}", **more)
 
@@ -681,7 +682,7 @@ def _check_ordinary(node: Node, session: psycopg.Connection[Any], asked: str) ->
 
 
 def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare: Open) -> None:
-    """Ask the session for its settings and its server, and set what it lacks; raise as `connect` does."""
+    """Ask the session for its settings and its server, and set the missing settings; raise as `connect` does."""
     wanted = wanted_settings(asked)
     state = ask_state(node, session, wanted)
     check_server(node, state)
@@ -693,7 +694,7 @@ def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare:
         state = ask_state(node, session, wanted)
     if pooled or state.lacking:
         _passages[session] = Passage(pooled, dict(state.lacking))
-    # What a dsn asks for beyond our settings is dropped with these.
+    # The settings that a dsn asks for beyond ours are dropped with these.
     if missing := dict(wanted) if pooled and state.lacking else state.lacking:
         _set(node, session, missing)
         if still := ask_state(node, session, wanted).lacking:
@@ -746,7 +747,7 @@ def check_server(node: Node, state: SessionState) -> None:
 
 
 def lacking_at_start(connection: psycopg.Connection[Any]) -> Mapping[str, str]:
-    """The settings that the session did not have when it began, although it asked for them: what a program lacks."""
+    """The settings that the session asked for and lacked when it began: client programs lack them, too."""
     return _passages.get(connection, DIRECTLY).lacking
 
 
@@ -763,7 +764,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 def _remember_password(node: Node, password: bytes | None) -> None:
     """Let no error show a password that libpq took from a password file or a service, which the dsn does not have."""
     if password:
-        # It is as the user wrote it, whatever the encoding of the session.
+        # It is as the user wrote it, in any encoding of the session.
         remember_secrets_of(make_conninfo(node.dsn, password=password.decode(errors="replace")))
 
 
@@ -779,7 +780,7 @@ def refuse_views(connection: psycopg.Connection[Any]) -> None:
 
 
 def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
-    """The node for client programs, which connect to the very server of `connection`, whatever hosts its dsn names.
+    """The node for client programs, which connect to the server of `connection`, even if its dsn has several hosts.
 
     Over a Unix socket they use no mode of TLS: libpq ignores sslmode there, but a program that is built without TLS
     refuses it. A host's name stays: certificates and password files have it.

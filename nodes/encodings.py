@@ -53,7 +53,8 @@ ADAPTERS = _adapters()
 def readable(expression: str) -> str:
     """SQL for the text of `expression`, with octal escapes if the server might not convert it to UTF-8.
 
-    The text may come from a database of another encoding and be invalid in this one: the SQL treats it as bytes.
+    The text may come from a database of another encoding and be invalid in the present encoding: the SQL treats it as
+    bytes.
     """
     # quote_literal makes any bytes valid bytea input; the quotes that it adds are removed again.
     escaped = f"encode(quote_literal({expression})::bytea, 'escape')"

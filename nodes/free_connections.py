@@ -14,14 +14,15 @@ from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 
-# What the command itself needs beside its tasks, at most. A create: its own session, that of the watch, pg_dump's, and
-# one that sees what pg_dump waits for. A restore: its own, that of the watch, and one that asks how far it is; those
-# that run DDL are no more than tasks. One is to spare, for what is asked in between.
+# The most sessions that the command itself needs in addition to those of its tasks. A create: its own session, the
+# watch's, pg_dump's, and one that sees the locks for which pg_dump waits. A restore: its own, the watch's, and a
+# session that asks for the progress; the sessions that run DDL are no more than tasks. One session is spare, for
+# queries in between.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
-# Of these, what it has not opened yet when it asks; and one for a task.
+# The sessions of these that it has not opened yet when it asks; and one for a task.
 STILL_NEEDED = 3
 SHOWN_MAX = 10
-# Some roles do not see what kind of session another has. What is reserved is left alone by superusers, too.
+# Some roles do not see what kind of session another has. Superusers don't use the reserved connections, either.
 FREE_QUERY = """
 SELECT least(
          current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
@@ -69,8 +70,8 @@ def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> Non
 def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, int]:
     """By node the most sessions that tasks may have at a time, at least 1.
 
-    That is `connections_max` without what the command itself needs, else half of what is free, of which nodes that are
-    databases of one server have equal parts. Raises NodeUnreachableError.
+    That is `connections_max` minus the command's own sessions, else half of the free connections, divided equally among
+    nodes that are databases of the same server. Raises NodeUnreachableError.
     """
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())

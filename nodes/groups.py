@@ -176,7 +176,7 @@ class Column(Record, frozen=True):
 
 
 class ColumnSignature(NamedTuple):
-    """What a relation message contains of a column, besides whether it is part of the key."""
+    """The contents of a relation message about a column, except whether it is part of the key."""
 
     name: str
     type_oid: int
@@ -184,7 +184,7 @@ class ColumnSignature(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What a relation message contains of a table: `key` are the names of the key's columns, none if `is_full`."""
+    """The contents of a relation message about a table: `key` are the names of the key's columns, none if `is_full`."""
 
     schema: str
     table: str
@@ -194,7 +194,7 @@ class Signature(NamedTuple):
 
 
 class Group(Record, frozen=True):
-    """One definition of a table of one shard: `columns` in stored order, of which the first `key_width` are the key.
+    """A definition of a shard's table: `columns` in stored order; the first `key_width` of them are the key.
 
     `number` identifies the definition in every object of a chain; a table that changes gets a new one. At the full
     snapshot all shards where the table has a key share one number, and all where it has none share another.
@@ -221,7 +221,7 @@ class Group(Record, frozen=True):
 
     @property
     def signature(self) -> Signature:
-        """What a decoded relation message contains of the definition."""
+        """The contents of a decoded relation message for this definition."""
         ordered = sorted(self.columns, key=lambda column: column.position)
         columns = tuple(ColumnSignature(column.name, column.type_oid, column.type_modifier) for column in ordered)
         key = frozenset(column.name for column in self.columns[: self.key_width])

@@ -1,4 +1,4 @@
-"""Find what a snapshot leaves out of a database, or could not load again; every create reports it.
+"""Find the parts of a database that a snapshot leaves out, or could not load again; every create reports them.
 
 The planner evaluates parts of such expressions for every query that reads the table, as the role of the session, even
 if the query does not use the index. So a query would run the owner's code as our role, and fail if the code names other
@@ -63,15 +63,15 @@ class LeftOutKind(StrEnum):
     STANDBY_COPY = "standby_copy"
 
 
-# Why it is left out, and what a restore brings back; {} is the extension, foreign server, position or version. Commits
-# store these texts.
+# The reason for leaving it out, and the effect on a restore; {} is the extension, foreign server, position or
+# version. Commits store these texts.
 WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
     LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
     LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: none comes back",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
     LeftOutKind.LARGE_OBJECTS: "logical decoding does not see them: none comes back",
-    LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
+    LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: rows that were added to it do not come back",
     LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it comes back as its extension makes it",
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
@@ -83,7 +83,7 @@ WHY: Mapping[LeftOutKind, str] = {
     " increment copies it again",
     LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
 }
-# What a restore may bring back different: every output warns of it.
+# The parts that a restore may bring back different: every output warns of it.
 WARNED = frozenset(
     {
         LeftOutKind.APPEND_ONLY_TABLE,
@@ -142,7 +142,7 @@ def read_left_out(
     rules: GroupRules,
     groups: Mapping[str, Iterable[Group]],
 ) -> tuple[LeftOut, ...]:
-    """What a snapshot of `groups`, which the rules include, leaves out; one query per primary."""
+    """The parts that a snapshot of `groups`, which the rules include, leaves out; one query per primary."""
     found: list[LeftOut] = []
     for node, connection in primaries.items():
         for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):

@@ -1,7 +1,7 @@
 """The fleet lock: advisory locks on all primaries, so that one operation at a time changes a fleet.
 
 The operation's own sessions hold them, so they end with its process, however it ends. The application_name of these
-sessions names the operation in the error of every other one.
+sessions names the operation in the errors of all others.
 
 Every role that may connect may take advisory locks, and sees those of others. So each operation registers with a number
 that nobody can foresee, in a class of numbers that the lock's name gives, and then reads who else is registered: it has
@@ -43,9 +43,9 @@ REGISTERED = """
        AND l.classid::bigint = %(shown)s
 """
 HELD_QUERY = f"SELECT EXISTS (SELECT {REGISTERED} AND l.objid::bigint = %(number)s AND l.pid = pg_backend_pid())"
-# A prepared transaction has no process, and is no operation. A session that is ending is not shown any more. Who may
-# run a command: on a source with REPLICATION, on a target as a member of the database's owner, with CREATEDB or with
-# what --data-only needs; and whoever runs this one.
+# A prepared transaction has no process, and is no operation. A session that is ending is not shown any more. Roles
+# that may run a command: on a source with REPLICATION, on a target as a member of the database's owner, with CREATEDB
+# or with the privileges of --data-only; and the role of this session.
 OTHERS_QUERY = f"""
 SELECT l.objid::bigint, l.pid, a.pid IS NOT NULL, coalesce(r.rolname::text, ''), coalesce(a.application_name, ''),
        coalesce(to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'an unknown time'),
@@ -125,7 +125,7 @@ class FleetLock:
         return sorted(self._taken)
 
     def take(self, node: Node) -> None:
-        """Take the lock of one primary in its session; raise FleetBusyError, NodeUnreachableError."""
+        """Take a primary's lock in its session; raise FleetBusyError, NodeUnreachableError."""
         connection = self.sessions.connections[node.id]
         with raising_unreachable(node):
             self._taken[node.id] = take_lock(node, connection, self.name, self.label, former=self._taken.get(node.id))
@@ -252,7 +252,7 @@ def take_lock(
 
     Returns the number of the registration. `former` is that of our lost session: if the server has not noticed that its
     client is gone, it is terminated. A session that is ending is waited for up to ENDING_SECONDS_MAX, and so is one
-    with a higher number: if it has just registered, it sees this one and gives up.
+    with a higher number: if it has just registered, it sees the session and gives up.
     """
     number = _register(connection, name, label)
     ends = time.monotonic() + ENDING_SECONDS_MAX
@@ -306,7 +306,7 @@ def find_holder(connection: psycopg.Connection[Any], name: str) -> Holder | None
 def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
     return FleetLockLostError(
         f"node {node.id}: the fleet lock was lost: {what}; another operation may have begun, so nothing is committed",
-        hint="see the server's log for what ended the session, then repeat the command; a connection pooler must keep"
+        hint="see the server's log for the end of the session, then repeat the command; a connection pooler must keep"
         " sessions",
         details={"node": node.id},
     )

@@ -1,4 +1,4 @@
-"""The databases beside a node's own: those that a restore is loading or a dry run tries, and those put aside.
+"""The databases next to a node's own: those that a restore is loading or a dry run tries, and those put aside.
 
 Their names derive from the own database's name and the restore's id.
 """
@@ -40,18 +40,18 @@ class OldDatabase:
 
 
 def name_beside(database: str, middle: str, suffix: str) -> str:
-    """The name beside `database`, with LOADING or ASIDE in the middle; of a long one its beginning and its digest."""
+    """The name next to `database`, with LOADING or ASIDE in the middle; a long name is cut and gets its digest."""
     return f"{_prefix(database, middle)}{suffix}"
 
 
 def is_beside(name: str, database: str, middle: str) -> bool:
-    """Whether a restore gave this name to a database beside `database`."""
+    """Whether a restore gave this name to a database next to `database`."""
     prefix = _prefix(database, middle)
     return name.startswith(prefix) and SUFFIX.fullmatch(name.removeprefix(prefix)) is not None
 
 
 def read_old(node: Node, connection: psycopg.Connection[Any]) -> list[OldDatabase]:
-    """The databases that restores have put aside beside the node's own."""
+    """The databases that restores have put aside next to the node's own."""
     database = database_name(node.dsn)
     rows = connection.execute(SIZES_QUERY, (_prefix(database, ASIDE),)).fetchall()
     return [OldDatabase(node.id, name, size) for name, size in rows if is_beside(name, database, ASIDE)]
@@ -61,6 +61,6 @@ def _prefix(database: str, middle: str) -> str:
     room = NAME_BYTES_MAX - len(middle) - SUFFIX_LENGTH
     if len(database.encode()) <= room:
         return f"{database}{middle}"
-    # Databases may differ only in what is cut off.
+    # Databases may differ only in the part that is cut off.
     digest = hashlib.sha256(database.encode()).hexdigest()[:DIGEST_LENGTH]
     return f"{database.encode()[: room - DIGEST_LENGTH - 1].decode(errors='ignore')}_{digest}{middle}"

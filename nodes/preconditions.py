@@ -1,6 +1,6 @@
 """Check that nodes allow what Cutline needs, by a session of each kind; all problems are reported at once.
 
-The session that reads a slot is of its own kind, too, and is given from outside (wal/drain/peek.py).
+The session that reads a slot is another kind, and the caller provides it (wal/drain/peek.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cutline.nodes.problems import (
 )
 from cutline.nodes.sessions import Sessions, in_parallel
 
-# What opens a session of one more kind on a node.
+# Opens a session of an additional kind on a node.
 Kind = Callable[[Node], AbstractContextManager[Any]]
 
 PROCESS_QUERY = "SELECT pg_postmaster_start_time()::text, current_setting('port')"
@@ -194,7 +194,7 @@ def find_fillings(sessions: Sessions) -> list[NodeProblem]:
     problems: list[NodeProblem] = []
     for node, connection in sessions.primaries.items():
         for (schema,) in connection.execute(FILLINGS_QUERY):
-            what = f"schema {schema} is of a restore into existing tables that has not ended"
+            what = f"schema {schema} belongs to a restore into existing tables that has not ended"
             remedy = (
                 "end it as snapshot list   says; if it came with a copy of another database:"
                 f" DROP SCHEMA {schema} CASCADE"

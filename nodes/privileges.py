@@ -1,4 +1,4 @@
-"""The privileges that our role needs in a database, by what it holds, and the statements that grant them.
+"""The privileges that our role needs for the objects of a database, and the statements that grant them.
 
 docs/roles.md lists them; that the two agree is tested.
 """
@@ -27,7 +27,8 @@ from cutline.nodes.problems import (
 from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Sessions
 
-# What Cutline or pg_dump reads, be it by COPY or by the lock that pg_dump takes on every table, excluded ones too.
+# The relations that Cutline or pg_dump reads, by COPY or by the lock that pg_dump takes on every table, excluded
+# tables too.
 UNREADABLE_QUERY = f"""
 SELECT {TABLE_NAME}, n.nspname, c.relname, c.relkind = 'S', has_schema_privilege(n.oid, 'USAGE')
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -82,7 +83,7 @@ class _Unreadable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """Tables, by name, of one owner."""
+    """An owner's tables, by name."""
 
     owner: str
     is_super: bool
@@ -139,7 +140,8 @@ def _find_reading(
         if connection.execute(READS_BY_GRANTS_QUERY).fetchone() == (True,):
             # Somebody has decided that it need not read everything.
             instead = (
-                f"role {role.name} reads by grants on tables; to let it read all, new ones too, instead of more grants"
+                f"role {role.name} reads by grants on tables; to let it read all tables, future ones too, instead of"
+                " more grants"
             )
             yield NodeProblem(node.id, problem, f"{instead}: {' '.join(statements)}")
             statements = list(_grant_reading(unreadable, role))

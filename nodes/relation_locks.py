@@ -1,8 +1,8 @@
 """Bounded waits for the lock of a table, view or sequence; the error names the holders.
 
 A reader of a relation waits for sessions and prepared transactions that hold ACCESS EXCLUSIVE (ALTER TABLE, TRUNCATE,
-VACUUM FULL, REFRESH MATERIALIZED VIEW and so on), and for sessions that wait for that lock themselves (PostgreSQL
-manual, "Explicit Locking").
+VACUUM FULL, REFRESH MATERIALIZED VIEW and so on). It also waits for sessions that wait for that lock themselves
+(PostgreSQL manual, "Explicit Locking").
 """
 
 from __future__ import annotations

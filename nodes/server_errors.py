@@ -1,8 +1,8 @@
-"""Errors of servers: what they say, which ones a row causes, and which say nothing about the statement.
+"""Errors of servers: their wording, which of them a row causes, and which say nothing about the statement.
 
 The same statement succeeds later. So it was not refused, and nothing must be done without it.
 
-The line with the error comes first, whatever follows it: DETAIL and CONTEXT alone say nothing.
+The line with the error comes first, because DETAIL and CONTEXT alone say nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 
 import psycopg
 
-# What to do, by what an SQLSTATE begins with (PostgreSQL manual, "PostgreSQL Error Codes"). Of class 58 only I/O
+# Remedies, by the first characters of an SQLSTATE (PostgreSQL manual, "PostgreSQL Error Codes"). Of class 58 only I/O
 # errors: others name a file that is not there, such as a function's library. A shutdown (57P) loses the session.
 REMEDIES = {
     "53100": "make room on the server's disk, or in /dev/shm if it names a shared memory segment",
     "53200": "give the server more memory, or raise the setting that it names",
-    "53": "give the server more of what it names",
+    "53": "give the server more of the resource that it names",
     "57014": "somebody cancelled the statement on the server: see who",
     "58030": "see the server's log: its disk or file system has a fault",
     "40001": "see who else uses the database",

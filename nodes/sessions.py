@@ -108,7 +108,8 @@ def in_parallel(
     with ThreadPoolExecutor(max_workers=min(len(ordered), THREADS_MAX)) as threads:
         futures = [threads.submit(work, item) for item in ordered]
         try:
-            # An error of one must not end this: the interrupt would then come while the executor waits for the others.
+            # An error of one node must not end this: the interrupt would then come while the executor waits for the
+            # others.
             wait(futures)
         except KeyboardInterrupt:
             threads.shutdown(wait=False, cancel_futures=True)
@@ -123,7 +124,7 @@ def in_parallel(
 
 
 def let_end() -> None:
-    """For `in_parallel`: what has begun is waited for."""
+    """For `in_parallel`: calls that have begun are waited for."""
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def open_sessions(
 
 
 def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
-    """The first of the problems; if it is a node that can't be reached, the error that names all of these."""
+    """The first of the problems; if a node can't be reached, the error that names all unreachable nodes."""
     errors = [problem for problem in problems if isinstance(problem, NodeUnreachableError)]
     if not isinstance(problems[0], NodeUnreachableError):
         return problems[0]
@@ -202,7 +203,7 @@ def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -
     """Call _connect for each node, up to THREADS_MAX at a time, and wait for all.
 
     If this thread is interrupted while it waits, it waits no more: a node that doesn't answer would hold up the end of
-    the command. What is connected later is closed then.
+    the command. Sessions that connect later are closed then.
     """
     futures = [Future[psycopg.Connection[Any]]() for _ in nodes]
     left = deque(zip(nodes, futures, strict=True))

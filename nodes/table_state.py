@@ -2,7 +2,7 @@
 
 The counters (PostgreSQL manual, "The Cumulative Statistics System") count attempts: they include rows of transactions
 that were rolled back, and changes by logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is
-captured. A row that moves to another partition counts as deleted from the one it leaves.
+captured. A row that moves to another partition counts as deleted from the old one.
 
 They lag behind: a session reports at the end of a transaction, at most once a second; an idle session within 10 s; a
 session in a long transaction when that ends. A prepared transaction is reported by the session that decides it. So an
@@ -10,7 +10,7 @@ UPDATE before a cut may be counted after it, and is then noticed by the next inc
 
 They are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets all
 counters of the server, the archiver's too, and resetting a table's counters updates the reset time of its database.
-After such a reset, equal counters prove nothing; that is only a warning, as no change is known. With track_counts off
+After such a reset, equal counters prove nothing, which is only a warning, as no change is known. With track_counts off
 nothing is counted.
 
 Every commit stores it, and the next increment compares it before and after its cut (snapshots/ddl/table_changes.py). A

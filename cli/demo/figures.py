@@ -67,7 +67,7 @@ class TakenCut:
 
 @dataclass(frozen=True, slots=True)
 class Disaster:
-    """What was deleted, and on which node; `at` is on the monotonic clock."""
+    """The deleted data and its node; `at` is on the monotonic clock."""
 
     node: str
     files: int

@@ -1,7 +1,7 @@
 """The demo's resources: a folder, two embedded fleets, one Spark session, the bank workload.
 
 However the story ends, all of them are removed: no process and no file is left. The first Ctrl-C, SIGTERM or SIGHUP
-starts the cleanup and later ones do not interrupt it; each step of the cleanup has a time limit.
+starts the cleanup, and later signals do not interrupt it; each step of the cleanup has a time limit.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class Stage:
 
 
 class Interrupts:
-    """Within the block, handles the first SIGINT, SIGTERM or SIGHUP as before the block and ignores all later ones.
+    """Within the block, handles the first SIGINT, SIGTERM or SIGHUP as before the block and ignores later signals.
 
-    `raised` is the exception that the first one raised.
+    `raised` is the exception that the first signal raised.
     """
 
     def __init__(self) -> None:

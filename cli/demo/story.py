@@ -66,7 +66,7 @@ class StoryLines(Silent):
         self._print("✓ ", text, "green")
 
     def warning(self, text: str) -> None:
-        """Write what is wrong or lost."""
+        """Write a warning: something is wrong or lost."""
         self._print("✗ ", text, "bold red")
 
     def note(self, text: str) -> None:
@@ -93,7 +93,7 @@ def tell_story(lines: StoryLines, programs: Path | None = None) -> StoryReport:
 
     `programs` is the folder of the servers' programs; None: the wheel's.
 
-    Raises what the operations raise: an interrupted story has no report.
+    Raises the errors of the operations: an interrupted story has no report.
     """
     story = Story(lines)
     with Stage(programs) as stage:
@@ -179,7 +179,7 @@ class Story:
     def increments(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
         """Take the increments, with some transfers before each."""
         text = (
-            "An increment is what has changed since the previous cut, up to a new cut: "
+            "An increment holds the changes from the previous cut up to a new cut: "
             "the fleet can be restored to any of them."
         )
         with self._chapter(ChapterName.INCREMENTS, "Three increments", text):

@@ -1,9 +1,9 @@
-"""Detach a command from the prompt: start it in the background, and wait until it says which operation it is.
+"""Detach a command from the prompt: start it in the background, and wait until it reports its operation.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 
-It is a session of its own, without a terminal: neither Ctrl-C nor the terminal's end reaches it. It has the environment
-of this process, and the same command line, so nothing is on it that was not there before.
+The background process is in a session of its own, without a terminal: neither Ctrl-C nor the terminal's end reaches it.
+It has this process's environment and command line, so the command line reveals nothing new.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cutline.fleet.own_files import find_private_folder
 from cutline.spark.session_folder import lasting_folder
 from cutline.storage.errors import RefusedError
 
-# -P: the folder in which a command is typed is no place for its modules.
+# -P: modules in the folder where a command is typed are never imported.
 PROGRAM = ("-P", "-c", "from cutline.cli.entry import main; main()")
 
 
@@ -36,7 +36,7 @@ TERMINAL = "terminal"
 
 @dataclass(slots=True)
 class _Starter:
-    """The process that has started this one. `pipe` is None once it was told."""
+    """The process that started this process. `pipe` is None once the operation was reported to it."""
 
     pipe: int | None
     is_at_terminal: bool
@@ -113,7 +113,7 @@ class OutputFiles:
 
 @dataclass(frozen=True, slots=True)
 class DetachedCommand:
-    """A command that goes on in the background."""
+    """A command that continues in the background."""
 
     operation: str
     process: int
@@ -131,7 +131,7 @@ class EndedEarly:
 def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | EndedEarly:
     """Run `snapshot` with these words in the background until it has an operation, or has ended.
 
-    Until then `stderr` shows what it shows, and Ctrl-C and SIGTERM end it. Raises NoStateFolderError and
+    Until then its output is shown on `stderr`, and Ctrl-C and SIGTERM end it. Raises NoStateFolderError and
     BackgroundDiedError.
     """
     files = _new_files()
@@ -158,7 +158,7 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
     if code < 0:
         raise BackgroundDiedError(
             f"the process in the background was ended by {signal.Signals(-code).name}",
-            hint=f"see what it has said, {files.log}, and repeat the command",
+            hint=f"see its output, {files.log}, and repeat the command",
             details={"log": str(files.log)},
         )
     ended = EndedEarly(code, files.result.read_text(errors="replace"))
@@ -168,7 +168,7 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """Passes on what is written to a file."""
+    """Passes on the output that a process writes to a file."""
 
     log: IO[bytes]
     stream: TextIO
@@ -196,14 +196,14 @@ def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay
                 return ""
         except KeyboardInterrupt as interrupt:
             number = interrupt.args[0] if interrupt.args else signal.SIGINT
-            # The end of the terminal is nothing to what runs in the background; its files get their names.
+            # The end of the terminal does not concern a process in the background; its files get their names.
             if number != signal.SIGHUP:
                 is_ended = True
                 process.send_signal(number)
 
 
 def _new_files() -> OutputFiles:
-    """Two empty files that only the user can read; those of long ago are deleted."""
+    """Two empty files that only the user can read; files of long ago are deleted."""
     folder = find_private_folder("XDG_STATE_HOME", "~/.local/state")
     if isinstance(folder, str):
         raise NoStateFolderError(

@@ -2,8 +2,8 @@
 
 Python runs a signal's handler in the main thread, between two instructions. If a signal comes after the last one before
 a call that waits, nothing interrupts that call: the handler runs when it ends, which may take an hour. And an interrupt
-that a handler raises in a finalizer, or in the callback of a weak reference, goes no further: Python shows it and goes
-on.
+that a handler raises in a finalizer, or in the callback of a weak reference, goes no further: Python shows it and
+continues.
 
 So each signal also tells a thread, which nudges the main thread until that has run all handlers. A nudge raises the
 interrupt that was lost.
@@ -44,7 +44,7 @@ def nudge_until_handled() -> None:
         if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
             before(unraisable)
             return
-        # A new one: the traceback of the other holds what is being finalized.
+        # A new exception: the traceback of the other holds the object that is being finalized.
         _lost.append(KeyboardInterrupt(*error.args))
         os.write(tell, bytes([signal.SIGTERM]))
 
@@ -96,7 +96,7 @@ _is_sent, _is_signalled = _Flag(), _Flag()
 
 
 def begin_stopping() -> bool:
-    """Note that a signal has stopped this process: what it cleans up is not to be interrupted by a request.
+    """Note that a signal has stopped this process: a request must not interrupt its cleanup.
 
     Returns whether a request is behind the signal.
     """
@@ -116,7 +116,7 @@ def stop_process(request: CancelRequest) -> None:
     if _is_stopping.is_set():
         return
     _is_sent.set()
-    # Sent to the thread, so that what it waits for is interrupted.
+    # Sent to the thread, so that the call in which it waits is interrupted.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 

@@ -1,11 +1,10 @@
-"""The standard streams of a command, and what becomes of characters that they can't encode.
+"""The standard streams of a command: replacements for characters they can't encode, and failed writes.
 
-An output never ends a command because the locale is another one. This module must stay cheap to import: `snapshot
---help` imports it.
+A character that the locale lacks never ends a command.
 
-A full disk, a closed stream or a reader that has gone ends no operation. What stderr can't take is lost. If stdout
-can't take the result, `unwritten` says why, and the command ends with an exit code of its own, UNWRITTEN, unless its
-work has another one than 0. A reader that closes its pipe, as `head` does, has what it wants.
+A full disk, a closed stream or a reader that has gone ends no operation. Text that stderr can't take is lost. If stdout
+can't take the result, `unwritten` says why, and the command exits with UNWRITTEN, unless its work has another exit code
+than 0. A reader that closes its pipe, as `head` does, has read enough.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -24,7 +23,8 @@ from typing import TextIO
 RULE = "cutline.ascii"
 # Levels, the lowest first.
 BLOCKS, ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
-# What is drawn, by us and by rich; one character becomes one where columns depend on it. What turns keeps turning.
+# The characters that Cutline and rich draw; each is replaced by a single character where columns depend on it. A
+# spinner still turns.
 FORMS = {
     **dict(zip(BLOCKS, ASCII_LEVELS, strict=True)),
     **dict(zip("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\" * 2 + "|/", strict=True)),
@@ -114,7 +114,7 @@ def secure_streams() -> None:
     """
     closed = [descriptor for descriptor in STANDARD if not _is_open(descriptor)]
     for descriptor in closed:
-        # The lowest number that is free. What is written to stdout fails, as it did before.
+        # The lowest number that is free. Writing to stdout fails, as it did before.
         os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115  # for as long as the process lives

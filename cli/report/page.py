@@ -1,7 +1,7 @@
 """The page: one HTML file that loads nothing, runs nothing, and fits a telephone.
 
-A picture is stretched to the width of the page, and text is beside it, so that it stays legible on any screen. It has
-so many columns and no more, however many marks there are.
+A picture is stretched to the width of the page; its text stands next to it, so that the text stays legible on any
+screen. A picture has a limited number of columns, however many marks there are.
 """
 
 from __future__ import annotations
@@ -214,7 +214,9 @@ def page_of(figures: StoreFigures) -> str:
     body = element(
         "body",
         element("h1", title),
-        element("p", f"{counts}. Made at {moment_text(figures.made_at)} from what the store records.", class_="muted"),
+        element(
+            "p", f"{counts}. Made at {moment_text(figures.made_at)} from the records of the store.", class_="muted"
+        ),
         element(
             "nav",
             *(element("a", section.title, href=f"#{section.name}") for section in sections),

@@ -25,7 +25,7 @@ from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE,
 
 
 class PartKind(StrEnum):
-    """What a part of a bar stands for."""
+    """The meaning of a part of a bar."""
 
     AMOUNT = "amount"
     VALID = "valid"
@@ -52,7 +52,7 @@ class Shade:
 
 @dataclass(frozen=True, slots=True)
 class TimeRow:
-    """Values over time; `peak` is the text beside the label. If it `is_level`, a value holds until the next mark."""
+    """Values over time; `peak` is the text next to the label. If it `is_level`, a value holds until the next mark."""
 
     label: str
     marks: tuple[TimeMark, ...]
@@ -91,7 +91,7 @@ class DataTable:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A picture of rows over time or of bars, what there is to say of it, and the tables with its figures."""
+    """A picture of rows over time or of bars, the sentences about it, and the tables with its figures."""
 
     name: str
     title: str
@@ -155,25 +155,25 @@ def shaded_columns(row: TimeRow, extent: Extent, count: int) -> list[bool]:
 
 
 def heights_of(columns: Sequence[float | None]) -> list[float | None]:
-    """The values as parts of the greatest; what is below zero, as lags may be, counts as zero."""
+    """The values as fractions of the greatest; values below zero, which lags may have, count as zero."""
     peak = max((column for column in columns if column is not None), default=0.0)
     return [None if column is None else max(column, 0.0) / peak if peak > 0 else 0.0 for column in columns]
 
 
 # Exit codes of drills.
 CODE_FAILED, CODE_INCONCLUSIVE = 1, 4
-# A picture has so many rows, a table so many: what is left out is said.
+# The most rows of a picture, and of a table: the report mentions the rows left out.
 ROWS_MAX, TABLE_ROWS_MAX = 12, 1000
 MILLISECONDS_MAX = 1.0
 
 
 def point_sections(figures: StoreFigures) -> list[Section]:
-    """The sections, in the order in which they are shown."""
+    """The sections in display order."""
     return [last_good_section(figures), _points(figures), _cuts(figures), _sizes(figures)]
 
 
 def last_good_section(figures: StoreFigures) -> Section:
-    """What an operator asks first: the last snapshot, check and drill that were good."""
+    """The first figures for an operator: the last good snapshot, check and drill."""
     point, check, drill = figures.last_good_point, figures.last_good_check, figures.last_good_drill
     newest_check = next(iter(figures.operations.checks), None)
     newest_drill = next(iter(figures.operations.drills), None)
@@ -222,7 +222,7 @@ def point_text(point: PointFigures | RestorePlace) -> str:
 
 
 def newest_rows(rows: Sequence[tuple[str, ...]], what: str) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """The last rows, the newest first, and what is to be said of the others."""
+    """The last rows, the newest first, and the sentence about the rows left out."""
     shown = tuple(reversed(rows[-TABLE_ROWS_MAX:]))
     if len(shown) == len(rows):
         return shown, ""
@@ -250,7 +250,7 @@ def _points(figures: StoreFigures) -> Section:
     median_text = "there are too few spans for one" if usual is None else seconds_text(usual)
     rule = (
         f"A gap is a span between two neighbouring restore points that is longer than {GAP_FACTOR} times the median"
-        f" span ({median_text}), or in which a chain was lost or ended before the next one began; restore points"
+        f" span ({median_text}), or in which a chain was lost or ended before the next chain began; restore points"
         " without rows and broken snapshots do not count."
     )
     since = "; the time since then is a gap" if gaps.found and gaps.found[-1].before is None else ""
@@ -432,7 +432,7 @@ def _row(
 
 @dataclass(frozen=True, slots=True)
 class _NodeLags:
-    """The lags of one primary at the cuts that say them, in order, and for how long it was idle at the newest."""
+    """The lags of a primary at the cuts that record them, in order, and for how long it was idle at the newest."""
 
     node: str
     marks: tuple[TimeMark, ...]
@@ -469,7 +469,7 @@ def lag_section(figures: StoreFigures) -> Section:
 def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tuple[str, ...]:
     texts = [
         "The lag of a primary is the time from its newest commit before a cut, or from its start marker if that is"
-        " later, to the cut: what it had committed before is in the snapshot. Differences of clocks are in it, too."
+        " later, to the cut: commits before that are in the snapshot. Differences between the clocks are included."
     ]
     newest = max(points, key=lambda point: point.cut_at, default=None)
     if newest is not None:
@@ -498,7 +498,7 @@ RESULTS = {
 
 
 def operation_sections(figures: StoreFigures) -> list[Section]:
-    """The sections, in the order in which they are shown."""
+    """The sections in display order."""
     return [_phases(figures.operations), _checks(figures)]
 
 
@@ -521,7 +521,7 @@ def _phases(operations: OperationFigures) -> Section:
 def _read_text(operations: OperationFigures) -> str:
     read = f"{count_text(operations.read)} operations in the store that have ended were read"
     if operations.are_all:
-        return f"{read}; no other one is of these snapshots."
+        return f"{read}; no other operation concerns these snapshots."
     return f"Only the newest {read}: of checks and the like, of increments, and of all others."
 
 
@@ -552,8 +552,8 @@ def _checks(figures: StoreFigures) -> Section:
     shown = snapshots[-ROWS_MAX:]
     texts = [
         "A check up to an increment covers all restore points before it, too; its conflicts count for those after it as"
-        " well, which need the same objects. The newest check counts that was not inconclusive, if there is one; what"
-        " no recorded check covers is unknown.",
+        " well, which need the same objects. The newest check that was not inconclusive counts, if there is one;"
+        " restore points that no recorded check covers are unknown.",
         _read_text(figures.operations),
     ]
     if len(shown) < len(snapshots):
@@ -592,7 +592,7 @@ def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
 
 
 def _check_cells(one: EndedCheck) -> tuple[str, ...]:
-    """The cells of one check; those of figures are empty if it did not record them."""
+    """The cells of a check; its figures are empty if it did not record them."""
     point = one.point
     up_to = f"increment {point.increment}" if point.increment else "full"
     head = (point.snapshot, up_to, moment_text(one.moment), point.result)
@@ -607,7 +607,7 @@ def _compared_text(name: str, amount: int) -> str:
 
 
 def _skipped_table(checks: Sequence[EndedCheck]) -> DataTable:
-    """What the newest check of each snapshot skipped."""
+    """The parts that the newest check of each snapshot skipped."""
     newest: dict[str, EndedCheck] = {}
     for check in checks:
         newest.setdefault(check.point.snapshot, check)
@@ -621,7 +621,7 @@ def _skipped_table(checks: Sequence[EndedCheck]) -> DataTable:
     shown, note = newest_rows(rows[::-1], "parts")
     note = "; ".join(filter(None, (note, f"{count_text(more)} more were skipped" if more else "")))
     titles = ("snapshot", "ended", "what", "why")
-    return DataTable("What the newest check of each snapshot skipped", titles, shown, note=note)
+    return DataTable("Skipped by the newest check of each snapshot", titles, shown, note=note)
 
 
 def sections_of(figures: StoreFigures) -> list[Section]:

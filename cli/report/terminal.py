@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 NO_MARK = " "
-# What is drawn beside the levels, whose highest is an amount and a valid part of a bar.
+# Drawn in addition to the levels, whose highest is an amount and a valid part of a bar.
 SHADED, INCONCLUSIVE, UNKNOWN = "░", "▒", "·"
 # In a pipe there is no width to fit; labels take no more than this of a line, and tables no more lines than this.
 WIDTH_OF_A_PIPE, LABEL_SHARE, COLUMNS_MIN, TABLE_ROWS_MAX = 100, 0.4, 10, 20
@@ -92,7 +92,7 @@ class _Picture:
 
 
 def _axis(extent: Extent, margin: int, columns: int, width: int) -> Iterator[str]:
-    """The first and the last moment below so many columns; narrow ones have no seconds, or a line each."""
+    """The first and the last moment below so many columns; on a narrow axis without seconds, or a line each."""
     for text in (moment_text, minute_text):
         begin, end = text(extent.begin), text(extent.end)
         line = f"{begin}{end:>{max(columns - len(begin), len(end) + 1)}}"
@@ -115,7 +115,7 @@ def time_line(row: TimeRow, extent: Extent, count: int, levels: str) -> str:
 
 
 def bar_line(bar: Bar, count: int, levels: str) -> str:
-    """A bar in so many characters: what is not nothing is seen."""
+    """A bar in so many characters: a part above zero is always visible."""
     parts = {
         PartKind.AMOUNT: levels[-1],
         PartKind.VALID: levels[-1],

@@ -1,4 +1,4 @@
-"""fleet.toml as `watch` has it: read again whenever the file changes, and kept as it was while it is wrong."""
+"""fleet.toml as `watch` uses it: read again when it changes; while it is wrong, the last accepted file stays in use."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from cutline.wal.segments.own_store import store_gone_error
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
 # How often in turn the file can't be read before that is said.
 MISSING_TIMES = 5
-WATCH_GONE_HINT = "put it back, or mount its file system; to work with what is there now, start the watch anew"
+WATCH_GONE_HINT = "put it back, or mount its file system; to work with the present state, restart the watch"
 
 
 @dataclass(slots=True)
 class FleetSource:
-    """The file and what was last read of it."""
+    """The file and the fleet that was last read from it."""
 
     path: Path
     fleet: Fleet
     body: bytes
     accepted: bytes
-    # What is wrong with the file as it is now, None if it is what was accepted.
+    # The problem of the file as it is now, None if it was accepted.
     problem: SnapshotError | None = None
     _missing: int = 0
     # The fleet to which the store belonged when it was first opened.
@@ -46,7 +46,7 @@ class FleetSource:
 
     @property
     def copy(self) -> Path:
-        """A file for the commands that the watch runs: they get what was accepted last, never what is refused."""
+        """A file for the commands that the watch runs: they get the last accepted file, never a refused one."""
         # Of this process alone, which deletes it at the end.
         copy = Path(tempfile.gettempdir()) / "fleet.toml"
         # As a whole: a check that has begun may be reading it.
@@ -81,7 +81,7 @@ class FleetSource:
         self._missing = 0 if body else self._missing + 1
         if self._missing == MISSING_TIMES:
             self.problem = UsageError(f"{self.path} can't be read", hint="put it back")
-            log(f"{self.problem.message}; the watch goes on with the file as it was", hint=self.problem.hint)
+            log(f"{self.problem.message}; the watch continues with the previous file", hint=self.problem.hint)
         if body == self.accepted:
             self.problem = None
         if body == self.body or not body:
@@ -93,7 +93,7 @@ class FleetSource:
                 raise UsageError(f"{self.path}: another fleet or another store needs another watch")
         except SnapshotError as error:
             self.problem = error
-            log(f"{error.message}; the watch goes on with the file as it was", hint=error.hint)
+            log(f"{error.message}; the watch continues with the previous file", hint=error.hint)
             return False
         self.fleet, self.accepted, self.problem = fleet, body, None
         log(f"{self.path} was read again")
@@ -124,7 +124,8 @@ def _load(path: Path) -> Fleet:
     check_drill(fleet)
     if fleet.notify and shutil.which(fleet.notify[0]) is None:
         raise UsageError(
-            f"{path}: [notify] command {fleet.notify[0]} is no program here", hint="nobody would be told of failures"
+            f"{path}: [notify] command {fleet.notify[0]} is no program here",
+            hint="nobody would be notified of failures",
         )
     return fleet
 

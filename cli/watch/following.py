@@ -1,7 +1,7 @@
-"""The chain that a watch follows: which snapshot gets increments, which ones it replaces, when another begins.
+"""The chain that a watch follows: which snapshot gets increments and replaces others, when another chain begins.
 
-Chains of older ones that still go on are those that the newest has replaced; the watch ends them. A snapshot that
-can't be read is passed over, and said: it must not keep others from being taken.
+If chains of older snapshots have not ended, the newest snapshot has replaced them; the watch ends them. A snapshot that
+can't be read is passed over, and reported: it must not keep others from being taken.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def matching_names(store: ObjectStore, template: str) -> tuple[str, ...]:
 def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> WatchedChain | None:
     """The chain of the newest of these snapshots that has rows, None if none has.
 
-    The newest is the one whose first cut was made last: a name may have a time that has not come yet. Raises
-    StoreEncryptedError, and what the store raises.
+    The newest snapshot is the one whose first cut was made last: a name may have a time that has not come yet. Raises
+    StoreEncryptedError, and the errors of the store.
     """
     fulls = [full for name in names[-READ_MAX:] if (full := _read_full(store, name, log)) and not full.only_cut]
     if not fulls:
@@ -119,7 +119,7 @@ def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
     except StoreEncryptedError:
         raise
     except ManifestError as error:
-        # There is a mark, whatever it said.
+        # There is a mark, though it can't be read.
         return error.message
 
 
@@ -130,10 +130,10 @@ DAY_SECONDS = 86400.0
 
 @dataclass(slots=True)
 class Following:
-    """The chain of the newest snapshot, None if there is none, and what is due because of it.
+    """The chain of the newest snapshot, None if there is none, and the tasks that are due because of it.
 
-    `tasks` are those of the watch. Here is decided when full snapshots and the ends of replaced chains are due, and
-    from when on increments are.
+    `tasks` are those of the watch. It decides when full snapshots and the ends of replaced chains are due, and from
+    when on increments are.
     """
 
     source: FleetSource
@@ -144,7 +144,7 @@ class Following:
     # How often in turn a task has failed as if the chain could not go on.
     doubts: Counter[TaskKind] = field(default_factory=Counter)
     _pauses: FullPauses = field(default_factory=FullPauses)
-    # The ended chain in whose place a full snapshot is due; "" if there was none, None if one goes on.
+    # The ended chain that a due full snapshot is to replace; "" if there was none, None if a chain continues.
     _asked_for: str | None = None
     _names: tuple[str, ...] = ()
     _others: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ class Following:
         self._others = others
 
     def plan(self) -> None:
-        """Plan what the chain that was found asks for."""
+        """Plan the tasks that the current chain needs."""
         if self.chain is None or self.chain.ended:
             self._ask_for_full("" if self.chain is None else f"snapshot {self.chain.name}: {self.chain.ended}")
         else:
@@ -191,7 +191,7 @@ class Following:
             self._ask_for_full("")
 
     def follow_newest(self) -> bool:
-        """Continue the newest snapshot, and end what it replaces; return whether it is another one than before."""
+        """Continue the newest snapshot, and end the chains it replaces; return whether it is another than before."""
         store = self.source.open_store()
         names = matching_names(store, self.source.rules.name)
         if names == self._names:
@@ -213,11 +213,11 @@ class Following:
         return is_other
 
     def look_for_chain(self) -> None:
-        """While none goes on, see now and then whether somebody has begun one."""
+        """While there is no chain to continue, look now and then whether somebody has begun one."""
         if self.goes_on or time.monotonic() < self._looked_at + LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        # What can't be read now is read next time.
+        # If it can't be read now, it is read next time.
         with suppress(SnapshotError):
             if self.follow_newest() and self.chain is not None and self.chain.goes_on:
                 self._done_at(TaskKind.FULL, self.chain.began_at)
@@ -229,9 +229,9 @@ class Following:
         self._ask_for_full(f"snapshot {self.chain.name} can't go on: {reason}")
 
     def is_over(self, kind: TaskKind, end: ChainEnd) -> bool:
-        """Whether the chain has ended, by how its task has failed: what may be mended has some time for it.
+        """Whether the chain has ended, by how its task has failed: a fault that can be mended gets some time.
 
-        It has all the time if nothing would follow.
+        It gets unlimited time if nothing would follow.
         """
         self.doubts[kind] = self.doubts[kind] + 1 if end is ChainEnd.PERHAPS else 0
         is_given_up = self.doubts[kind] >= FINAL_FAILURES and self.source.rules.full > 0
@@ -240,7 +240,7 @@ class Following:
     def end_replaced(self) -> None:
         """End the chains that the newest snapshot has replaced; otherwise their slots retain WAL that nobody reads.
 
-        Each is tried; raises what the first raises that can't be ended now.
+        Tries each; raises the first error of a chain that can't be ended now.
         """
         assert self.chain is not None  # else nothing has been replaced
         problems: dict[str, SnapshotError] = {}
@@ -262,7 +262,10 @@ class Following:
             raise problem
 
     def _plan_replacing(self, *, is_done: bool = False) -> None:
-        """Plan the end of replaced chains, if there are some. Whoever has just ended them tells it, if it `is_done`."""
+        """Plan the end of replaced chains, if there are some.
+
+        `is_done`: the caller has just ended them, and reports it.
+        """
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
         # One that has failed keeps its pauses, also if there is more to replace.
         before = self.tasks.get(TaskKind.REPLACE)

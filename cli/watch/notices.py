@@ -1,6 +1,6 @@
-"""What a watch says, and what the command in `[notify]` is told of tasks that fail and work again.
+"""The messages of a watch, and the notices to the command in `[notify]` of tasks that fail and work again.
 
-A watch says it in its signs of life, for the one that takes over when it was killed, and in its outcome.
+The heartbeats of a watch record these notices for its successor in case it is killed, and so does its outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EVENT_SCHEMA = "cutline/watch-event/1"
 
 
 def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str = "", **details: object) -> None:
-    """Write one event, with what to do about it; `details` are in its JSON only.
+    """Write one event, with its hint; `details` are in its JSON only.
 
     The commands of the hint get the fleet file that was given.
     """
@@ -46,7 +46,7 @@ def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str
         # A hint may have several lines.
         with_hint = f"{text} (hint: {'; '.join(hint.splitlines())})" if hint else text
         line = f"{at[:19]}Z {printable(with_hint)}"
-    # A disk that is full, or a terminal that is gone: the watch goes on.
+    # A disk that is full, or a terminal that is gone: the watch continues.
     with suppress(OSError):
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
@@ -93,23 +93,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-# Of operations without an intent. They are in the order in which they began, and a watch may work for months.
+# Of operations without an intent. They are listed in order of their beginning, and a watch may work for months.
 READ_MAX = 5000
 OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
 
 
 def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
-    """What a watch has told of `tasks` that fail."""
+    """The notices that a watch has sent of `tasks` that fail."""
     failing = ((task, task.failing_since) for task in tasks if task.failing_since)
     told = tuple(FailingTask(task.kind.value, Time.of(at), task.problem) for task, at in failing)
     return WatchState(Time.of(utc_now()), had_turn, told)
 
 
 def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) -> list[FailingTask]:
-    """What other watches than `own` have told, and have not seen to work again; raises what reading the store raises.
+    """The failures that watches other than `own` have reported, and have not seen to work again.
 
-    Those count that are not at work any more, back to the last one that had the turn: this one has it now. It had it
-    itself if `own_state` is the newest: what it had told when it lost it.
+    Only watches that have ended count, back to the last watch that had the turn: the present watch has it now. If
+    `own_state` is the newest, the present watch had the turn before: `own_state` has the failures that it had reported
+    when it lost the turn. Raises the errors of the store.
     """
     documents, now = document_names(store), utc_now()
     signs = (_of_sign(way, now) for way in read_under_way(store, documents) if way.kind == WATCH and way.id != own)
@@ -128,7 +129,7 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
 def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
     """Let the `tasks` fail that were told to; return those of the watch itself.
 
-    Checks and drills whose last outcome was bad fail already. What is never done here would never work again.
+    Checks and drills whose last outcome was bad fail already. A task that is never done here would never work again.
     """
     of_watch: dict[TaskKind, Task] = {}
     for task in told:
@@ -153,7 +154,7 @@ def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list
 
 
 def _of_sign(one: UnderWay, now: datetime) -> WatchState | None:
-    """What the sign of a watch says; None of one that stands by now."""
+    """The state in the heartbeat of a watch; None for a watch that stands by now."""
     if one.sign is None or isinstance(one.sign.watch, UnsetType):
         return None
     stands_by = not one.sign.watch.had_turn and one.state(now) is not ActivityState.DEAD
@@ -168,11 +169,11 @@ def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
 
 @dataclass(slots=True)
 class Notices:
-    """Sends notices to the command of the fleet's file; what is wrong with that is logged."""
+    """Sends notices to the command of the fleet's file; problems of that command are logged."""
 
     source: FleetSource
     log: Callable[..., None]
-    # Whether another watch works: that tells what is wrong with the file of both.
+    # Whether another watch works: that watch reports problems of the file that both use.
     is_beside: bool = False
     _troubles: dict[TaskKind, Task] = field(default_factory=dict)
 
@@ -191,22 +192,22 @@ class Notices:
         return trouble.failures if trouble else 0
 
     def waits(self, error: SnapshotError | None, recovered: str = "the watch works again") -> None:
-        """Tell of what keeps the watch from working at all, once, and of its end, which is None."""
+        """Report a problem that keeps the watch from working at all, once, and its end, which is None."""
         self._tell(TaskKind.WATCH, error, recovered)
 
     def adopt(self, told: dict[TaskKind, Task], not_needed: Iterable[Task]) -> None:
-        """Take over what an earlier watch has told of itself, and tell the end of what it has told of others."""
+        """Take over an earlier watch's reports about itself, and report the end of failures that are not needed."""
         self._troubles = told | self._troubles
         for task in not_needed:
             self.is_not_needed(task, None)
 
     @property
     def troubles(self) -> list[Task]:
-        """What has been told of the watch itself, and not its end."""
+        """The reported problems of the watch itself that have not ended."""
         return list(self._troubles.values())
 
     def refuses_file(self, error: SnapshotError | None) -> None:
-        """Tell of what is wrong with fleet.toml, once, and of its end, which is None."""
+        """Report a problem of fleet.toml, once, and its end, which is None."""
         if not self.is_beside or TaskKind.FILE in self._troubles:
             self._tell(TaskKind.FILE, error, "the watch goes by fleet.toml again")
 
@@ -220,7 +221,7 @@ class Notices:
         before = self._troubles.get(about)
         if error is not None:
             failed = (before or Task(about, 0.0)).failed(utc_now(), error.message)
-            # First: whoever reads it does not wait for the command that is told.
+            # First, so that a reader does not wait for the notified command.
             self._troubles[about] = failed
             if before is None:
                 failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)

@@ -1,6 +1,6 @@
-"""Run another `snapshot` command in a process of its own, and end it when this one is interrupted.
+"""Run another `snapshot` command in a process of its own, and end it when this process is interrupted.
 
-Its process ends with its memory and its JVM, and it is the command that a user would type.
+Its memory and its JVM end with its process, and a user can type the same command.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import IO, Any
 from cutline.cli.process.detaching import PROGRAM
 from cutline.spark.session_folder import lasting_folder
 
-# As long as undoing takes: a slot that is waited for, databases that are dropped. Two may have to be waited for, one
-# after the other, and whoever runs the watch gives it two minutes (docs/systemd, docs/kubernetes).
+# As long as undoing takes: a slot that is waited for, databases that are dropped. Two commands may have to be waited
+# for, one after the other, and the supervisor of a watch gives it two minutes (docs/systemd, docs/kubernetes).
 CLEAN_UP_SECONDS_MAX = 50.0
 POLL_SECONDS = 0.1
 
@@ -51,7 +51,7 @@ class CommandResult:
 
 @dataclass(slots=True)
 class RunningCommand:
-    """A command that runs. What it writes to stdout goes to a file that has no name any more."""
+    """A running command. Its stdout goes to a file that has no name any more."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -87,7 +87,7 @@ _starts: list[Future[RunningCommand]] = []
 def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     """Start `snapshot` with these words; a signal to this process group does not reach it.
 
-    It is started by another thread: a signal may interrupt this one between the start and its return.
+    Another thread starts it, because a signal may interrupt this thread between the start and its return.
     """
     _starts[:] = [one for one in _starts if not one.done() or _runs(one)]
     start: Future[RunningCommand] = Future()
@@ -125,7 +125,7 @@ def _start(start: Future[RunningCommand], fleet_file: Path, words: Sequence[str]
 def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the command
-    # If the watch is killed, its command goes on, and the folder of the watch is deleted by whatever runs next.
+    # If the watch is killed, its command continues, and the next command deletes the folder of the watch.
     environment = os.environ | {"TMPDIR": lasting_folder()}
     process = subprocess.Popen(
         program,

@@ -19,10 +19,12 @@ PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
 
 
 class TaskKind(StrEnum):
-    """What `watch` does. When several are due, FULL and REPLACE come first, then what has been due for longest.
+    """The kinds of tasks of `watch`.
 
-    REPLACE ends the chains that a new full snapshot has replaced. WATCH, the watch itself, and FILE, that it goes by
-    fleet.toml as it is now, are never due.
+    When several are due, FULL and REPLACE come first, then the task that has been due for longest.
+
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH (the watch itself) and FILE (that it uses the
+    current fleet.toml) are never due.
     """
 
     FULL = "full"
@@ -37,7 +39,7 @@ class TaskKind(StrEnum):
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
-# They run beside the others; they need a chain that goes on, or any snapshot.
+# They run concurrently with the others; they need a chain that continues, or any snapshot.
 BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
@@ -45,7 +47,7 @@ OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, how often it is done (0: never), when it was last done, and what has failed since.
+    """A task, how often it is done (0: never), when it was last done, and its failures since then.
 
     `retry_at`: when it is tried next, if not by its interval. `problem` says why the last attempt has failed.
     `waiting_since`: another operation has been in its way from then on.
@@ -61,9 +63,9 @@ class Task:
     waiting_since: datetime | None = None
 
     def due_at(self, begun_at: datetime, now: datetime) -> datetime | None:
-        """When it is to be done next, None if never; what was never done is due from `begun_at` on.
+        """The time when it is due next, None if never; a task that was never done is due from `begun_at` on.
 
-        A clock that was ahead, here or of whoever has done it, delays the task by at most one interval.
+        A clock that was ahead, here or on the machine that did the task, delays the task by at most one interval.
         """
         if self.interval_seconds <= 0:
             return None
@@ -77,11 +79,11 @@ class Task:
         return Task(self.kind, self.interval_seconds, now)
 
     def last_done(self, moment: datetime) -> Task:
-        """The task as the store tells of it: what was failing has not been seen to work."""
+        """The task if the store says that it was done at `moment`: it is not known to work again."""
         return replace(self, done_at=moment, failures=0, retry_at=None, waiting_since=None)
 
     def failed(self, now: datetime, problem: str) -> Task:
-        """The task after an attempt that failed: the next one waits twice as long as the one before."""
+        """The task after an attempt that failed: each attempt waits twice as long as the one before."""
         longest = min(RETRY_SECONDS_MAX, max(self.interval_seconds, RETRY_SECONDS_FIRST))
         seconds = min(RETRY_SECONDS_FIRST * 2.0 ** min(self.failures, DOUBLINGS_MAX), longest)
         return Task(
@@ -118,7 +120,7 @@ def next_task(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime) ->
 
 
 def retry_now(tasks: dict[TaskKind, Task], now: datetime) -> None:
-    """Let what has failed be due now."""
+    """Make failed tasks due now."""
     for kind, task in tasks.items():
         if task.failures and task.retry_at is not None:
             tasks[kind] = replace(task, retry_at=min(task.retry_at, now))
@@ -151,7 +153,7 @@ class FullPauses:
 
 
 def idle_texts(tasks: Iterable[Task], next_at: datetime | None) -> list[str]:
-    """What is said while nothing is due: until when, and what fails."""
+    """The log lines while nothing is due: until when, and which tasks fail."""
     return [f"idle until {clock_text(next_at)}" if next_at else "idle", *trouble_texts(tasks)]
 
 

@@ -1,4 +1,4 @@
-"""The tasks of `watch`: increments in this process, the rest by commands of their own; what the last ones found."""
+"""The tasks of `watch`: increments in this process, the rest by commands; and the findings of checks and drills."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CommandNotStartedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What was done, for the log; `finding` is what is wrong although the task was done, None if nothing is.
+    """The result of a task, for the log; `finding` is a problem although the task was done, None if there is none.
 
     `done_at`: when it was done, None if just now.
     """
@@ -143,7 +143,7 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
 
 
 def verdict_of(what: str, ended: CommandResult, fleet: Fleet) -> TaskResult:
-    """What a check or a drill has found, without what the rules accept; raise CommandFailedError without a verdict."""
+    """The verdict of a check or a drill, less the findings that the rules accept; raise CommandFailedError."""
     document = _document(ended, VERDICTS)
     result = str(document.get("result"))
     text = f"{what}: {result}"
@@ -151,13 +151,13 @@ def verdict_of(what: str, ended: CommandResult, fleet: Fleet) -> TaskResult:
 
 
 def finding_of(code: int, result: str, text: str, hint: str = "", done_at: datetime | None = None) -> TaskResult:
-    """What a check or a drill with this exit code has found."""
+    """The result of a check or a drill with this exit code."""
     finding = CommandFailure(code, result, text, hint) if code else None
     return TaskResult(text, finding=finding, done_at=done_at)
 
 
 def accepting(found: TaskResult, fleet: Fleet) -> TaskResult:
-    """What was found, without what the fleet's rules accept."""
+    """The result, without findings that the fleet's rules accept."""
     if found.finding is None or found.finding.code != INCONCLUSIVE:
         return found
     accepts = fleet.watch is not None and fleet.watch.accept_inconclusive
@@ -175,7 +175,7 @@ def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> 
 
 
 def _found_in(document: dict[str, Any]) -> str:
-    """The first of what a check has found, as a hint; "" of a drill, whose assertions are in its record."""
+    """The first finding of a check, as a hint; "" for a drill, whose assertions are in its record."""
     parts = [(each["name"], one) for each in document.get("snapshots", ()) for one in each.get("conflicts", ())]
     if parts:
         name, first = parts[0]
@@ -187,7 +187,7 @@ def _found_in(document: dict[str, Any]) -> str:
 
 
 def prune(source: FleetSource) -> TaskResult:
-    """Delete what no retention rule keeps."""
+    """Delete everything that no retention rule keeps."""
     document = _run(source, ["prune", "--yes"])
     texts = {"delete": "deleted", "prune": "removed the increments of"}
     done = [
@@ -234,17 +234,17 @@ DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
 
 
 def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
-    """Plan the `tasks` by what is in the store, and let those fail that have found something; return what to tell.
+    """Plan the `tasks` by the store's records, and let tasks with findings fail; return the failures to report.
 
-    Conflicts are told rather twice than never. A drill of any snapshot
-    counts as one that was done; what it has found only if it was of this one.
+    Conflicts are reported twice rather than never. A drill of any snapshot counts as done; its findings count only if
+    it restored `snapshot`.
     """
     told: list[tuple[Task, CommandFailure]] = []
     for kind, (name, found) in {TaskKind.CHECK: last_check(fleet, snapshot), TaskKind.DRILL: last_drill(fleet)}.items():
         if found is None or found.done_at is None:
             continue
         tasks[kind] = task = tasks[kind].last_done(found.done_at)
-        # What is never done here would never be seen to work again.
+        # A task that is never done here would never be seen to work again.
         if name != snapshot or task.problem or task.interval_seconds <= 0:
             continue
         tasks[kind] = with_finding(task, found)

@@ -1,4 +1,4 @@
-"""At most one `watch` of a fleet works: others stand by until it is gone, or shows no signs of life.
+"""At most one `watch` of a fleet works: others stand by until it is gone, or sends no heartbeats.
 
 The lock is not the fleet's: between two tasks of the watch others may do theirs. It ends with the sessions of its
 process, however that ends. Two watches at once would harm nothing, as every task takes the fleet's lock.
@@ -72,7 +72,7 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     )
 
 
-# One that was killed when this one took over counts as dead by then.
+# A watch that was killed when this watch took over counts as dead by then.
 FORGET_SECONDS = 180.0
 
 
@@ -96,7 +96,7 @@ class DeadWatches:
 
 
 RENEW_SECONDS, ANSWER_SECONDS = 30.0, 1.0
-LOST_HINT = "see the server's log for what ended the session; a connection pooler must keep sessions"
+LOST_HINT = "see the server's log for the end of the session; a connection pooler must keep sessions"
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Turn:
     log: Callable[..., None]
     _renewed_at: float = 0.0
     _problem: str = ""
-    # A silent node is waited for beside the tasks.
+    # The watch waits for a silent node while its tasks run.
     _renewal: Future[None] | None = None
 
     def keep(self) -> bool:
@@ -129,10 +129,10 @@ class Turn:
             self._problem = problem.message
         except FleetLockLostError as error:
             text = f"node {error.details['node']}: the watch's lock was lost; another watch may have begun"
-            self.log(f"{text}, so this one begins anew: it takes the lock again, or stands by", hint=LOST_HINT)
+            self.log(f"{text}, so this watch begins anew: it takes the lock again, or stands by", hint=LOST_HINT)
             return False
         except SnapshotError as error:
-            # Its hint is for whoever has no watch.
+            # Its hint is for commands outside a watch.
             self.log(f"{error.message}; the watch begins anew")
             return False
         else:
@@ -153,7 +153,7 @@ class Turn:
             renewal.set_result(None)
 
     def _why(self, error: NodeUnreachableError) -> SnapshotError:
-        """Why a node can't be asked: of one that was silent, the session was ended here."""
+        """Why a node can't be asked: the session to a silent node was ended here."""
         try:
             self.lock.sessions.watch.check()
         except SilentNodeError as silent:
@@ -163,7 +163,7 @@ class Turn:
 
 @contextmanager
 def take_turn(fleet: Fleet, log: Callable[..., None]) -> Iterator[Turn]:
-    """Hold the lock of the fleet's watch; raise FleetBusyError naming the one that has it, NodeUnreachableError."""
+    """Hold the lock of the fleet's watch; raise FleetBusyError naming its holder, NodeUnreachableError."""
     with (
         open_sessions(fleet, fleet.primaries) as sessions,
         lock_fleet(sessions, watch_lock(fleet), own_label("watch")) as lock,

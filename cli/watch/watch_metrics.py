@@ -43,14 +43,14 @@ def metrics_of(watcher: Watcher) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Publisher:
-    """Gathers, and publishes what was found."""
+    """Gathers metrics, and publishes them."""
 
     watcher: Watcher
     endpoint: MetricsEndpoint | None = None
     gatherer: MetricsGatherer = field(default_factory=MetricsGatherer)
     ended: threading.Event = field(default_factory=threading.Event)
     _address: ListenAddress | None = None
-    # By what is done, what was wrong with it the last time.
+    # The problems of the last round, by activity.
     _problems: dict[str, Set[str]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -93,14 +93,14 @@ class _Publisher:
         self._log_new(what, problems)
 
     def _log_new(self, what: str, problems: Set[str]) -> None:
-        """Log what was not wrong the last time."""
+        """Log the problems that the last round did not have."""
         for problem in sorted(problems - self._problems.get(what, set())):
             self.watcher.log(problem)
         self._problems[what] = problems
 
 
 def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
-    """What the watch does, when it does it next, and how often it has failed to begin."""
+    """The work of the watch, when each task is due next, and how often it has failed to begin."""
     yield metrics.WATCH_ACTIVE.of(watcher.is_active)
     yield metrics.WATCH_FAILURES.of(watcher.notices.failures, TaskKind.WATCH.value)
     if not watcher.is_active:

@@ -1,8 +1,8 @@
-"""The loop of `watch`: does each task when it is due, waits longer after each failure, and says what it does.
+"""The loop of `watch`: does each task when it is due, waits longer after each failure, and reports its work.
 
 An interrupted task leaves the state of an interrupted command; the next attempt settles it. So the loop needs no memory
-of its own: what it knows at its start is what the store says. A failure never ends it; a signal does, between two tasks
-at once, within one as soon as that has cleaned up.
+of its own: at its start it reads its state from the store. A failure never ends it; a signal does, between two tasks at
+once, within one as soon as that has cleaned up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Watcher:
     following: Following = field(init=False)
     # Whether it works for the fleet, or stands by.
     is_active: bool = False
-    # Whether no other one had the turn since: its tasks are as it knows them.
+    # Whether no other watch has had the turn since: then its own view of the tasks is current.
     had_turn: bool = False
     _told: WatchState | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
@@ -87,7 +87,7 @@ class Watcher:
             self.notices.adopt(adopt_failures(told, self.tasks), not_needed(told, self.tasks))
 
     def plan(self) -> None:
-        """Take the intervals from the rules; what was done stays done."""
+        """Take the intervals from the rules; the times of the last runs stay."""
         for kind, seconds in intervals_of(self.source.fleet).items():
             self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
 
@@ -107,13 +107,13 @@ class Watcher:
         self._do(task)
 
     def read_file(self) -> None:
-        """Read fleet.toml again if it has changed, and try at once what has failed."""
+        """Read fleet.toml again if it has changed, and retry failed tasks at once."""
         is_new = self.source.reload(self.log)
         self.notices.refuses_file(self.source.problem)
         # At the start nothing is planned yet.
         if is_new and self.tasks:
             self.plan()
-            # The file may have been what was wrong.
+            # The old file may have been the cause.
             retry_now(self.tasks, utc_now())
             self.following.rules_changed()
 
@@ -146,12 +146,12 @@ class Watcher:
         return None
 
     def _settle(self, task: Task, run: Callable[[], TaskResult | None]) -> None:
-        """Do the task, and note how it has ended; None if it goes on."""
+        """Do the task, and note its end; None if it continues."""
         try:
             result = run()
         except BusyError as error:
             self._put_off(task, error.message)
-        # Whatever a task ends with, the next one has its turn: only a signal ends the loop.
+        # However a task ends, the next task has its turn: only a signal ends the loop.
         except BaseException as error:  # noqa: BLE001  # raised again if it is a signal
             self._after_error(task, error)
         else:
@@ -216,13 +216,13 @@ class Watcher:
             self.log(f"{task.kind} works again: it had failed since {clock_text(task.failing_since)}", task=task.kind)
             text = f"{task.kind} works again; it had failed: {task.problem}"
             self._tell("recovered", task, CommandFailure(0, "", text))
-        # What has planned itself anew meanwhile is left as it is.
+        # A task that was planned anew meanwhile is left as it is.
         if task.kind is TaskKind.INCREMENT or self.tasks[task.kind] is task:
             self.tasks[task.kind] = done
 
     def _after_error(self, task: Task, error: BaseException) -> None:
         interrupt = find_behind(error, KeyboardInterrupt)
-        # A signal from elsewhere, or a request to the watch itself, maybe beside one to this task.
+        # A signal from elsewhere, or a request to the watch itself, maybe together with a request to this task.
         if interrupt is not None and (is_signalled() or cancel_request() is None):
             self.log(f"{task.kind} was stopped", task=task.kind)
             raise error
@@ -245,7 +245,7 @@ class Watcher:
             self._tell("failed", failed, failure)
 
     def _end_chain(self, before: Task, failed: Task, failure: CommandFailure) -> None:
-        """The chain can't go on: tell so, and plan what follows."""
+        """The chain can't continue: report it, and plan the next tasks."""
         told = failure
         if self.source.rules.full > 0:
             told = replace(failure, hint="nothing: the watch begins another chain by a full snapshot")
@@ -258,7 +258,7 @@ class Watcher:
         put_off = task.waits(now, BUSY_SECONDS)
         self.tasks[task.kind] = put_off
         if task.failing_since is None and put_off.waits_too_long(now):
-            # It may wait for something that hangs. Whatever it was, it has recovered once the task is done.
+            # It may wait for an operation that hangs. The operation has recovered once the task is done.
             self.tasks[task.kind] = replace(put_off, failing_since=put_off.waiting_since, problem=text)
             failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")
             self._tell("failed", self.tasks[task.kind], failure)
@@ -273,7 +273,7 @@ class Watcher:
         self.say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
 
     def say(self, phase: str) -> None:
-        """Show what is done now, or what fails, in `status`."""
+        """Show the current work, or the failing tasks, in `status`."""
         self.activity.watches(self.state())
         if phase != self._phase:
             self.activity.step(phase)
@@ -283,12 +283,12 @@ class Watcher:
         """Another watch has the turn: from now on that tells what fails."""
         self._told, self.had_turn = self.state(), False
         for kind, task in self.tasks.items():
-            # What a check or a drill has found is in the store.
+            # The findings of a check or a drill are in the store.
             if kind not in BESIDE:
                 self.tasks[kind] = replace(task, failing_since=None, problem="")
 
     def state(self) -> WatchState:
-        """What it has told, for the watch after it."""
+        """The failures it has reported, for its successor."""
         tasks = [*self.notices.troubles, *(self.tasks.values() if self.had_turn else ())]
         return state_of(tasks, had_turn=self.had_turn)
 

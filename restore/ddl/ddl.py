@@ -1,6 +1,6 @@
 """A shard's DDL as a restore runs it on one target: the entries of its archive, each with its statements, in sections.
 
-Statements and names are raw text (fleet.nodes.encodings). A statement that the server refuses is a `Refusal`. It does
+Statements and names are raw text (nodes.encodings). A statement that the server refuses is a `Refusal`. It does
 not end the restore: the other entries are run all the same, and what follows from the refusals is decided at the end.
 """
 

@@ -2,7 +2,7 @@
 
 Owners are values of their own in an archive. Roles that are granted something, grantors, and the roles of policies, of
 default privileges and of user mappings are in statements: these have one of few forms, with all identifiers quoted, and
-one that has none of them is refused. Texts are raw (fleet.nodes.encodings).
+one that has none of them is refused. Texts are raw (nodes.encodings).
 
 pg_restore connects to no server: it writes one script, in which marks divide the entries. So statements run in
 Cutline's own sessions, whatever version, encryption and credentials the target has, and each belongs to an entry.

@@ -253,7 +253,7 @@ def run_with_paths(
     None if none did. Those are returned that the statements call, or the `definition` of the object that they name;
     functions that others call are not among them.
 
-    The session is raw (fleet.nodes.encodings). They run as they stand first; if a name is not found, once more while
+    The session is raw (nodes.encodings). They run as they stand first; if a name is not found, once more while
     every function without a search_path of its own has that of the database, for its owner, then its own schema, and
     then those of the other functions.
     Raises the psycopg.Error of the first attempt if neither succeeds, or one of the second that is about the server.

@@ -48,7 +48,7 @@ class RefusedStatement:
     """A statement that a target refused, for reports; `needs` names the refused object that it depends on.
 
     `statement` is the one that was refused, for people. `script` has all statements of the object's entry: none had an
-    effect, or they are grants, which may be repeated. It is raw text (fleet.nodes.encodings), and only for the file of
+    effect, or they are grants, which may be repeated. It is raw text (nodes.encodings), and only for the file of
     such statements, as passwords may be in it. `settings` are statements that it and those after it need before it, if
     they change. `access` is the database's connection string without passwords.
     `counted` is what people read in the place of many of a kind.

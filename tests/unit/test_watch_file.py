@@ -62,7 +62,7 @@ def test_a_file_that_is_wrong_or_has_no_schedule_is_not_taken(file: Path, watch:
     write(file, watch)
     assert not source.reload(say)
     assert source.rules.every == 300
-    assert said[0].endswith("the watch goes on with the file as it was")
+    assert said[0].endswith("the watch continues with the previous file")
     # It is said once.
     assert not source.reload(say)
     assert len(said) == 1

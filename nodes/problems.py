@@ -75,7 +75,7 @@ def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
 def refuse_unfit(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> None:
     """Raise NodeUnfitError if a problem concerns every command; its message and hint name those that do.
 
-    With the `addresses` of the primaries, the hint is a script for all of them, and covers the needs of other commands, too.
+    With the `addresses` of the primaries, the hint is a script for all of them, and covers other commands' needs, too.
     """
     problems = distinct_problems(problems)
     if required := [problem for problem in problems if problem.purpose == Purpose.EVERYTHING]:

@@ -3,7 +3,7 @@
 An event trigger's function runs in our session, as our role. Many name tables without a schema: they work under the
 search_path that sessions of the database have, and not under ours. So the statement runs under that path, in its own
 transaction or savepoint. Nothing else does: a role that may create objects in a schema of the path could make them run
-as our role through the calls of a statement. These call nothing, and qualify what they name.
+as our role through the calls of a statement. Cutline's statements call nothing, and qualify all names.
 
 If UPDATEs of a table without replica identity are published, PostgreSQL rejects them. So such tables are never added:
 append-only tables have a separate publication of inserts and truncates only. A table may still lose its identity later.

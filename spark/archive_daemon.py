@@ -1,11 +1,11 @@
-"""The process from which an executor forks its Python workers, where `snapshot cluster pack` has packed Cutline for it.
+"""The process that forks an executor's Python workers, where `snapshot cluster pack` has packed Cutline for it.
 
 This file travels to executors by itself, before they have anything of Cutline: it needs Python's own modules alone.
 
 The archive is unpacked once for each user of a machine, into the user's cache folder, under its digest; from then on
-nothing is fetched. Whoever looks there, unpacks or removes holds an flock on the folder of all archives, and whoever
-uses an archive a shared one on the archive's own. A folder is named by the digest only when it is whole and on the
-disk: what a killed executor leaves has another name, and the next one removes it.
+nothing is fetched. A process that looks there, unpacks or removes holds an flock on the folder of all archives; a
+process that uses an archive holds a shared flock on the archive's own folder. A folder is named by the digest only when
+it is whole and on the disk: the remains of a killed executor have another name, and the next executor removes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def archives_folder() -> Path:
     """The folder of all archives of this user.
 
-    If the user has no home, or others could change what is there, it is in the executor's own folder.
+    If the user has no home, or others could change its contents, it is in the executor's own folder.
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().resolve() / "cutline" / "archives"
@@ -49,7 +49,7 @@ def archives_folder() -> Path:
 
 
 def unpack_archive(digest: str, url: str, archives: Path) -> Path:
-    """The folder below `archives` with what is in the archive; it is fetched from `url` unless it is there.
+    """The folder below `archives` with the archive's contents, which are fetched from `url` unless they are there.
 
     Until this process and all its children end, nobody removes it. Raises OSError.
     """
@@ -93,7 +93,7 @@ def _fetch(digest: str, url: str, folder: Path) -> None:
 
 
 def _remove_others(archives: Path, kept: Path) -> None:
-    """Remove what a killed process has left, and archives that nobody has used for UNUSED_SECONDS_MAX."""
+    """Remove the remains of killed processes, and archives that nobody has used for UNUSED_SECONDS_MAX."""
     for folder in archives.iterdir():
         removed = folder
         if re.fullmatch("[0-9a-f]{64}", folder.name):
@@ -120,7 +120,7 @@ def _is_wanted(folder: Path) -> bool:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether nobody else can change what is in `folder`, or put another in its place; as fleet.ownership has it."""
+    """Whether nobody else can change the contents of `folder`, or replace it, by the rule of fleet/own_files.py."""
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     status = folder.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -132,7 +132,7 @@ def _is_safe(folder: Path) -> bool:
 
 
 def use_archive() -> None:
-    """Let this process and its children import what is in the archive; on an error, say why in PROBLEM."""
+    """Let this process and its children import the archive's contents; on an error, put the reason in PROBLEM."""
     url = os.environ.get(URL, "")
     try:
         sys.path.insert(0, str(unpack_archive(os.environ[DIGEST], url, archives_folder())))

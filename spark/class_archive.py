@@ -20,7 +20,7 @@ DUMP_SECONDS_MAX = 60
 # A JVM writes the header last: if the file still begins with zeros after this time, its JVM has died.
 WRITING_SECONDS_MAX = 300
 ARCHIVES_KEPT = 3
-# A JVM that ended before its first job wrote less than this, about 35 MB; one that ran jobs writes 150 MB or more.
+# A JVM that ended before its first job wrote less than this, about 35 MB; after jobs it writes 150 MB or more.
 ARCHIVE_BYTES_MIN = 60_000_000
 
 
@@ -87,7 +87,7 @@ def _delete_oldest(folder: Path) -> None:
 
 
 def _key_of(archive: Path) -> str:
-    """What an archive and the one of Java's own classes on which it builds have in common."""
+    """The key that an archive shares with the archive of Java's own classes on which it builds."""
     return archive.stem.rpartition("-")[2]
 
 

@@ -1,4 +1,4 @@
-"""What an executor says of itself.
+"""An executor's answers about itself.
 
 This module travels to executors as code, for they may lack Cutline, or have another build of it. So it imports nothing
 at the top, and its answer is made of plain values.
@@ -12,9 +12,9 @@ from typing import Any
 def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
     """Look at this executor: host, process, versions, time; `lacks` names a module that can't be imported.
 
-    If its build is `build`, it is asked for what the job `needs` (ExecutorNeeds, pickled): `problem` is an ErrorReport
-    or None, and `key` the object that it has stored, "" if none. `archive` says why it can't use the one that
-    `snapshot cluster pack` has made, "" if it can or there is none.
+    If its build is `build`, it is tested for the job's `needs` (ExecutorNeeds, pickled): `problem` is an ErrorReport or
+    None, and `key` the object that it has stored, "" if none. `archive` is the reason why it can't use the archive of
+    `snapshot cluster pack`, "" if it can or there is none.
     """
     import os
     import pickle
@@ -22,7 +22,7 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
     import socket
     import time
 
-    # All workers of an executor are children of one process.
+    # All workers of an executor have the same parent process.
     found: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "time": time.time()}
     found |= {"python": platform.python_version(), "lacks": "", "build": "", "problem": None, "key": ""}
     found["archive"] = os.environ.get("CUTLINE_ARCHIVE_PROBLEM", "")

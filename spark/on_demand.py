@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SparkOnDemand:
-    """The SparkSource of one command: `begin` starts the session in the background, leaving the block ends it.
+    """A command's SparkSource: `begin` starts the session in the background, leaving the block ends it.
 
     Raises FleetFileError at once if [spark] has a variable that is not set, SparkUnprotectedError if fleet.toml leaves
     the session unprotected.

@@ -1,4 +1,4 @@
-"""Run plain tasks in threads of this process: what is so little that starting Spark would take longer."""
+"""Run plain tasks in threads of this process: work so small that starting Spark would take longer."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Packed:
 
 
 def pack_to(file: Path) -> Packed:
-    """Write the archive to `file`, in place of one that is there.
+    """Write the archive to `file`, in place of an existing file.
 
     Raises PackError if a package is not installed as files, or the file can't be written.
     """
@@ -152,11 +152,11 @@ def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
     if listed is None:
         raise PackError(
             f"package {package.name} has no list of its files",
-            hint="install Cutline and what it needs by pip into an environment of its own, and pack there",
+            hint="install Cutline and its dependencies by pip into an environment of its own, and pack there",
         )
     for path in listed:
         name = PurePosixPath(path).as_posix()
-        # Scripts are beside the packages; a package's metadata has its version.
+        # Scripts are next to the packages; a package's metadata has its version.
         if not name.startswith(("..", "/")) and not LEFT_OUT.search(name):
             place = Path(str(path.locate()))
             if place.is_file():

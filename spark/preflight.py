@@ -1,9 +1,9 @@
-"""Before anything is made on a node or in the store, ask every executor for what the command's tasks need.
+"""Before anything is made on a node or in the store, test every executor for the needs of the command's tasks.
 
 Spark asks its master only for executors. What its web page shows, another message of its protocol asks for, which has
 no place in PySpark.
 
-The answers are compared here, by the driver. Whatever is not right is said with the executor's name.
+The answers are compared here, by the driver. Every problem is reported with the executor's name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEPLOY = "org.apache.spark.deploy.DeployMessages$"
 
 
 def read_offer(session: SparkSession) -> str:
-    """What the workers of a standalone master have free, as the end of a sentence; "" if that can't be known."""
+    """The free resources of a standalone master's workers, as the end of a sentence; "" if they can't be known."""
     master = str(session.sparkContext.master)
     if not master.startswith("spark://"):
         return ""
@@ -108,7 +108,7 @@ class NoExecutorError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The answer of one executor, and when the driver had asked for it and got it (seconds since the epoch)."""
+    """An executor's answer, and when the driver had asked for it and got it (seconds since the epoch)."""
 
     found: Mapping[str, Any]
     asked_at: float
@@ -118,7 +118,7 @@ class Examined:
 def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> ExecutorNeeds:
     """Wait for an executor, and raise the error of those that can't take part; return the completed needs.
 
-    Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or what an executor met at the store or a node.
+    Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or an executor's error at the store or a node.
     """
     progress.step("check executors")
     store = needs.store.open()
@@ -138,7 +138,7 @@ def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progr
 
 @contextmanager
 def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds]:
-    """The needs with an object that the driver has stored if tasks write, else one that it has read."""
+    """The needs with an object that the driver has stored if tasks write, else with an object that it has read."""
     if not needs.writes:
         yield replace(needs, key=FLEET_KEY, body=store.read(FLEET_KEY))
         return
@@ -147,7 +147,7 @@ def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds
         create_or_find(store, f"{folder}/driver", body)
         yield replace(needs, key=f"{folder}/driver", body=body, folder=folder)
     finally:
-        # What may not be deleted stays, as after `init`.
+        # An object that may not be deleted stays, as after `init`.
         with suppress(SnapshotError):
             for key in store.list(folder):
                 store.delete(key)
@@ -271,7 +271,7 @@ def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
 
 
 def _has_answer(store: ObjectStore, key: str) -> bool:
-    """Whether the store has what an executor stored under `key`."""
+    """Whether the store has the object that an executor stored under `key`."""
     try:
         return store.read(key) == key.encode()
     except ObjectMissingError:

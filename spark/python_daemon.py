@@ -4,7 +4,7 @@ Spark's own daemon imports nothing, so every worker would import the same module
 Spark runs this module as `python -m`, by the setting spark.python.daemon.module.
 
 A worker ends with the daemon. Spark's own daemon sends its workers SIGHUP when it ends, which they ignore in the moment
-after their fork: one that had just been forked ran its task to the end, long after its command was killed.
+after their fork: a worker that had just been forked ran its task to the end, long after its command was killed.
 
 A process with threads can't be forked safely. The only thread that these modules start is jemalloc's, which handles
 forks itself.
@@ -26,7 +26,7 @@ from pyspark.daemon import manager
 from cutline.columns.python_workers import freeze_modules
 from cutline.storage.process_limits import limit_thread_starts
 
-# What the forked workers find imported. By name: the tasks' modules are above this one.
+# The modules that the forked workers find imported. By name: the tasks' modules are above this module.
 PRELOADED = (
     "adbc_driver_postgresql",
     "pandas",
@@ -44,13 +44,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def preload() -> None:
-    """Import what the workers use, once for all of them."""
+    """Import the modules that the workers use, once for all of them."""
     for name in PRELOADED:
         import_module(name)
 
 
 def end_workers_with_daemon() -> None:
-    """Have the kernel kill every process that this one forks from now on as soon as this one ends; Linux alone can."""
+    """Have the kernel kill every process that this process forks from now on as soon as it ends; Linux alone can."""
     if sys.platform != "linux":
         return
     daemon, prctl = os.getpid(), ctypes.CDLL(None, use_errno=True).prctl

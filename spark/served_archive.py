@@ -2,7 +2,7 @@
 
 Spark itself would bring it to every executor of every command. So Spark brings only a small daemon, which knows the
 archive's digest through Spark's authenticated connections, and asks here for the bytes if its machine lacks them. They
-are the code of Cutline and its packages, which is public: whoever else asks gets them too, and nothing else.
+are the code of Cutline and its packages, which is public: others who ask get them too, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Spark's configuration: the session's settings and how they are protected, the JVM's options, the environment.
 
-pyspark puts them on the command lines of a shell and two JVMs, which every user of the machine can read.
+Settings in [spark] of fleet.toml override those chosen here. pyspark puts settings on the command lines of a shell and
+two JVMs, which every user of the machine can read.
 
 A driver listens even if everything runs on one machine, where other users could connect to it; so authentication is
-always on. A cluster is also on a network and writes to the disks of other machines: there, nothing of this can be
-switched off, nor at a `local-cluster`, which is there to try what a cluster does. What runs on a cluster is described
-in Spark's manual, "Security". Nothing here starts anything.
-
-Nothing here starts anything. Settings in [spark] of fleet.toml override the ones chosen here.
+always on. A cluster is also on a network and writes to the disks of other machines: there, no protection can be
+switched off, nor at a `local-cluster`, which imitates a cluster. Spark's manual describes the processes of a cluster
+("Security"). Nothing here starts anything.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def in_private_file(settings: Mapping[str, str], folder: Path) -> Iterator[None]
 
 
 def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """`settings`, with the driver's JVM options in a file that java reads: no name tells for sure what is a secret."""
+    """`settings`, with the driver's JVM options in a file that java reads: names don't show reliably what is secret."""
     changed = dict(settings)
     for name in DRIVER_JAVA_OPTIONS:
         if settings.get(name):
@@ -93,7 +92,7 @@ PROTECTION = {
     "spark.network.crypto.authEngineVersion": "2",
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
 }
-# What no fleet.toml may switch off where there are executors. Spark's pages know no passwords.
+# Settings that no fleet.toml may switch off where there are executors. Spark's pages know no passwords.
 REQUIRED_ON_A_CLUSTER = {
     AUTHENTICATE: "true",
     "spark.network.crypto.enabled": "true",
@@ -182,7 +181,7 @@ DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 # The path of a socket has at most 104 bytes (macOS; Linux: 108), of which Spark's name for it takes 43.
 SOCKET_FOLDER_BYTES_MAX = 60
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-# What the C locale calls its encoding, on Linux and on macOS; and the locale that is like it but for that.
+# The C locale's names for its encoding, on Linux and on macOS; and the locale that differs from it only in that.
 ASCII, UTF8_LOCALE = ("ANSI_X3.4-1968", "US-ASCII"), "C.UTF-8"
 WORKER_PYTHON = "spark.pyspark.python"
 DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
@@ -323,7 +322,7 @@ def is_unnamed_user() -> bool:
 
 
 def files_options(temporary: Path) -> list[str]:
-    """The options by which a JVM keeps its files in `temporary`: native libraries, and none about itself in /tmp."""
+    """The options that make a JVM keep its files in `temporary`: native libraries, and none about itself in /tmp."""
     options = [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
     # Without a home, Java's is "?", and Spark would keep a folder there.
     return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options

@@ -43,7 +43,7 @@ class LanesParam:
     """How Spark adds up lanes: as an AccumulatorParam, whose module is not imported for it."""
 
     def zero(self, _: Lanes) -> Lanes:
-        """What a task begins with."""
+        """The value with which a task begins."""
         return {}
 
     def addInPlace(self, total: Lanes, more: Lanes) -> Lanes:  # noqa: N802  # Spark's name
@@ -54,7 +54,7 @@ class LanesParam:
 
 
 class EndedLanes:
-    """The lanes of one job that have ended. Tasks are sent `accumulator` and `job`, and call `say_ended`."""
+    """A job's lanes that have ended. Tasks are sent `accumulator` and `job`, and call `say_ended`."""
 
     def __init__(self, context: SparkContext) -> None:
         self.accumulator, self.job = _accumulator_of(context), next(_jobs)
@@ -96,9 +96,9 @@ def _one(_: object) -> int:
 
 
 class NodeShares(Generic[Task]):
-    """Tells `progress` how much is done on each node and on all together, as tasks end.
+    """Reports to `progress` how much is done on each node and on all together, as tasks end.
 
-    `totals` is what there is to do by node, in `unit`s; a task counts for `amount_of` it, on the node `node_of` it.
+    `totals` is the amount of work by node, in `unit`s; a task counts for `amount_of` it, on the node `node_of` it.
     Tasks are advanced, too. Any thread may say that some have ended.
     """
 
@@ -131,7 +131,7 @@ class NodeShares(Generic[Task]):
         return cls(progress, totals, node_of, amount_of, unit)
 
     def begin(self) -> None:
-        """Tell what there is to do."""
+        """Report the amount of work."""
         with self._lock:
             self._tell(self._totals)
 

@@ -101,7 +101,7 @@ def start_spark(fleet: Fleet, name: str) -> SparkStart:
 
 
 def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
-    """Begin to start Spark at `master` and return at once; `settings` override the chosen ones.
+    """Begin to start Spark at `master` and return at once; `settings` override the chosen settings.
 
     Raises SparkUnprotectedError if they leave the session unprotected, and UsageError if the current folder is gone,
     without which no JVM starts.
@@ -110,7 +110,7 @@ def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> Spark
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the current folder is gone", hint="change to one that exists, then repeat") from None
+        raise UsageError("the current folder is gone", hint="change to a folder that exists, then repeat") from None
     return SparkStart(master, settings, name)
 
 
@@ -215,7 +215,7 @@ class SparkStart:
             self._archive = ServedArchive(settings, host)
             settings |= self._archive.settings
         if is_unnamed_user():
-            # Hadoop asks the system for the name of whoever runs it, unless it is told one.
+            # Hadoop asks the system for the name of the current user, unless it is given one.
             users = self._gateway.jvm.org.apache.hadoop.security.UserGroupInformation
             users.setLoginUser(users.createRemoteUser(UNNAMED_USER))
         from pyspark.sql import SparkSession
@@ -231,7 +231,7 @@ class SparkStart:
     def _launch_gateway(self, output: dict[str, Any]) -> None:
         """Start the JVM, and connect to it; stop() knows its process at once: it may be long until it can be reached.
 
-        Left alone, it would not end: without the folder in which it says how to reach it, its first thread dies alone.
+        Left alone, it would not end: without the folder where it reports how to reach it, its first thread dies alone.
         """
         from pyspark import java_gateway
 

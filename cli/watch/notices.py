@@ -196,7 +196,7 @@ class Notices:
         self._tell(TaskKind.WATCH, error, recovered)
 
     def adopt(self, told: dict[TaskKind, Task], not_needed: Iterable[Task]) -> None:
-        """Take over an earlier watch's reports about itself, and report the end of failures that are not needed."""
+        """Take over an earlier watch's reports about itself; report the end of failed tasks that are `not_needed`."""
         self._troubles = told | self._troubles
         for task in not_needed:
             self.is_not_needed(task, None)

@@ -1,10 +1,10 @@
-"""What belongs to a database itself, not to what is in it, as statements: settings, privileges, limit, labels.
+"""The properties of a database itself, as statements: settings, privileges, limit, labels.
 
 They come last, in the transaction that creates event triggers: until then they would change the restore's own sessions.
 The database belongs to the role that restores until the restore has ended, because its comment, the restore's record,
-counts only then. So that role has meanwhile what the owner is to have, and the change of the owner takes it along
-(PostgreSQL manual, "ALTER DATABASE"). Owner, comment and whether it is a template follow with the end of the record
-(restore/targets/databases.py).
+counts only then. So that role meanwhile has the privileges that the owner is to have, and the change of the owner takes
+them along (PostgreSQL manual, "ALTER DATABASE"). Owner, comment and whether it is a template follow with the end of the
+record (restore/targets/databases.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMI
 
 
 class DatabasePiece(NamedTuple):
-    """What is run or refused as a whole, with its kind and name for people; texts, not raw."""
+    """A part that is run or refused as a whole, with its kind and name for people; texts, not raw."""
 
     kind: str
     name: str
@@ -51,7 +51,7 @@ class DatabasePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DatabaseDdl:
-    """What a restored database gets, with the roles of the target; `name` is its real name.
+    """The statements for a restored database itself, with the roles of the target; `name` is its real name.
 
     `ours` is the role that restores; `owner` is "" if the database stays with it. `loads`: it can try libraries.
     """
@@ -80,7 +80,7 @@ class DatabaseDdl:
 
     @property
     def own_privileges(self) -> tuple[DatabasePrivilege, ...]:
-        """What the owner has granted to the role that restores, which has it as the owner until then."""
+        """The privileges that the owner has granted to the restoring role, which has them as the owner until then."""
         if self.owner in ("", self.ours):
             return ()
         given = self.properties.privileges or ()
@@ -89,7 +89,7 @@ class DatabaseDdl:
         )
 
     def pieces(self, database: str) -> list[DatabasePiece]:
-        """What is run in the database, whose name is `database` at present."""
+        """The pieces to run in the database, whose name is `database` at present."""
         where, properties = quote(database), self.properties
         if self.own_privileges:
             others = tuple(
@@ -109,7 +109,7 @@ class DatabaseDdl:
 
 
 def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[DatabaseProperties, list[str]]:
-    """What a database gets with other roles, and what is left out of it, because the target lacks its role.
+    """The properties of a database with other roles, and those left out because the target lacks their role.
 
     With no_owner all privileges are granted by the owner.
     """
@@ -179,7 +179,7 @@ def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[t
         grants.sort(key=lambda privilege: (privilege.grantee, privilege.with_grant_option))
     able = {owner}
     while waiting:
-        # PostgreSQL allows no circles; in another order the server refuses what it can't grant.
+        # PostgreSQL allows no circles; in another order the server refuses the grants that it can't make.
         grantor = next((one for one in waiting if one in able), next(iter(waiting)))
         granted = waiting.pop(grantor)
         able.update(privilege.grantee for privilege in granted if privilege.with_grant_option)

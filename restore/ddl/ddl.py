@@ -1,7 +1,7 @@
 """A shard's DDL as a restore runs it on one target: the entries of its archive, each with its statements, in sections.
 
-Statements and names are raw text (nodes.encodings). A statement that the server refuses is a `Refusal`. It does
-not end the restore: the other entries are run all the same, and what follows from the refusals is decided at the end.
+Statements and names are raw text (nodes.encodings). A statement that the server refuses is a `Refusal`. It does not end
+the restore: the other entries are run all the same, and the consequences of the refusals are decided at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cutline.snapshots.ddl.ddl_archive import EXTENSION
 from cutline.snapshots.records.commit import Sequence as StoredSequence
 from cutline.storage.errors import RefusedError
 
-# The sections, in the order in which they run: before the rows, after them, and last of all.
+# The sections, in the order of their running: before the rows, after them, and last of all.
 PRE_DATA, POST_DATA, EVENT_TRIGGERS = "pre-data", "post-data", "event-triggers"
 # With the last of them: what belongs to the database itself.
 DATABASE = "database"
@@ -95,10 +95,11 @@ class Ddl:
     `settings` are statements that every session runs first. `side_by_side` are those of the entries after the rows that
     several sessions may run at once. `views` are the materialized views that were populated, in the order of their
     dependencies, `search_path` the setting of the database, None if it had none. `is_adapted`: it is for a role that is
-    not a superuser; `roles` are then the owners and grantors that it names, each with what it owns or grants,
-    `omitted` the publications of Cutline that are left out, and `beforehand` what a superuser runs for that role in the
-    empty database. `database` is what the database itself gets, if anything. `lost` are entries whose statements the
-    store has lost: a restore that may do without refused statements does without these, too.
+    not a superuser. Then `roles` are the owners and grantors that it names, each with the objects that it owns or
+    grants, `omitted` the publications of Cutline that are left out, and `beforehand` the statements that a superuser
+    runs for that role in the empty database. `database` has the statements for the database itself, if any. `lost` are
+    entries whose statements the store has lost: a restore that may do without refused statements does without these,
+    too.
     """
 
     settings: str
@@ -127,7 +128,7 @@ class Ddl:
 
     @property
     def sections(self) -> dict[str, tuple[DdlEntry, ...]]:
-        """The entries by section, in the order in which the sections run."""
+        """The entries by section, in the order of their running."""
         return {PRE_DATA: self.pre_data, POST_DATA: self.post_data, EVENT_TRIGGERS: self.event_triggers}
 
 
@@ -177,7 +178,7 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
 
 @dataclass(slots=True)
 class Refreshed:
-    """What came of refreshing materialized views.
+    """The result of refreshing materialized views.
 
     `problems` has a line for each that could not be refreshed, with the reason, `helped` those that could be while
     functions had a search_path, with these functions.
@@ -274,7 +275,7 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            # Of a lock that was not given in time the caller says who has it.
+            # The caller names the holder of a lock that was not given in time.
             if remedy_of(error) and not isinstance(error, psycopg.errors.LockNotAvailable):
                 raise disrupted_error(node_of(connection), error) from error
             raise SchemaLoadError(

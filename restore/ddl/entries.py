@@ -60,7 +60,7 @@ from cutline.snapshots.records.commit import Sequence
 from cutline.storage.errors import RefusedError
 
 TABLE, CONSTRAINT = "TABLE", "CONSTRAINT"
-# What has a name among relations or types, and what moves with its table.
+# Types of entries that move with their table, and of all that have names among relations or types.
 FOLLOWING = ("SEQUENCE", "INDEX", CONSTRAINT)
 NAMED = (*FOLLOWING, TABLE, "VIEW", "MATERIALIZED VIEW", "FOREIGN TABLE", "TYPE", "SHELL TYPE", "DOMAIN")
 NAMES_QUERY = """
@@ -111,7 +111,7 @@ def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> 
 
 
 def _own_name(entry: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
-    """The name of the entry's object; that of a constraint follows the name of its table, on which it depends."""
+    """The name of the entry's object; a constraint's follows the name of its table, on which it depends."""
     tables = [entries[number].name for number in entry.dependencies if number in entries]
     prefixes = [f"{name} " for name in tables if entry.kind == CONSTRAINT and entry.name.startswith(f"{name} ")]
     return entry.name.removeprefix(max(prefixes, key=len, default=""))
@@ -151,7 +151,7 @@ SYSTEM_SCHEMA = 'SCHEMA "pg_catalog"'
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
-# Publications and what they publish; pg_dump names the latter by both.
+# Publications and their contents; pg_dump names the latter by both.
 PUBLICATION_KINDS = ("PUBLICATION", "PUBLICATION TABLE")
 OWN_ENTRY = re.compile(rf"{OWN_PUBLICATION}( .*)?", re.DOTALL)
 
@@ -176,14 +176,14 @@ class ArchiveDdl:
         return [_qualify(entry) for entry in self.entries if entry.kind == VIEW_ROWS]
 
     def without_dependents(self) -> tuple[ArchiveDdl, list[str]]:
-        """The DDL for a restore of some tables, and what it leaves out."""
+        """The DDL for a restore of some tables, and its omissions."""
         by_number = {entry.number: entry for entry in self.entries}
         keys = [entry for entry in self.entries if entry.kind == FOREIGN_KEY]
         ddl, views = self.without(keys).without_view_rows()
         return ddl, [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys] + views
 
     def without_view_rows(self) -> tuple[ArchiveDdl, list[str]]:
-        """The DDL without the rows of materialized views, and what is left out."""
+        """The DDL without the rows of materialized views, and the omissions."""
         views = [entry for entry in self.entries if entry.kind == VIEW_ROWS]
         return self.without(views), [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
 
@@ -193,7 +193,7 @@ class ArchiveDdl:
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left))
 
     def with_roles(self, changes: RoleChanges) -> tuple[ArchiveDdl, ChangedRoles]:
-        """The DDL with other roles, in the archive itself; and what is left out, and which roles it named."""
+        """The DDL with other roles, in the archive itself; and the omissions, and the roles that it named."""
         body, contents = self.body, self.contents
         work = RoleStatements(changes)
         statements = {
@@ -231,7 +231,7 @@ class ArchiveDdl:
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
 
     def without_system_grants(self) -> tuple[ArchiveDdl, list[str]]:
-        """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""
+        """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and the omissions."""
         grants = [
             entry
             for entry in self.entries
@@ -276,7 +276,7 @@ class ArchiveDdl:
 
 
 def read_archive(body: bytes) -> ArchiveDdl:
-    """Read the archive, and choose what is restored of it."""
+    """Read the archive, and choose the entries to restore."""
     contents = read_contents(body)
     search_path = next((entry.name for entry in contents.entries if entry.kind == PATH_ENTRY), None)
     entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(entry))
@@ -326,7 +326,7 @@ def _needed_by_tables(entries: Collection[ArchiveEntry]) -> set[int]:
 
 
 def _section_of(entry: ArchiveEntry) -> str:
-    """The section in which the entry is run."""
+    """The section to which the entry belongs."""
     if is_of_event_trigger(entry):
         return EVENT_TRIGGERS
     return POST_DATA if entry.section == AFTER_ROWS else PRE_DATA
@@ -347,7 +347,7 @@ def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
 
 # As pg_dump calls such entries.
 SEQUENCE_SET = "SEQUENCE SET"
-# Entries of archives have lower numbers, those of the database itself higher ones (restore/ddl/running.py).
+# Numbers of archive entries are lower, those of the database's own entries higher (restore/ddl/running.py).
 FIRST_NUMBER = 1 << 39
 
 
@@ -378,7 +378,7 @@ def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[
 
 
 def lost_rows(reason: str) -> Refusal:
-    """What a restore reports of a shard's rows that can't be read from the store."""
+    """The refusal that a restore reports for a shard's rows that can't be read from the store."""
     return Refusal(DdlEntry(FIRST_NUMBER, ROWS, "", "of extensions", ""), PRE_DATA, reason, "")
 
 

@@ -2,10 +2,10 @@
 
 Owners are values of their own in an archive. Roles that are granted something, grantors, and the roles of policies, of
 default privileges and of user mappings are in statements: these have one of few forms, with all identifiers quoted, and
-one that has none of them is refused. Texts are raw (nodes.encodings).
+a statement of any other form is refused. Texts are raw (nodes.encodings).
 
 pg_restore connects to no server: it writes one script, in which marks divide the entries. So statements run in
-Cutline's own sessions, whatever version, encryption and credentials the target has, and each belongs to an entry.
+Cutline's own sessions, independent of the target's version, encryption and credentials, and each belongs to an entry.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ MAPPING = re.compile(
 
 
 class ChangedRoles(NamedTuple):
-    """What is left out of DDL whose roles were changed, and why, and the roles that it had named (raw text)."""
+    """The omissions from DDL whose roles were changed, with the reasons, and the roles that it had named (raw text)."""
 
     left_out: Mapping[str, str]
     met: frozenset[str]
 
 
 class RoleUnmappableError(RefusedError):
-    """A statement names roles in a way that leaves it uncertain what it means with other roles."""
+    """A statement names roles in a form whose meaning with other roles is uncertain."""
 
 
 @dataclass(slots=True)
 class RoleStatements:
     """Changes the roles in one archive's statements, entry by entry.
 
-    `met` are the roles that the statements name, `left_out` what is not restored, and why not.
+    `met` are the roles that the statements name, `left_out` the omissions with their reasons.
     """
 
     changes: RoleChanges
@@ -107,7 +107,7 @@ class RoleStatements:
             return
         role = self._meet(found["role"])
         if self.changes.no_owner and role == entry.owner:
-            # What an owner has of its own objects is the restoring role's.
+            # An owner's privileges on its own objects are the restoring role's.
             return
         if self.changes.lacks(role):
             if found["verb"] == "GRANT":
@@ -229,7 +229,7 @@ def write_statements(
             "pg_restore",
             f"--file={script}",
             str(archive),
-            # Older ones write no lines for psql's restrict mode.
+            # Older programs write no lines for psql's restrict mode.
             *([f"--restrict-key={token}"] if programs.has("--restrict-key") else []),
             folder=programs.folder,
         )

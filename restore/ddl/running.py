@@ -5,12 +5,13 @@ refused. Indexes, keys and foreign keys that sessions create side by side need n
 done if its object exists.
 
 No two run at once whose dependencies say that they lock the same table. Dependencies do not name the partitions that a
-statement on a partitioned table locks, nor the locks of an entry's second statement, such as CLUSTER ON after an index,
-nor the tables read by functions that an exclusion constraint calls while it locks its own. These could deadlock.
+statement on a partitioned table locks, nor the locks of an entry's second statement, such as CLUSTER ON after an index.
+Nor do they name the tables read by functions that an exclusion constraint calls while it locks its own. These could
+deadlock.
 
 Objects are created in transactions of OBJECTS_AT_ONCE, each of which holds a lock for every object until its commit. If
-the server refuses one, the transaction is repeated entry by entry, each in a savepoint, and what can be created is.
-Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS sessions at once.
+the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all others are
+created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS sessions at once.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class BuiltObject(NamedTuple):
 
 
 def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
-    """The name of each batch's mark: its number, and a digest of what is run."""
+    """The name of each batch's mark: its number, and a digest of its statements."""
     return [
         f"{section} {number} {hashlib.sha256(batch).hexdigest()[:DIGEST_SHOWN]}" for number, batch in enumerate(batches)
     ]
@@ -105,7 +106,7 @@ def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, n
     found = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
     if not found <= set(names):
         raise SchemaLoadError(
-            f"the {section} DDL is not the one that the restore began with: the target's roles have changed, or it"
+            f"the {section} DDL has changed since the restore began: the target's roles have changed, or it"
             " was begun by other programs",
             hint="go on as the same role, where it began, with the roles that the target had then; or undo it",
         )
@@ -191,7 +192,7 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
     after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
     tables = {entry.number: entry for entry in entries if entry.kind == "TABLE"}
     tree = {number for entry in entries if entry.kind == PARTITION for number in entry.dependencies}
-    # A foreign key depends on its table, and on a key that depends on the other one.
+    # A foreign key depends on its table, and on a key that depends on the other table.
     tree |= {entry.number for entry in entries if not tree.isdisjoint(entry.dependencies)}
     long = {
         entry.number
@@ -284,7 +285,7 @@ class DdlRun:
     helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
 
     def before_rows(self) -> None:
-        """Create what the rows need.
+        """Create the objects that the rows need.
 
         This and the next two raise NodeUnreachableError if a session is lost, or a statement ended though not refused.
         """
@@ -301,9 +302,10 @@ class DdlRun:
                         reset_settings(connection, self.node)
 
     def after_rows(self, ledger: str = "") -> None:
-        """Create what follows the rows, but no event triggers, and refresh no views.
+        """Create the objects that follow the rows, but no event triggers, and refresh no views.
 
-        With a `ledger`, what an earlier process has created is left out, and what it was refused is tried again.
+        With a `ledger`, objects that an earlier process has created are left out, and statements that it was refused
+        are tried again.
         """
         parallel = self.ddl.side_by_side
         rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
@@ -325,14 +327,14 @@ class DdlRun:
                         self._run_again(connection, entry, ledger)
 
     def note_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Take over what the ledger says that an earlier process was refused before the rows."""
+        """Take over the refusals before the rows that an earlier process has entered in the ledger."""
         refused = read_refused(connection, ledger)
         for entry in self.ddl.pre_data:
             if refused_mark(PRE_DATA, entry) in refused:
                 self.refusals[entry.number] = Refusal(entry, PRE_DATA, EARLIER, entry.statements)
 
     def mark_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Let the ledger say what was refused before the rows."""
+        """Enter the refusals before the rows in the ledger."""
         marks = (mark(ledger, refused_mark(PRE_DATA, refusal.entry)) for refusal in self.refusals.values())
         run_statements(connection, "".join(marks).encode())
 
@@ -353,7 +355,7 @@ class DdlRun:
                     raise disrupted_error(self.node.id, error) from error
                 raise SchemaLoadError(
                     f"node {self.node.id}: tables can't get their other names: {shorten_message(error)}",
-                    hint="see what has their names in the database, then repeat the command",
+                    hint="see which objects have their names in the database, then repeat the command",
                     details={"node": self.node.id},
                 ) from error
             for entry in self.ddl.event_triggers:
@@ -364,7 +366,7 @@ class DdlRun:
         return not is_undone
 
     def all_sections(self) -> None:
-        """Run all sections in the empty database: to see what is refused."""
+        """Run all sections in the empty database, to find the refusals."""
         self.before_rows()
         self.after_rows()
         with self._session() as connection:
@@ -439,7 +441,7 @@ class DdlRun:
             run_statements(connection, b"".join(marks) + done)
 
     def _try_refused_again(self, connection: psycopg.Connection[Any]) -> None:
-        """Run what was refused before the rows again, as long as that helps: pg_dump breaks loops of dependencies."""
+        """Repeat statements refused before the rows as long as that helps: pg_dump breaks loops of dependencies."""
         refused: dict[int, Refusal] = {}
         while len(self.refusals) != len(refused):
             refused, self.refusals = self.refusals, {}
@@ -517,9 +519,10 @@ class DdlRun:
         return refusal
 
     def _run_side_by_side(self, entries: Sequence[DdlEntry], sizes: Mapping[tuple[str, str], int]) -> None:
-        """Create the entries in several sessions, those of the largest tables first; then what was refused, again.
+        """Create the entries in several sessions, those of the largest tables first; then retry refused entries.
 
-        One at a time what another session kept from being created is, and functions get a search_path.
+        The retry creates entries one at a time, because another session may have kept them from being created, and
+        functions get a search_path.
         """
         if not entries:
             return
@@ -531,7 +534,7 @@ class DdlRun:
             with queue.stopping(), self._session() as connection:
                 for entry in queue:
                     run_statements(connection, raw_bytes(session_settings(entry)))
-                    # By itself, as the server's views show what a session runs.
+                    # By itself, as the server's views show the statement that a session runs.
                     *_, statement = (one.bare for one in statements_of(entry.statements) if one.bare)
                     try:
                         run_statements(connection, raw_bytes(statement))
@@ -628,7 +631,7 @@ class _Queue:
 
 
 def _reason(entry: DdlEntry, error: psycopg.Error) -> str:
-    """What the server says; of rows without values, which may be secret."""
+    """The server's message; for rows without values, which may be secret."""
     if entry.kind == ROWS and isinstance(error, psycopg.DataError):
         return f"a value does not fit ({type(error).__name__})"
     return shorten_message(error)

@@ -1,8 +1,8 @@
 """Roles of a server as a snapshot has them: what creates them, and how the target's differ.
 
-Roles that exist keep what they have; at most they become members of roles that a restore creates. These get what they
-had, but neither attributes nor memberships that give power over the server, nor over what others own there: a store
-that is not encrypted can be changed, and who changes it must not gain the target by that.
+Existing roles keep their properties; at most they become members of roles that a restore creates. Created roles get the
+properties they had, but neither attributes nor memberships that give power over the server, nor over others' objects
+there: a store that is not encrypted can be changed, and a change to it must not give control of the target.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cutline.snapshots.records.server_globals import (
     ServerTablespace,
 )
 
-# By field, for a role that has the attribute and for one that has not.
+# By field, the words for a role with and without the attribute.
 ATTRIBUTES = {
     "superuser": ("SUPERUSER", "NOSUPERUSER"),
     "inherit": ("INHERIT", "NOINHERIT"),
@@ -35,16 +35,16 @@ ATTRIBUTES = {
 # With these a role may do more than the privileges that it was granted.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
 # Of PostgreSQL's own roles those whose members see nothing of others. With the rest a role can come to the server's
-# files and programs, or to the rows of every database. With pg_monitor it reads settings that only superusers see, such
-# as the password in primary_conninfo (pg_read_all_settings), and the statements of others, which may set passwords, in
-# pg_stat_activity and pg_stat_statements (pg_read_all_stats).
+# files and programs, or to the rows of every database. With pg_monitor it reads settings that only superusers see,
+# such as the password in primary_conninfo (pg_read_all_settings). It also reads the statements of others, which may
+# set passwords, in pg_stat_activity and pg_stat_statements (pg_read_all_stats).
 HARMLESS = frozenset(("pg_stat_scan_tables", "pg_checkpoint", "pg_use_reserved_connections"))
 PER_ROLE = ("connection_limit", "valid_until")
 
 
 @dataclass(frozen=True, slots=True)
 class RoleStatement:
-    """A statement, and as what it is shown: without a verifier."""
+    """A statement, and the text that is shown for it, without a verifier."""
 
     statement: str
     shown: str
@@ -90,7 +90,7 @@ def membership_statement(one: RoleMembership, *, grantor: bool = True) -> str:
 
 
 def memberships_of_created(found: ServerGlobals, created: Container[str]) -> list[RoleMembership]:
-    """The memberships of and in the roles that were created, each after the one that its grantor needs for it."""
+    """The memberships of and in the roles that were created, each after the membership that its grantor needs."""
     waiting = [
         membership for membership in found.memberships if membership.member in created or membership.role in created
     ]
@@ -112,7 +112,7 @@ def memberships_of_created(found: ServerGlobals, created: Container[str]) -> lis
 def may_be_granted(one: RoleMembership, found: ServerGlobals, created: Container[str]) -> bool:
     """Whether a restore that `created` these roles grants the membership; else it is shown.
 
-    What a role that existed before owns and may do on the target, the snapshot does not know.
+    The snapshot does not know the objects and privileges of roles that existed on the target before.
     """
     powers = {role.name for role in found.roles if withheld_attributes(role)}
     return one.role in HARMLESS or (one.role in created and one.role not in powers)
@@ -168,7 +168,7 @@ def _tablespace_statements(one: ServerTablespace) -> Iterator[str]:
 
 
 def find_differences(stored: ServerGlobals, present: ServerGlobals) -> list[str]:
-    """How the roles that both have differ, a line each; `present` is what the target has."""
+    """The differences between the roles that both have, a line each; `present` are the target's."""
     now: Mapping[str, ServerRole] = {role.name: role for role in present.roles}
     both = {role.name for role in stored.roles} & now.keys()
     lines: list[str] = []

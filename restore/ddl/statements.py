@@ -4,8 +4,8 @@ Where a statement ends follows the rules of the server's scanner and of psql (Po
 src/fe_utils/psqlscan.l). A backslash is no escape: dumps are made with standard_conforming_strings on. A wrong split is
 noticed: the server refuses the halves, as neither is a statement.
 
-DDL runs with an empty search_path, so that its own names mean what they meant when it was dumped, whatever others have
-created since. Functions that an index, a constraint or a view calls may name tables and functions without a schema;
+DDL runs with an empty search_path, so that its own names mean the same as at the dump, even if others have created
+objects since. Functions that an index, a constraint or a view calls may name tables and functions without a schema;
 they worked on the source, because its sessions have a search_path. PostgreSQL 17 and newer give such functions no
 search_path at all while they build an index, refresh a view or analyze (PostgreSQL manual, "Maintenance Commands").
 
@@ -45,12 +45,13 @@ TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 COMMENT_MARK = re.compile(r"/\*|\*/")
-# The first words of a statement, whatever is between them, after which psql looks for BEGIN and END.
+# The first words of a statement, with any words in between, after which psql looks for BEGIN and END.
 ROUTINES = [["create", *words, kind] for words in ([], ["or", "replace"]) for kind in ("function", "procedure")]
 ROUTINE_WORDS_MAX = 4
 # The comments that pg_dump writes before a statement.
 COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n\r]*[\n\r])*")
-# How all begin that pg_dump or a restore writes; none of them begins a transaction, or takes what follows as data.
+# The beginnings of all statements that pg_dump or a restore writes; none begins a transaction, or reads the next
+# lines as data.
 BEGINNING = re.compile(
     r"(?:ALTER|COMMENT|CREATE|DO|GRANT|INSERT|LOAD|REFRESH|REVOKE|SECURITY|SELECT"
     r"|(?:RE)?SET (?:ROLE|SESSION AUTHORIZATION)|SET default_table(?:space|_access_method))\b",
@@ -70,7 +71,7 @@ class Statement(NamedTuple):
 
 
 def statements_of(script: str) -> Iterator[Statement]:
-    """Yield the statements, and what follows the last one: their texts together are the script."""
+    """Yield the statements, and the text after the last one: their texts together are the script."""
     begin = 0
     for end in statement_ends(script):
         yield _statement(script[begin:end])
@@ -97,11 +98,11 @@ def statement_ends(script: str) -> Iterator[int]:
 
 
 def is_statements_alone(script: str) -> bool:
-    """Whether psql would send all of the script to the server, and nothing of what follows it in a file with it.
+    """Whether psql would send the whole script to the server, without any of the text that follows it in a file.
 
     Rather False than True: psql 15 to 18 and the servers differ where constants touch numbers, words or each other, and
-    psql has commands, variables and COPY data. So it is False for what pg_dump never writes. Where psql is to read the
-    script, standard_conforming_strings has to be on.
+    psql has commands, variables and COPY data. So it is False for forms that pg_dump never writes. Where psql is to
+    read the script, standard_conforming_strings has to be on.
     """
     # psql reads lines up to the first of these.
     if "\0" in script:
@@ -145,7 +146,7 @@ def _is_open(match: re.Match[str], end: int, script: str) -> bool:
 
 
 def _tokens(script: str) -> Iterator[_Token]:
-    """Yield what matters of a script; the end of what is not closed is behind the script's."""
+    """Yield the tokens of a script that matter; an unclosed one ends behind the script's end."""
     offset, parentheses, bodies = 0, 0, 0
     words: list[str] = []
     while token := TOKEN.search(script, offset):
@@ -253,10 +254,10 @@ def run_with_paths(
     None if none did. Those are returned that the statements call, or the `definition` of the object that they name;
     functions that others call are not among them.
 
-    The session is raw (nodes.encodings). They run as they stand first; if a name is not found, once more while
-    every function without a search_path of its own has that of the database, for its owner, then its own schema, and
-    then those of the other functions.
-    Raises the psycopg.Error of the first attempt if neither succeeds, or one of the second that is about the server.
+    The session is raw (nodes.encodings). Statements run as they stand first. If a name is not found, they run once
+    more, with a search_path for every function that has none of its own: that of the database, for its owner, then its
+    own schema, and then those of the other functions. Raises the psycopg.Error of the first attempt if neither
+    succeeds, or one of the second that is about the server.
     """
     try:
         with connection.transaction():

@@ -1,14 +1,14 @@
-"""Adapt a shard's DDL to a role that is not a superuser, and what only a superuser can create of it.
+"""Adapt a shard's DDL to a role that is not a superuser, and find the part that only a superuser can create.
 
-PostgreSQL lets an ordinary role give an object away only to an owner that may create in the object's schema, and a
-publication only to one that may create in the database. A superuser need not care, and pg_dump does not: it writes
+PostgreSQL lets an ordinary role give an object away only to an owner with CREATE on the object's schema, and a
+publication only to an owner with CREATE on the database. A superuser need not care, and pg_dump does not: it writes
 privileges after the objects. So each owner is lent that privilege, which is taken back before the dump's own grants.
 All grants come after the rows, so that no owner's REVOKE from itself keeps its rows out.
 
 Extensions, and the schemas that they are in, a superuser creates in the empty database, before anything of the source
 can be there: by statements that are written here, with names that an entry has. Every role may use the foreign-data
 wrappers among them: owners of servers have to. The role may fill their configuration tables. The rest is left out, by
-name: event triggers, publications of all tables or of schemas, and privileges of what belongs to extensions.
+name: event triggers, publications of all tables or of schemas, and privileges on objects of extensions.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PUBLIC, PUBLIC_OWNER = "public", "pg_database_owner"
 class _Loans:
     """What owners were lent, with the statements that take it back, and the roles that were met.
 
-    `ours` is the role that restores. It is lent nothing: it owns the database and what it creates there, and taking a
-    loan back would take away what it has as the owner.
+    `ours` is the role that restores. It is lent nothing: it owns the database and everything that it creates there, and
+    taking a loan back would take away its rights as the owner.
     """
 
     ours: str
@@ -59,7 +59,7 @@ class _Loans:
     roles: dict[str, list[str]] = field(default_factory=dict)
 
     def lend(self, bare: str) -> Iterator[str]:
-        """Yield the statement that lends an owner what the `bare` statement demands that it has."""
+        """Yield the statement that lends an owner the privilege that the `bare` statement demands."""
         if not (match := OWNER.fullmatch(bare)):
             return
         kind, first, owner = match["kind"], match["first"], match["owner"]
@@ -168,9 +168,10 @@ LETS_FILL = """DO $do$ DECLARE one record; BEGIN
 
 @dataclass(frozen=True, slots=True)
 class Beforehand:
-    """Statements (raw text) of a superuser in an empty database; the `schemas` that they create; what is left out.
+    """Statements (raw text) of a superuser in an empty database; the `schemas` that they create; and the omissions.
 
-    Of that, `privileges` are the objects of extensions whose privileges are left out, by schema; "" is that of none.
+    Among these, `privileges` are the objects of extensions whose privileges are left out, by schema; "" is for objects
+    without a schema.
     """
 
     statements: tuple[str, ...]
@@ -182,7 +183,7 @@ class Beforehand:
 def take_superusers_part(
     ddl: ArchiveDdl, role: str, refused: Collection[str] | None = None
 ) -> tuple[ArchiveDdl, Beforehand]:
-    """Divide the DDL into what the `role` can run, and what a superuser does for it; schemas belong to the role.
+    """Divide the DDL into the `role`'s part and a superuser's part; schemas belong to the role.
 
     With `refused`, the restore does without these extensions and without others that can't be created. The role meets
     all extensions then, too: those that exist it passes over, and each of the others is a statement that is refused.
@@ -221,7 +222,7 @@ def take_superusers_part(
 
 
 def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
-    """The DDL, which finds what a superuser has done."""
+    """The DDL, adapted to the work that a superuser has done."""
 
     def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
         for entry in entries:
@@ -246,7 +247,7 @@ def _parse_extension(statement: str) -> tuple[str, str]:
 
 
 def _drops_language(entry: ArchiveEntry) -> bool:
-    """Whether it drops the one extension that every new database has."""
+    """Whether it drops plpgsql, the only extension that every new database has."""
     return entry.kind == DROP and entry.name == "EXTENSION plpgsql"
 
 
@@ -278,7 +279,7 @@ def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _privileges_of_extensions(ddl: ArchiveDdl) -> Iterator[ArchiveEntry]:
-    """Privileges of what pg_dump does not write: it belongs to an extension."""
+    """Privileges on objects that pg_dump does not write, because they belong to an extension."""
     # Those of a column depend on those of its table, too.
     written = {entry.number for entry in ddl.contents.entries if entry.kind != PRIVILEGES}
     for entry in ddl.entries:

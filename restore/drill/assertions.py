@@ -1,4 +1,4 @@
-"""Assertions: ask a restored database one query, read-only, and compare what it answers with what is expected.
+"""Assertions: ask a restored database one query, read-only, and compare the answer with the expected result.
 
 Values are compared as PostgreSQL prints them: numbers as numbers, booleans as booleans, everything else as text. NULL
 equals nothing.
@@ -88,7 +88,8 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
             set_path = "SELECT pg_catalog.set_config('search_path', %s, true)"
             connection.execute(set_path, (DEFAULT if path is None else path,))
             connection.execute(f"SET LOCAL statement_timeout = {math.ceil(assertion.timeout * 1000)}".encode())
-            # A cursor is of one query, and reads no more rows than it is asked for. Prepared, it can't be two commands.
+            # A cursor takes a single query, and reads no more rows than it is asked for. Prepared, it can't be two
+            # commands.
             query = f"DECLARE asked NO SCROLL CURSOR FOR {assertion.sql.strip().removesuffix(';')}"
             connection.execute(query.encode(), prepare=True)
             rows, booleans = _fetch(connection, max(rows_max, ROWS_SHOWN_MAX) + 1)
@@ -109,7 +110,7 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
 
 @contextmanager
 def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: float, limit: _Limit) -> Iterator[None]:
-    """End the session, from a thread, if the block takes longer, whatever runs in it."""
+    """End the session, from a thread, if the block takes longer, whichever statement it runs."""
     process = connection.info.backend_pid
 
     def end() -> None:
@@ -117,10 +118,10 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
         try:
             limit.has_ended_server = reader.end(process)
         except (SnapshotError, psycopg.Error):
-            # Nobody waits for this thread's errors; whoever waits for the answer gets one below.
+            # Nobody waits for this thread's errors; the thread that waits for the answer gets an error below.
             limit.has_ended_server = False
         finally:
-            # Whoever waits for an answer gets an error, also if the server does not end the session.
+            # The thread that waits for an answer gets an error, also if the server does not end the session.
             shut_down(connection)
 
     timer = threading.Timer(seconds_max + END_AFTER_SECONDS, end)
@@ -130,7 +131,7 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
         yield
     finally:
         timer.cancel()
-        # What it has begun ends before anything else is asked.
+        # Its work ends before anything else is asked.
         timer.join()
 
 
@@ -193,7 +194,7 @@ def _equals(expected: Value, found: str | None, is_boolean: bool) -> bool:  # no
 
 
 def expected_text(expected: Expected) -> str:
-    """What is expected, for people."""
+    """The expected result, for people."""
     if expected is UNSET:
         return "no rows"
     lists = expected if isinstance(expected, tuple) else (expected,)

@@ -40,7 +40,7 @@ NOT_ASKED = "not asked: an earlier assertion did not end, so the server was stop
 
 @dataclass(frozen=True, slots=True)
 class DrillReport:
-    """What a drill restored, and what became of the assertions. It proves something only if one was asked."""
+    """The restored part of a drill, and the results of the assertions. It proves something only if one was asked."""
 
     restored: RestoreReport
     assertions: tuple[AssertionResult, ...]
@@ -53,7 +53,7 @@ class DrillReport:
 
 
 def verdict_of(assertions: Sequence[AssertionResult], restored: RestoreReport) -> str:
-    """What they say together: `holds`, `fails` or `inconclusive`, also if something was restored without."""
+    """The joint verdict: `holds`, `fails` or `inconclusive`, also if the restore left something out."""
     outcomes = [assertion.holds for assertion in assertions]
     if False in outcomes:
         return "fails"

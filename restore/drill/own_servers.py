@@ -1,9 +1,9 @@
 """A drill on servers that the user keeps: the primaries of another fleet.toml.
 
 Each shard is restored into a database of a new name; no other database is touched. It is restored, and asked, by a role
-without privileges: that of the dsn, or, if that is a superuser, one that it makes. Roles of the snapshot that exist on
-the server are replaced by that role, the others are made. When the block ends, everything is dropped again; what a
-killed drill has left, the next one drops: a session with the drill's name shows that it lives.
+without privileges: the dsn's role, or, if that is a superuser, a role that it makes. Roles of the snapshot that exist
+on the server are replaced by that role, the others are made. When the block ends, everything is dropped again; the next
+drill drops the remains of a killed drill: a session with the drill's name shows that it lives.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from cutline.restore.targets.target import (
 )
 from cutline.storage.errors import SnapshotError, UsageError
 
-# What a drill makes on a server has this name, the operation's suffix and, of a database, the number of the target.
+# Objects that a drill makes on a server have this name, the operation's suffix and, for a database, the number of the
+# target.
 NAME = re.compile(r"(?P<drill>cutline_drill_[0-9a-f]{10})(_[0-9]+(_restoring_[0-9a-f]{10})?)?")
 # What of a connection string is its role's.
 OF_THE_ROLE = ("user", "password", "passfile", "sslcert", "sslkey", "sslpassword", "service")
@@ -148,7 +149,7 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
             nodes[target.shard], folders[target.shard] = target.maintenance, find_data_directory(connection)
             encoding = plan.chain.baseline[target.source].encoding
             existing = find_existing_roles(target, connection, plan.roles(target), encoding)
-        # Predefined roles may only be given something, and what they may do is no owner's.
+        # Predefined roles may only be given something, and their privileges are no owner's.
         taken |= {role: name for role in existing if not role.startswith("pg_")}
     targets = tuple(
         target_of(one.shard, replace(one.node, dsn=_as(one.node.dsn, name, password)), (), plan.intent.id)
@@ -167,7 +168,7 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
 
 
 def _as(dsn: str, role: str, password: str) -> str:
-    # Another role's certificate or password file proves nothing for this one.
+    # Another role's certificate or password file proves nothing for this role.
     given = {key: value for key, value in conninfo_to_dict(dsn).items() if key not in OF_THE_ROLE}
     return make_conninfo("", **given | {"user": role, "password": password})
 
@@ -180,16 +181,17 @@ def _check_login(target: Target) -> None:
             f"node {target.node.id}: a role that was made for the drill can't log in: {error.message}",
             hint=[
                 "let pg_hba.conf admit roles by password (scram-sha-256)",
-                "or name a role in the dsn that is no superuser: the drill restores as that one",
+                "or name a role in the dsn that is no superuser: the drill restores as that role",
             ],
             details=error.details,
         ) from error
 
 
 def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progress) -> None:
-    """Drop what killed drills have left on the server: those of which no session has the name.
+    """Drop what killed drills have left on the server: those whose name no session has.
 
-    What somebody uses stays, which is noted: it keeps no other drill from its work. Raises what a lost session raises.
+    What somebody uses stays, which is noted: it keeps no other drill from its work. Raises the errors of a lost
+    session.
     """
     made, found = _made_roles(target, session), session.execute(DATABASES_QUERY).fetchall()
     # Read last: a drill has a session before it makes anything, until it has dropped everything.
@@ -205,7 +207,7 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
 def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
     """The roles that drills have made, with their marks; none for another role than a superuser, whose drill has none.
 
-    The one that restored comes last: by it the others of its drill are known.
+    The restoring role comes last, because the others of its drill are known by it.
     """
     return find_marked(session) if read_role(target.node, session).is_super else []
 
@@ -213,9 +215,9 @@ def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[
 def _drop_databases(
     target: Target, session: psycopg.Connection[Any], databases: Iterable[str], roles: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Drop the databases, and all others of the roles that restored; yield what is left, and why.
+    """Drop the databases, and all others of the roles that restored; yield those that are left, with the reasons.
 
-    Nobody can log in as such a role from then on. Raises what a lost session raises.
+    Nobody can log in as such a role from then on. Raises the errors of a lost session.
     """
     logins = [role for role, mark in roles if role == mark]
     for role in logins:
@@ -233,7 +235,7 @@ def _drop_databases(
 
 
 def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Drop the roles; yield what is left, and why. Raises what a lost session raises."""
+    """Drop the roles; yield those that are left, with the reasons. Raises the errors of a lost session."""
     left = set[str]()
     for role, mark in roles:
         statement = sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role))
@@ -245,7 +247,7 @@ def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str
 
 
 def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> str:
-    """Why it can't be dropped; "" if it is. Raises what a lost session raises."""
+    """Why it can't be dropped; "" if it is. Raises the errors of a lost session."""
     try:
         drop()
     except (SnapshotError, psycopg.Error) as error:
@@ -256,7 +258,7 @@ def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> s
 
 
 def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
-    """Drop what the drill has made, in sessions of its own: those before may be lost."""
+    """Drop everything that the drill has made, in new sessions, because the earlier ones may be lost."""
 
     def drop_databases(target: Target, session: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
         yield from _drop_databases(target, session, (target.loading, target.database), made(target, session))

@@ -76,7 +76,7 @@ class DrillUnfitError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class DrillPlace:
-    """Where a drill restores: the plan into its servers; `make_reader` lets somebody ask what a target has then."""
+    """Where a drill restores: the plan into its servers; `make_reader` lets a caller query a target afterwards."""
 
     plan: RestorePlan
     make_reader: Callable[[Target], Reader]
@@ -109,7 +109,7 @@ def end_session(node: Node, process: int) -> bool:
 
 @contextmanager
 def naming_unfit(snapshot: str) -> Iterator[None]:
-    """Raise DrillUnfitError if a restore in the block is refused for what the servers made for it are or lack."""
+    """Raise DrillUnfitError if the servers made for the drill are why a restore in the block is refused."""
     try:
         yield
     except (TargetUnfitError, TargetLacksError, SchemaLoadError, ObstaclesError) as error:
@@ -128,7 +128,7 @@ def naming_unfit(snapshot: str) -> Iterator[None]:
 
 DATABASE = "drill"
 INSTALL = "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml"
-# Nobody keeps what is in them.
+# Nobody keeps their contents.
 SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 
 
@@ -162,7 +162,7 @@ def drill_servers(
 
 
 def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Confinement:
-    """What the servers are confined by, tried in a new folder; raise UnconfinedError unless `rules` allow nothing."""
+    """The confinement of the servers, tried in a new folder; raise UnconfinedError unless `rules` allow none."""
     folder.mkdir()
     confinement = find_confinement(folder)
     if confinement.is_none and not rules.allow_unconfined:
@@ -219,6 +219,6 @@ def end_in_any_case(superuser: Node, server: EmbeddedNode, process: int) -> bool
     try:
         has_ended = end_session(superuser, process)
     except (SnapshotError, psycopg.Error):
-        # Code of the owners may have used up what a superuser's session needs, too.
+        # Code of the owners may have used up the resources of a superuser's session, too.
         has_ended = False
     return not has_ended and stop_server(server, immediate=True)

@@ -1,7 +1,7 @@
-"""How long a restore takes: seconds by step, from the volume and what an earlier restore took.
+"""How long a restore takes: seconds by step, from the volume and the figures of an earlier restore.
 
-A step takes a fixed time and a time in proportion to its amount of work. The constants are of two cores that run both
-Spark and all servers; where a restore into any fleet has recorded what it took, the constants are scaled to that.
+A step takes a fixed time and a time in proportion to its amount of work. The constants were measured on two cores that
+run both Spark and all servers; figures recorded by a restore into any fleet scale the constants.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cutline.snapshots.records.operation_records import RestoreFigures, StepFigu
 from cutline.storage.store import ObjectStore
 
 READ_MAX = 50
-# Servers and machines change: of so many restores, the newest ones, the one of the most similar size tells most.
+# Servers and machines change: among so many of the newest restores, the most similar in size tells most.
 COMPARED_MAX = 5
 
 
 def read_measured(store: ObjectStore, rows: int) -> tuple[str, RestoreFigures] | None:
-    """The operation and the figures of a recent restore, the one whose size is nearest to `rows`; None without any.
+    """The operation and the figures of the recent restore whose size is nearest to `rows`; None without any.
 
-    Of equally near ones the newest counts. Only the READ_MAX newest that were decided are looked at.
+    Of equally near restores the newest counts. Only the READ_MAX newest that were decided are looked at.
     """
     recent = list(islice(_newest_figures(store), COMPARED_MAX))
     return min(recent, key=lambda one: abs(math.log((one[1].rows + 1) / (rows + 1))), default=None)
@@ -44,7 +44,7 @@ def _newest_figures(store: ObjectStore) -> Iterator[tuple[str, RestoreFigures]]:
         try:
             outcome = read_outcome(store, operation)
         except ManifestError:
-            # Figures only; whoever needs the outcome reports it.
+            # Figures only; the command that needs the outcome reports it.
             continue
         if outcome is not None and isinstance(outcome.figures, RestoreFigures):
             yield operation, outcome.figures
@@ -60,11 +60,11 @@ WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
 
 @dataclass(frozen=True, slots=True)
 class ShardVolume:
-    """What is restored of a shard.
+    """The amounts that are restored of a shard.
 
     `rows` are those of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
-    `large_bytes`, `segment_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is what the
-    database takes, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table. Where routes divide
+    `large_bytes`, `segment_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is the size of
+    the database, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table. Where routes divide
     tables, the numbers of rows and changes are rough. `loaded` rows were loaded by an earlier process.
     """
 
@@ -110,7 +110,7 @@ class BegunShard:
     is_loaded: bool
 
     def volume_left(self, volume: ShardVolume) -> ShardVolume:
-        """The shard's volume with what is done already: its tables, and some of its rows or all."""
+        """The shard's volume without the part that is done already: its tables, and some of its rows or all."""
         if not self.is_loaded:
             return replace(volume, loaded=min(self.rows, volume.row_count), tables=0 if self.rows else volume.tables)
         return replace(volume, loaded=volume.row_count, changes=0, large_bytes=0, tables=0)
@@ -173,7 +173,7 @@ def without_large_objects(volume: ShardVolume) -> ShardVolume:
 
 
 def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str, float]]) -> ShardVolume:
-    """What a target gets of several shards with the same tables: of each table the share of its rows, by shard.
+    """A target's volume, from several shards with the same tables: of each table the share of its rows, by shard.
 
     A share between 0 and 1 is a guess. Commits count changes by shard, not by table: these are divided as the rows are.
     """
@@ -216,7 +216,7 @@ def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int,
 def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[NamedObject]:
     """The entries of the shard's base objects that have rows of these groups, by number.
 
-    What a list lists is looked at only if some of its objects may have none.
+    The objects of a list are looked at only if some of them may have none.
     """
     wanted = set(numbers)
     for entry in chain.base_entries(shard):
@@ -271,7 +271,7 @@ class StepCost:
         return self.fixed + self.per_unit * amount
 
     def scaled(self, measured: StepFigures) -> StepCost:
-        """The cost by which the step took what was measured; what was too little to be seen stays as it is."""
+        """The cost that matches the measured figures; a figure too small to be seen stays as it is."""
         expected = self.seconds(measured.amount)
         factor = measured.seconds / expected if expected else 1.0
         share = self.per_unit * measured.amount / expected if expected else 0.0
@@ -304,9 +304,9 @@ MEASURED_FACTOR_MAX, UNMEASURED_FACTOR_MAX = 3.0, 10.0
 class Estimate:
     """The expected seconds by step, and how many of these pass before the step gets through any of its work.
 
-    `basis` is the operation whose figures they are based on, "" for constants. It `is_rough` if that restore was not of
-    about this size, or this one is short, or resumed: then it may be off by more than a fifth. `load` is how many
-    processes wait for each core of this machine.
+    `basis` is the operation whose figures they are based on, "" for constants. It `is_rough` if the sizes of the two
+    restores differ much, or the new restore is short, or resumed: then it may be off by more than a fifth. `load` is
+    the number of processes that wait for each core of this machine.
     """
 
     seconds: Mapping[RestoreStep, float]
@@ -360,7 +360,7 @@ def estimate_restore(
     is_resumed: bool = False,
     load: float = 0.0,
 ) -> Estimate:
-    """The estimate of a restore, or of the rest of one, by the figures of operation `basis` if it has any."""
+    """The estimate of a restore, or of its remaining part, by the figures of operation `basis` if it has any."""
     amounts = amounts_of(volumes)
     taken = measured.steps if measured else {}
     costs = costs_of(amounts.get(RestoreStep.FOLD, 0))
@@ -387,7 +387,7 @@ def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigur
 
 
 def costs_of(changes: int) -> Mapping[RestoreStep, StepCost]:
-    """The costs of a restore with so many changes, by who is expected to fold them (snapshots/fold/limits.py)."""
+    """The costs of a restore with so many changes, by the expected way of folding them (snapshots/fold/limits.py)."""
     if changes <= CHANGES_MAX:
         return COSTS
     return BY_SEGMENT if changes <= KEYS_MAX else BY_ROWS

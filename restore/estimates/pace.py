@@ -1,6 +1,6 @@
-"""Measure the steps of a restore while it runs, and tell how long the rest takes.
+"""Measure the steps of a restore while it runs, and estimate how long the rest takes.
 
-A tally only tells: whatever a node answers, or if it does not, the restore goes on.
+A tally only informs: the restore continues whether or not a node answers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SELECT (SELECT coalesce(sum(rows), 0) FROM {ledger})
      + (SELECT coalesce(sum(substr(application_name, {begin})::bigint), 0) FROM pg_stat_activity
          WHERE datname = current_database() AND application_name ~ '^{loading}[0-9]{{1,18}}$')
 """
-# The indexes and foreign keys of every table, and how much is done of the indexes being built. Of a B-tree the scan,
-# the sort, of which the server tells nothing, and the load into the tree take about a third each.
+# The indexes and foreign keys of every table, and how much is done of the indexes being built. The scan of a B-tree,
+# its sort, which the server does not report, and the load into the tree take about a third each.
 INDEXES_QUERY = """
 SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
   FROM (SELECT indrelid, 1.0 FROM pg_index
@@ -47,7 +47,7 @@ SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
 
 @dataclass(frozen=True, slots=True)
 class NodeTally:
-    """How to ask one node how much it has done: `database` is the one being restored, `total` what there is to do."""
+    """How to ask one node how much it has done: `database` is being restored, `total` is its amount of work."""
 
     database: Node
     total: int
@@ -92,7 +92,7 @@ def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mappi
     try:
         yield teller.seconds
         teller.ended.set()
-        # Its last round tells what is done now.
+        # Its last round reports the present amount.
         thread.join(STOP_SECONDS_MAX)
     finally:
         teller.ended.set()
@@ -155,7 +155,7 @@ class _Teller:
         self.progress.tell(Reading(done, total, self.tallies[0].unit))
 
 
-# What is part of a step although progress names it otherwise.
+# The parts of a step that progress names otherwise.
 PARTS = {
     "check owners of large objects": RestoreStep.LARGE_OBJECTS,
     # Of a restore into tables that exist.
@@ -170,9 +170,10 @@ SEEN_SECONDS = {RestoreStep.ROWS: 4.0, RestoreStep.INDEXES: 60.0}
 OWN_PACE_SHARE = 0.5
 # The part of the estimate that has to pass until the pace so far counts as much as the estimate.
 TRUST_SHARE = 0.15
-# Steps of one restore that take as long as estimated differ by about so much: this says nothing of those that follow.
+# Steps of a restore that take as long as estimated still differ by about so much: such a difference says nothing
+# about the next steps.
 NOISE = 0.2
-# How much slower than expected the rest is thought to be, at most, because of one step of unknown progress.
+# The most by which the rest is thought to be slower than expected because of a single step of unknown progress.
 FACTOR_MAX = 30.0
 # A step of unknown progress that takes longer than expected takes about half as long again as it is late.
 LATE_SHARE = 0.5
@@ -184,8 +185,8 @@ class RestorePace(Forwarding):
     """A Progress that passes everything on to `target`, with the seconds that are left by `estimate`.
 
     `seconds` are those of the steps so far, and `nodes` has the nodes that have ended. The step in progress counts by
-    its own pace, as soon as a reading says how much of it is done; the steps after it by the estimate, and by how the
-    steps so far compare with theirs. If it `is_resumed`, the first reading of a step is of what was done before.
+    its own pace, as soon as a reading shows how much of it is done. The steps after it count by the estimate, and by
+    how the steps so far compare with theirs. If it `is_resumed`, the first reading of a step counts earlier work.
     """
 
     target: Progress
@@ -198,7 +199,7 @@ class RestorePace(Forwarding):
     _step: str = ""
     _done: float = 0.0
     _idle: float = 0.0
-    # What was left, and when.
+    # The remaining seconds, and the time of that figure.
     _left: float | None = None
     _read: float = 0.0
     _began: float = field(default_factory=time.monotonic)
@@ -244,7 +245,7 @@ class RestorePace(Forwarding):
         if share <= 0.0:
             self._idle = now - self._began
         elif share == self._done and now - self._read < (self._left or 0.0):
-            # A phase of which the server tells nothing: what it takes is known at its end.
+            # A phase that the server does not report: its duration is known at its end.
             return
         self._done = share
         self._left, self._read = self._estimate_left(now), now
@@ -279,11 +280,11 @@ class RestorePace(Forwarding):
         )
         likely = due * _beyond_noise(factor)
         if done <= 0.0:
-            # Nothing tells how far it is. What takes longer than expected says the same of the rest.
+            # Its progress is unknown. If it takes longer than expected, so does the rest, probably.
             late = min(elapsed / max(due, 1.0), FACTOR_MAX)
             rest = likely - elapsed if elapsed < likely else LATE_SHARE * (elapsed - likely)
             return rest + after * max(_beyond_noise(factor), late)
-        # Its pace is that of the work; what is slow to begin is not slow to go on.
+        # Its pace is that of the work; a step that begins slowly need not continue slowly.
         fixed = self.estimate.fixed.get(RestoreStep(self._step), 0.0)
         seen = elapsed - min(self._idle, fixed)
         weight = min(done / OWN_PACE_SHARE, 1.0) ** 2 * seen / (seen + SEEN_SECONDS[RestoreStep(self._step)])
@@ -296,11 +297,11 @@ class RestorePace(Forwarding):
         return left + after * _beyond_noise(pace)
 
     def end_node(self, node: str, rows: int, seconds: Mapping[RestoreStep, float]) -> None:
-        """Keep what was measured of one node."""
+        """Keep the measurements of one node."""
         self.nodes[node] = NodeFigures(rows, {str(step): round(one, 3) for step, one in seconds.items()})
 
     def figures(self, stored_bytes: int, transactions: int) -> RestoreFigures:
-        """What was measured, with the transactions of the increments, which the commits count."""
+        """The measured figures, with the transactions of the increments, which the commits count."""
         self.end()
         amounts = {str(step): amount for step, amount in self.estimate.amounts.items()}
         steps = {
@@ -337,6 +338,6 @@ def corrected(pace: RestorePace) -> Iterator[None]:
 
 
 def _beyond_noise(factor: float) -> float:
-    """What a factor says of the steps that follow: nothing if it is near 1, all of it if it is far from it."""
+    """The weight of a factor for the next steps: nothing if it is near 1, all of it if it is far from it."""
     exponent = math.log(factor)
     return math.exp(exponent * exponent**2 / (exponent**2 + NOISE**2))

@@ -1,4 +1,4 @@
-"""Read the DDL of a restore as the roles of its targets can run it, and say what is left out of it."""
+"""Read the DDL of a restore as the roles of its targets can run it, and list the omissions."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ NAME_BYTES_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class CheckedDdl:
-    """The DDL of some shards as it is run, the entries of their archives, and what is left out of it.
+    """The DDL of some shards as it is run, the entries of their archives, and the omissions.
 
-    `counted` are the lines of `left_out` that may be many of a kind, each with what its kind is counted as.
+    `counted` are the lines of `left_out` that may be many of a kind, each with the noun under which its kind is
+    counted.
     """
 
     ddl: dict[str, Ddl] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class CheckedDdl:
 
 @dataclass(frozen=True, slots=True)
 class _RowsOfExtensions:
-    """What a target gets of rows of extensions' tables, lines about what it does not, and what the store has lost."""
+    """The rows of extensions' tables that a target gets, lines about omitted rows, and rows that the store has lost."""
 
     found: ExtensionsOfShard = field(default_factory=ExtensionsOfShard)
     left_out: tuple[str, ...] = ()
@@ -84,7 +85,7 @@ def read_all_ddl(
 ) -> CheckedDdl:
     """Read the DDL of the targets' shards, as the role of its target can run it; `databases` is by shard.
 
-    Adds an obstacle if a server lacks what the DDL needs, or if a role may not act as an owner that it names.
+    Adds an obstacle if a server lacks a requirement of the DDL, or if a role may not act as an owner that it names.
     """
     checked, met = CheckedDdl(), set[str]()
     for target in targets:
@@ -205,7 +206,7 @@ def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator
 def _with_database(
     plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase, lost: tuple[Refusal, ...]
 ) -> Ddl:
-    """The DDL with what the database itself gets, and what is lost of it.
+    """The DDL with the statements for the database itself, and the lost part of these.
 
     The archive has the search_path of the last change of the DDL.
     """
@@ -215,7 +216,7 @@ def _with_database(
 
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:
-    """The DDL without what would be wrong, or not wanted, without all rows; and what is left out."""
+    """The DDL without the parts that would be wrong, or not wanted, without all rows; and the omissions."""
     if plan.request.is_partial:
         return ddl.without_dependents()
     if plan.topology:
@@ -240,7 +241,7 @@ def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], 
 def _change_roles(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: ArchiveDdl
 ) -> tuple[ArchiveDdl, ChangedRoles]:
-    """The DDL with other roles; and what is left out of it and of large objects, and the roles that it had named."""
+    """The DDL with other roles; and the omissions from it and from large objects, and the roles that it had named."""
     shard, chain = target.source, plan.chain
     changes = find_role_changes(target, connection, plan)
     changed, found = ddl.with_roles(changes)

@@ -1,4 +1,4 @@
-"""Choose from which copy each table's rows are taken, by what the store has of each; verify the bytes if asked to."""
+"""Choose the copy from which each table's rows are taken, by the objects in the store; verify the bytes if asked to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChainObject:
-    """An object that a chain lists, in the commit of `increment`; `node` is the one whose copy or DDL it is.
+    """An object that a chain lists, in the commit of `increment`; it belongs to the copy or the DDL of `node`.
 
     An object list stands for all objects that it lists: until it is expanded, or if it is lost.
     """
@@ -65,7 +65,7 @@ class ChainObject:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is wrong with an object of the node's copy or DDL; `kind` is that of ObjectDamagedError."""
+    """The damage of an object of the node's copy or DDL; `kind` is that of ObjectDamagedError."""
 
     key: str
     node: str
@@ -77,7 +77,7 @@ Damages: TypeAlias = Mapping[str, Damage]
 
 
 def list_entries(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
-    """Yield what the chain's commits name of these nodes, one node after the other; object lists are not expanded."""
+    """Yield the objects of these nodes that the chain's commits name, node by node; object lists are not expanded."""
     # A large fleet's commit has thousands of entries: they are gone through once, not once for every node.
     by_node: dict[tuple[str, int], list[NamedObject]] = {}
     for commit in chain.commits:
@@ -114,8 +114,8 @@ def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
 def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
     """Find the objects that are missing or have another size, by a listing of the snapshot's folder.
 
-    Of a chain with object lists, large folders of one node at a time: that is bounded. What is not listed in its size
-    is looked up by itself: a listing may be out of date.
+    Of a chain with object lists, large folders of one node at a time: that is bounded. An object that is not listed in
+    its size is looked up by itself: a listing may be out of date.
     """
     if not any(commit.object_lists for commit in chain.commits):
         sizes = {listed.key: listed.size for listed in store.inventory(f"snapshots/{chain.name}")}
@@ -144,7 +144,7 @@ def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Map
 
 
 def _damage_of(one: ChainObject, size: int | None) -> Damage | None:
-    """What is wrong with an object of which the store has so many bytes, None if it has none."""
+    """The damage of an object that has so many bytes in the store; None if it has none."""
     if isinstance(one.stored, LostList):
         return Damage(one.key, one.node, one.stored.damage, one.stored.detail)
     if size is None:
@@ -181,7 +181,7 @@ class CopyNeeds:
 
 
 def needs_other(chain: Chain, shard: str, one: ChainObject) -> str:
-    """What the shard lacks without the object besides rows: `DDL`, `large objects` or nothing."""
+    """The part, besides rows, that the shard lacks without the object: `DDL`, `large objects` or nothing."""
     if one.node != shard or isinstance(one.stored, Segment):
         return ""
     if one.stored.kind == DDL and one.stored == chain.ddl_object(shard):
@@ -194,10 +194,10 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a restore takes of a chain: groups of each shard, large objects or not, DDL or not; `nodes`: of these alone.
+    """The parts of a chain that a restore takes: groups of each shard, large objects, DDL; `nodes`: of these alone.
 
-    `command` is the one that was typed, without --increment. `use_backup_copies`: rows that a primary's copy lacks may
-    be taken from a standby's; `may_use_backup_copies`: the command may ask for that.
+    `command` is the typed command, without --increment. `use_backup_copies`: rows that a primary's copy lacks may be
+    taken from a standby's; `may_use_backup_copies`: the command may ask for that.
     """
 
     groups: Callable[[Chain, str], Iterable[Group]]
@@ -230,7 +230,7 @@ class CopyChoice:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """What is in no copy that may be used: a group with its number of partitions, the DDL or the large objects."""
+    """A part that no usable copy has: a group with its number of partitions, the DDL or the large objects."""
 
     shard: str
     what: str
@@ -287,7 +287,7 @@ def _missing(
 
 
 def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Damages) -> CopyChoice:
-    """Choose the copies; raise ObjectDamagedError, which names what is lost and what can be restored, if one lacks."""
+    """Choose the copies; raise ObjectDamagedError, naming the losses and what can be restored, if one lacks a part."""
     choice, lost = choose_copies(chain, wanted, damages)
     if lost:
         raise _damage_error(store, chain, wanted, choice, (lost, damages))
@@ -297,7 +297,7 @@ def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Dam
 def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
     """Raise ObjectDamagedError if copies that were chosen before lack rows now, because an object list of them is lost.
 
-    The loss of an object shows when it is read; what a lost list listed would never be read.
+    The loss of an object shows when it is read; objects of a lost list would never be read.
     """
     for one, lost in lost_lists(chain):
         shard = chain.shard_of(one.node)
@@ -312,7 +312,7 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
 
 
 def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: ObjectDamagedError) -> ObjectDamagedError:
-    """The error for an object that turned out to be altered while it was read, with what is lost without it."""
+    """The error for an object that turned out to be altered while it was read, with the losses that it causes."""
     if "lost" in error.details:
         return error
     key, node, kind = (str(error.details.get(name)) for name in ("object", "node", "kind"))
@@ -329,7 +329,7 @@ def _damage_error(
     store: ObjectStore, chain: Chain, wanted: Wanted, choice: CopyChoice, found: tuple[list[LostPart], Damages]
 ) -> ObjectDamagedError:
     lost, damages = found
-    # A later increment may be damaged more, and must not hide what can be restored.
+    # A later increment may have more damage, which must not hide the restorable parts.
     try:
         longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
     except SnapshotDeletedError:
@@ -408,7 +408,7 @@ class VerifyTask:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What is wrong with the object, or the error that ended the task."""
+    """The damage of the object, or the error that ended the task."""
 
     damage: Damage | None = None
     problem: ErrorReport | None = None
@@ -417,7 +417,7 @@ class VerifyReport:
 def verify_copies(
     session: SparkSession, chain: Chain, wanted: Wanted, store: StoreLocation, progress: Progress
 ) -> CopyChoice:
-    """Read what the restore needs, of the standbys only where a primary's copy is damaged, and choose the copies.
+    """Read the needed objects, a standby's only where the primary's copy is damaged, and choose the copies.
 
     Raises ObjectDamagedError if something is in no copy.
     """
@@ -470,7 +470,7 @@ def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progre
         raise_first([report.problem for report in reports])
         found |= {report.damage.key: report.damage for report in reports if report.damage}
         left -= len(reports)
-    # Objects of lists that are of other groups, and those that were known to be damaged.
+    # Objects of lists that belong to other groups, and those that were known to be damaged.
     progress.advance(left)
     return found
 

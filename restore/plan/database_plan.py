@@ -1,6 +1,6 @@
-"""What the databases that a restore makes get themselves: owner, privileges, settings, comment, tablespace.
+"""The properties of the databases that a restore makes: owner, privileges, settings, comment, tablespace.
 
-`--no-database-settings` leaves all of it, and `--data-only`, which makes no database.
+`--no-database-settings` leaves all of it out, and so does `--data-only`, which makes no database.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
 
 @dataclass(frozen=True, slots=True)
 class PlannedDatabase:
-    """What a target's database gets, None if nothing; `left_out` is what the source's has and it does not get."""
+    """The properties that a target's database gets, None if none; `left_out` are the source's others."""
 
     ddl: DatabaseDdl | None = None
     left_out: tuple[str, ...] = ()
 
 
 def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connection[Any]) -> PlannedDatabase:
-    """Find what the target's database gets, as far as our role may give it that."""
+    """Find the properties for the target's database, as far as our role may set them."""
     scope, properties = plan.request.scope, plan.chain.database_properties(target.source)
     if properties is None or scope.data_only or scope.no_database_settings:
         return PlannedDatabase()

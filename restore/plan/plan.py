@@ -59,11 +59,11 @@ from cutline.wal.segments.damage import ObjectDamagedError
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A restore before it begins: what is restored, from which store, into which targets, as which operation.
+    """A restore before it begins: the snapshot and its parts, the store, the targets, and the operation.
 
     `damage`: the store lacks objects that are needed, as a listing shows; so it is refused with all other obstacles.
-    `next_cut`: when the first cut after the moment asked for was made. `doubts`: what records say against it.
-    `superusers`: those who do what the role that restores may not; None: it does all of it itself.
+    `next_cut`: when the first cut after the moment asked for was made. `doubts`: reasons against it in the records.
+    `superusers`: those who act where the restoring role may not; None: it does all of it itself.
     """
 
     request: RestoreRequest
@@ -82,7 +82,7 @@ class RestorePlan:
 
     @property
     def wanted(self) -> Wanted:
-        """What is taken of the chain."""
+        """The parts of the chain that are taken."""
         return self.request.wanted(is_routed=self.topology is not None)
 
     @property
@@ -125,7 +125,7 @@ class RestorePlan:
 
     @property
     def borrowed_rows(self) -> tuple[BorrowedRows, ...]:
-        """What is taken from standbys' copies, by name."""
+        """The rows that are taken from standbys' copies, by name."""
         return tuple(
             BorrowedRows(
                 shard, node, tuple(group.name for group in self.chain.groups(shard) if group.number in numbers)
@@ -171,11 +171,10 @@ class RestorePlan:
 def plan_resumed(
     source: Fleet, target: Fleet, record: DatabaseRecord, *, allow_refused_ddl: bool = False
 ) -> RestorePlan:
-    """Plan the rest of the restore that a database's record is of; raise as plan_restore does.
+    """Plan the rest of the restore that made a database's record; raise as plan_restore does.
 
-    `allow_refused_ddl`: it is to do without what the targets refuse, even if it did not begin so.
-
-    Raises UnfinishedRestoreError if the snapshot is not what it was.
+    `allow_refused_ddl`: it continues without statements that the targets refuse, even if it did not begin so. Raises
+    UnfinishedRestoreError if the snapshot has changed.
     """
     request = RestoreRequest(
         record.snapshot,
@@ -215,10 +214,10 @@ def plan_resumed(
 def plan_restore(
     source: Fleet, target: Fleet, request: RestoreRequest, resumed: DatabaseRecord | None = None
 ) -> RestorePlan:
-    """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
+    """Read the chain and find every shard's target; `resumed` is the record of a restore that it continues.
 
-    What a listing shows that the copies lack is the plan's `damage`, and what the DDL of several sources lacks. If the
-    target lacks a shard, or there are routes, all of its primaries are targets, and the routes decide.
+    The plan's `damage` has the parts that the copies lack according to a listing, or that the DDL of several sources
+    lacks. If the target lacks a shard, or there are routes, all of its primaries are targets, and the routes decide.
 
     Raises UsageError if a table has no route then or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
     and what read_chain, check_archive and find_ddl raise.
@@ -270,13 +269,13 @@ def plan_restore(
 def _choose_copies(
     store: ObjectStore, chain: Chain, wanted: Wanted, resumed: DatabaseRecord | None
 ) -> tuple[CopyChoice, ObjectDamagedError | None]:
-    """From which copies rows are taken, and what a listing shows that these lack."""
+    """The copies from which rows are taken, and the parts that these lack according to a listing."""
     if resumed is None:
         try:
             return settle_copies(store, chain, wanted, find_listed_damage(store, chain)), None
         except ObjectDamagedError as error:
             return CopyChoice(), error
-    # One that goes on takes its rows from the same copies as before.
+    # A resumed restore takes its rows from the same copies as before.
     copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
     check_chosen(chain, wanted, copies)
     return copies, None

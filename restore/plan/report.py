@@ -1,4 +1,4 @@
-"""What a restore did, for a person and for scripts."""
+"""The report of a restore, for a person and for scripts."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class BorrowedRows:
 class RefusedStatement:
     """A statement that a target refused, for reports; `needs` names the refused object that it depends on.
 
-    `statement` is the one that was refused, for people. `script` has all statements of the object's entry: none had an
-    effect, or they are grants, which may be repeated. It is raw text (nodes.encodings), and only for the file of
-    such statements, as passwords may be in it. `settings` are statements that it and those after it need before it, if
-    they change. `access` is the database's connection string without passwords.
-    `counted` is what people read in the place of many of a kind.
+    `statement` is the refused statement, for people. `script` has all statements of the object's entry: none had an
+    effect, or they are grants, which may be repeated. It is raw text (nodes.encodings), and only for the file of such
+    statements, as passwords may be in it. `settings` are statements that it and those after it need before it, if they
+    change. `access` is the database's connection string without passwords. `counted` is what people read in the place
+    of many of a kind.
     """
 
     node: str
@@ -78,7 +78,7 @@ class RefusedStatement:
 
 @dataclass(frozen=True, slots=True)
 class WalPhase:
-    """What a restore has done with the archived WAL of its shards: read the segments, and found each row's last change.
+    """The work of a restore on the archived WAL of its shards: read the segments, and found each row's last change.
 
     `changes` and `transactions` are those that were committed before the cut, or that the segments have besides.
     """
@@ -92,20 +92,20 @@ class WalPhase:
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What a restore did.
+    """The results of a restore.
 
-    `aside`: the names that existing databases were given. `left_out`: what the snapshot has and was not restored.
-    `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
+    `aside`: the names that existing databases were given. `left_out`: parts of the snapshot that were not restored.
+    `not_in_snapshot`: parts that the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
     `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that were
-    not dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
-    (`node: role`) remain if the restore fails. `is_resumed`: another process began it. `in_doubt`: the transactions in
-    doubt at the cut, None if that is not known. `borrowed`: what was taken from standbys' copies, because of the
-    objects in `damaged`; a resumed restore does not look for these again. `warnings`: what the restored databases are
-    not. `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided,
-    if the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: what was asked.
-    `role_differences`: how roles that exist on the targets differ from the snapshot's.
-    `cut_at`: when the cut was made, `safe_at` its safe time; None if the snapshot could not be read. `wal` is None if
-    this process has not read the archived WAL: it loaded no rows.
+    not dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created` (`node:
+    role`) remain if the restore fails. `is_resumed`: another process began it. `in_doubt`: the transactions in doubt at
+    the cut, None if that is not known. `borrowed`: rows and parts taken from standbys' copies, because of the objects
+    in `damaged`; a resumed restore does not look for these again. `warnings`: deficiencies of the restored databases.
+    `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided, if
+    the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: the scope of the
+    request. `role_differences`: how roles that exist on the targets differ from the snapshot's. `cut_at`: when the cut
+    was made, `safe_at` its safe time; None if the snapshot could not be read. `wal` is None if this process has not
+    read the archived WAL: it loaded no rows.
     """
 
     snapshot: str
@@ -140,7 +140,7 @@ class RestoreReport:
 
 
 def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:
-    """The refusals of one target, for reports."""
+    """A target's refusals, for reports."""
     described: list[RefusedStatement] = []
     settings = ""
     for one in refusals:

@@ -1,4 +1,4 @@
-"""What the user asks of `restore`."""
+"""The user's request to `restore`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cutline.storage.errors import UsageError
 class RestoreRequest:
     """What to restore: a snapshot, and of it the tables that match `groups` or are in a schema of `scope` (none: all).
 
-    `increment`: at this one; `at`: at the newest cut not after this moment; with neither at the newest.
+    `increment`: at this increment; `at`: at the latest cut at or before this moment; with neither at the newest.
 
     `routes` (restore/scope/table_routes.py) divide the rows of tables among targets that are not the
     snapshot's shards.
 
     `scope`: which part of it. `replace`: put existing databases aside. `create_roles`: create the roles that a target
     lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's. `allow_refused_ddl`: restore
-    without what the targets refuse of the DDL. `is_drill`: into servers made for it.
+    without the DDL that the targets refuse. `is_drill`: into servers made for it.
     """
 
     name: str
@@ -95,7 +95,7 @@ class RestoreRequest:
         return f"{first.command} {shlex.join(number)}", f"{second.command} {shlex.join(words)}"
 
     def wanted(self, *, is_routed: bool) -> Wanted:
-        """What it takes of a chain; `is_routed`: into other targets than the snapshot's shards."""
+        """The parts of a chain that it takes; `is_routed`: into other targets than the snapshot's shards."""
         return Wanted(
             lambda chain, shard: filter(self.chooses, chain.groups(shard)),
             nodes=self.scope.nodes,

@@ -58,8 +58,8 @@ def read_our_name(target: Target) -> str:
 def check_memberships(target: Target, connection: psycopg.Connection[Any], roles: Mapping[str, list[str]]) -> None:
     """Raise TargetUnfitError unless our role can act as each of `roles` that exists on the target.
 
-    `roles` are raw text, each with what it owns or grants. The error's message names all others, and its hint has the
-    statements that grant membership of them.
+    `roles` are raw text, each with the objects that it owns or grants. The error's message names all others, and its
+    hint has the statements that grant membership of them.
     """
     ours = read_role(target.node, connection)
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
@@ -77,7 +77,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
             maps.append(f"--role-map {shlex.quote(f'{show_name(role)}={ours.name}')}")
         elif not is_usable:
             problems.append(
-                f"role {ours.name} is not a member of {show_name(role)}, which owns or grants what is restored"
+                f"role {ours.name} is not a member of {show_name(role)}, which owns or grants restored objects"
             )
             grants |= dict.fromkeys(_grant(show_name(role), ours, is_member=is_member))
     if not problems and not superusers:
@@ -117,7 +117,7 @@ RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
 ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
 # Before the dot in the names of their settings, which no session knows that has not loaded their library.
 EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
-# CREATE ROLE of a role that exists; and of one that another session has created at the same time: the index says so.
+# CREATE ROLE of an existing role; and of a role that another session has created at the same time: the index says so.
 EXISTS = (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation)
 ATTEMPTS = 3
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
@@ -135,7 +135,7 @@ def missing_roles(
 ) -> list[str]:
     """The roles that the target's server lacks; raise TargetUnfitError if it lacks any that we may not create.
 
-    Those `of_database` are needed only for what belongs to the database itself. `may_create` says whether the user
+    Those `of_database` are needed only for the properties of the database itself. `may_create` says whether the user
     allows it, `by_superuser` that a superuser does it for our role. `encoding` is that of the restored database.
     """
     roles, of_database = list(roles), list(of_database)
@@ -144,7 +144,7 @@ def missing_roles(
     existing = find_existing_roles(target, connection, roles, encoding)
     missing = [role for role in roles if role not in existing]
     node = target.node.id
-    # A drill's are gone when it ends, or with the next drill, and have nothing of what the snapshot's had.
+    # A drill's roles are gone when it ends, or with the next drill, and lack the properties of the snapshot's roles.
     if not by_superuser and (drilled := sorted(existing.intersection(role for role, _ in find_marked(connection)))):
         raise TargetUnfitError(
             f"node {node}: a drill has made roles that the restore needs, and will drop them: {', '.join(drilled)}",
@@ -238,13 +238,13 @@ def create_roles(
     superusers: Superusers | None = None,
     found: ServerGlobals | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Create the roles, all or none; return those created here, as `node: role`, and lines on what they don't have.
+    """Create the roles, all or none; return those created here, as `node: role`, and lines on their missing properties.
 
-    Those that are in `found` get what they had, others neither login nor password nor privilege. Our role becomes a
-    member of them if it is not a superuser: it could not give them anything otherwise. A superuser creates them if
-    there is one.
-    The session is in the database being restored, not in the locked maintenance database: the server stores the names
-    in the encoding of the session's database. The roles remain if the restore fails: they belong to the whole server.
+    Those that are in `found` get the properties they had, others neither login nor password nor privilege. Our role
+    becomes a member of them if it is not a superuser: it could not give them anything otherwise. A superuser creates
+    them if there is one. The session is in the database being restored, not in the locked maintenance database: the
+    server stores the names in the encoding of the session's database. The roles remain if the restore fails: they
+    belong to the whole server.
     """
     roles = list(roles)
     if not roles:
@@ -287,7 +287,7 @@ def _create_missing(
                 # The target of another shard is on the same server, or somebody else creates it now.
                 _check_made_here(target, connection, role, superusers)
                 if isinstance(error, psycopg.errors.UniqueViolation):
-                    notes.append(f"role {role} was created by another session meanwhile, and is as that one made it")
+                    notes.append(f"role {role} was created by another session meanwhile, and is left as created")
                 break
             except psycopg.Error as error:
                 if connection.broken:
@@ -295,7 +295,9 @@ def _create_missing(
                 if remedy_of(error):
                     raise disrupted_error(target.node.id, error, f"role {role}") from error
                 if number < len(forms):
-                    notes.append(f"role {role} is created without what it had: {shorten_message(error)}: {form.shown}")
+                    notes.append(
+                        f"role {role} is created without its properties: {shorten_message(error)}: {form.shown}"
+                    )
                     continue
                 raise TargetUnfitError(
                     f"node {target.node.id}: role {role} can't be created: {shorten_message(error)}",
@@ -325,7 +327,7 @@ def _check_made_here(
 def _give_what_they_had(
     connection: psycopg.Connection[Any], found: ServerGlobals, created: Container[str], missing: Container[str]
 ) -> Iterator[str]:
-    """Give the roles their settings, comments and memberships; yield what they do not get, with the statement.
+    """Give the roles their settings, comments and memberships; yield those that they do not get, with the statement.
 
     `missing` are all roles that the server lacked: the target of another shard there may have created some of them.
     """

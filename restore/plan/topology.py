@@ -41,7 +41,7 @@ class LargeObjectsUnroutedError(RefusedError):
 
 
 def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> None:
-    """Raise SourcesDifferError, naming what differs, unless all sources have the definitions of the first.
+    """Raise SourcesDifferError, naming the differences, unless all sources have the definitions of the first.
 
     Compares the databases' encodings, locales and search_path, the tables, and the whole DDL with its owners. What else
     belongs to a database or its server is the first source's: see _is_of_server.
@@ -81,7 +81,7 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
 def compare_sources(
     store: ObjectStore, chain: Chain, sources: Sequence[str], wanted: Wanted
 ) -> ObjectDamagedError | None:
-    """Do what check_sources does; return the error for DDL that can't be compared, with what is lost without it."""
+    """Compare as check_sources does; return the error for DDL that can't be compared, with the losses it causes."""
     try:
         check_sources(store, chain, sources)
     except ObjectDamagedError as error:
@@ -113,7 +113,7 @@ def _definition(group: Group) -> object:
 
 
 def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What differs by name, and how."""
+    """The differences, by name."""
     found: list[tuple[str, str]] = []
     for name in sorted(first.keys() | other.keys()):
         if name not in other or name not in first:
@@ -124,7 +124,7 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 
 
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
-    """The statements of a source's DDL by what they define, without what is not compared.
+    """The statements of a source's DDL by the object that they define, without those that are not compared.
 
     Cutline's own publications are not: a node may have one for tables that were append-only, and another has not,
     though their tables are the same.
@@ -178,7 +178,7 @@ class Topology:
         return SourceRoutes(source, source == self.sources[0], self.targets, by_group)
 
     def sequences(self, chain: Chain) -> tuple[StoredSequence, ...]:
-        """The sequences' values for every target: of several sources, the one furthest in the increment's direction."""
+        """The sequences' values for every target: of several sources, the furthest in the increment's direction."""
         furthest: dict[tuple[str, str], StoredSequence] = {}
         for source in self.sources:
             for sequence in chain.sequences(source):
@@ -264,7 +264,7 @@ def _for_source(chain: Chain, source: str, database: LoadTarget) -> LoadTarget:
 IDENTIFIER = r'"(?:[^"]|"")+"'
 RELATION = rf"{IDENTIFIER}\.{IDENTIFIER}"
 COLUMNS = rf"{IDENTIFIER}(?:, {IDENTIFIER})*"
-# As pg_dump writes it, with every identifier quoted. What has another form (PERIOD) is left out.
+# As pg_dump writes it, with every identifier quoted. A definition of another form (PERIOD) is left out.
 DEFINITION = re.compile(
     rf"ALTER TABLE (?:ONLY )?(?P<table>{RELATION})\s+ADD CONSTRAINT {IDENTIFIER} FOREIGN KEY \((?P<columns>{COLUMNS})\)"
     rf" REFERENCES (?P<other>{RELATION})\((?P<others>{COLUMNS})\).*",
@@ -275,8 +275,8 @@ DEFINITION = re.compile(
 def keeps_foreign_key(topology: Topology, statement: str) -> bool:
     """Whether the routes lead every row to a target that has the row that it refers to.
 
-    They do if there is one target, or if the table referred to is on every target; or if both tables are divided in the
-    same way by columns that the key equates, or are on the same target.
+    They do if there is one target, or if the table referred to is on every target. They also do if both tables are on
+    the same target, or are divided in the same way by columns that the key equates.
     """
     if len(topology.targets) == 1:
         return True

@@ -1,6 +1,6 @@
-"""What keeps rows from the tables of a database: all of it is found before anything is changed.
+"""Obstacles that keep rows from the tables of a database: all are found before anything is changed.
 
-Each obstacle is of one kind and names all tables that it concerns, with the statements that remove it.
+Each obstacle has its own kind and names all tables that it concerns, with the statements that remove it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ SELECT a.attrelid::bigint, a.attname FROM pg_attribute a JOIN pg_type t ON t.oid
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
    AND NOT a.atthasdef AND (a.attnotnull OR t.typnotnull) AND t.typdefault IS NULL
 """
-# What a trigger enforces after the statement, and which are off, with the other triggers.
+# The constraints that a trigger enforces after the statement.
 DEFERRABLE_QUERY = """
 SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
   FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -139,7 +139,7 @@ VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews 
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """What is to be loaded into a database: the rows of `groups`, and the values of `sequences`.
+    """The data to be loaded into a database: the rows of `groups`, and the values of `sequences`.
 
     `encoding` is the source's. `has_begun`: an earlier process has loaded some of the rows.
     """

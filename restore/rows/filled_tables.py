@@ -29,7 +29,7 @@ class Checker:
         self.label = f"database {self.database}"
 
     def add(self, what: str, hint: str, statements: Iterable[str] = ()) -> None:
-        """Add an obstacle, with what to do about it; the `statements` do it."""
+        """Add an obstacle, with a hint; the `statements` remove it."""
         lines = [f"  {statement};" for statement in dict.fromkeys(statements)]
         if lines:
             hint = f"{hint} in {self.label} of {self.node.id}:"

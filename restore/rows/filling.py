@@ -1,7 +1,7 @@
-"""What a restore of rows alone keeps in the database that it fills: a schema with its record, ledger and tables.
+"""The schema that a restore of rows alone keeps in the database that it fills, with its record, ledger and tables.
 
-One transaction creates the schema before the first row is loaded, and one removes it. So whoever meets it knows which
-tables were empty before. The comment of the database is its owner's.
+One transaction creates the schema before the first row is loaded, and one removes it. So a process that finds it knows
+which tables were empty before. The comment of the database is its owner's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cutline.restore.rows.load import TablesInUseError, create_ledger
 from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_orphan
 from cutline.storage.errors import RefusedError
 
-# Which database the session is in: a copy of a database has a copy of what a restore kept in it.
+# Which database the session is in: a copy of a database has a copy of the restore's objects in it.
 PLACE = """
 (SELECT system_identifier || '/' || d.oid FROM pg_control_system(), pg_database d WHERE d.datname = current_database())
 """
 RELATIONS = ("record", "tables", "ledger")
 # The schemas of such names, their owners, and whether all in them that is read belongs to our role or to a superuser.
-# Anybody may make one who has CREATE on the database, and what is read of a view runs as our role.
+# Every role with CREATE on the database can make such a schema, and reading a view in it runs code as our role.
 SCHEMAS_QUERY = f"""
 WITH trusted AS (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
 SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM trusted) AND (
@@ -37,7 +37,7 @@ SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM tr
           AND NOT EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid))) = {len(RELATIONS)}
   FROM pg_namespace n WHERE n.nspname ~ '^{FILLING}[0-9a-f]{{10}}$' ORDER BY 1
 """
-# No trigger acts on what the transaction does, be it on a table or on DDL, and no foreign key is checked.
+# No trigger fires in the transaction, on a table or on DDL, and no foreign key is checked.
 REPLICA = "SET LOCAL session_replication_role = replica"
 END_MILLISECONDS_MAX = 5000
 # The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way;
@@ -87,7 +87,7 @@ class _Filled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """The filling of one database by one restore: its node, a session in it, and the suffix of the restore's id."""
+    """A restore's filling of one database: its node, a session in it, and the suffix of the restore's id."""
 
     node: str
     connection: psycopg.Connection[Any]
@@ -219,7 +219,7 @@ class Filling:
         return [_Filled._make(row) for row in self.connection.execute(query, ()).fetchall()]
 
     def _lock_tables(self) -> list[_Filled]:
-        """Lock the tables; raise TablesChangedError if they are not what they were when they were filled."""
+        """Lock the tables; raise TablesChangedError if they have changed since they were filled."""
         for table in self._find_tables():
             try:
                 self.connection.execute(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE".encode())

@@ -2,7 +2,7 @@
 
 The lock forbids DDL, and neither reading nor writing. But behind a session that waits to alter a table everybody else
 waits, the load too. Transactions that have written to the tables, or to those at the other end of their foreign keys,
-may end after the rows are loaded: what they have done is seen only then.
+may end after the rows are loaded: their changes are seen only then.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ WAITING_SECONDS_MAX = 10
 LOCKED_AT_ONCE = 100
 POLL_SECONDS = 0.2
 LOOK_SECONDS, STOP_SECONDS_MAX = 1.0, 2.0
-# The transactions that have written to the tables; the prepared ones have no session.
+# The transactions that have written to the tables; prepared transactions have no session.
 WRITERS_QUERY = """
 SELECT DISTINCT virtualtransaction, coalesce(pid, 0) FROM pg_locks
  WHERE locktype = 'relation' AND relation = ANY (%s) AND granted AND pid IS DISTINCT FROM pg_backend_pid()
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
-# The sessions that wait for this one, and for which writers wait.
+# The sessions that wait for this session, and for which writers wait.
 WAITING_QUERY = """
 SELECT DISTINCT pid FROM pg_locks
  WHERE locktype = 'relation' AND NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))
@@ -51,7 +51,7 @@ WITH ours AS (
 SELECT DISTINCT blocker FROM ours CROSS JOIN LATERAL unnest(pg_blocking_pids(pid)) AS blocker
  WHERE wait_event_type = 'Lock' AND blocker NOT IN (SELECT pid FROM ours)
 """
-# Spark ends a task, but not what the server does for it.
+# Spark ends a task, but not the server's work for it.
 END_WAITING_QUERY = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline')
@@ -111,7 +111,7 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
         while not over.wait(LOOK_SECONDS):
             now, waiting = monotonic(), set[_Waiting]()
             for node, connection in held:
-                # Whoever needs the session notices that it is lost.
+                # The caller that needs the session notices that it is lost.
                 with suppress(psycopg.Error):
                     # Within a transaction the server shows sessions as they were at the first look.
                     connection.execute("SELECT pg_stat_clear_snapshot()")

@@ -1,7 +1,7 @@
-"""The load jobs: the task that reads a base object loads it; the folded changes are loaded beside them.
+"""The load jobs: the task that reads a base object loads it; the folded changes are loaded at the same time.
 
-PostgreSQL hashes an enum value by its label's oid, and labels have other oids in a restored database: a row of one
-partition may belong to another there. pg_dump does the same (`--load-via-partition-root`).
+PostgreSQL hashes an enum value by its label's oid, and labels have other oids in a restored database: a row may belong
+to another partition there. pg_dump does the same (`--load-via-partition-root`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ MIXED_GROUPS_MAX = 100
 IMAGES_PER_TASK = 50_000
 # Partitions of changed rows for each core, if there are many sources; and how many jobs load side by side.
 PARTS_PER_CORE, JOBS_MAX = 4, 3
-# What Spark says of jobs that cancelAllJobs ends.
+# Spark's message about jobs that cancelAllJobs ends.
 CANCELLED = "cancellation of all jobs"
 
 
@@ -92,7 +92,7 @@ CANCELLED = "cancellation of all jobs"
 class Spread:
     """How changed rows are divided: those of each of the `nodes` into `parts`; of all together if `nodes` is 0.
 
-    A task that loads the rows of one node has sessions on that one's target alone.
+    A task that loads a node's rows has sessions on that node's target alone.
     """
 
     parts: int
@@ -222,7 +222,7 @@ def _segment_tasks(
 
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
-    """Run jobs side by side, and add up what they have placed; after the first error of one cancel the others."""
+    """Run jobs concurrently, and add up the rows that they have placed; after the first error cancel the others."""
     stopped: KeyboardInterrupt | None = None
     with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
         running = [threads.submit(job) for job in jobs]

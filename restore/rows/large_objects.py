@@ -1,7 +1,7 @@
 """Load large objects with their oids, contents, owners, grants and comments, as they were at the full snapshot.
 
-A task loads the stored objects of one copy task, in order. One transaction loads a batch of parts and enters it in the
-ledger: the transaction locks every large object whose owner it sets, and the server's lock table is small.
+A task loads a copy task's stored objects, in order. One transaction loads a batch of parts and enters it in the ledger:
+the transaction locks every large object whose owner it sets, and the server's lock table is small.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SELECT role FROM unnest(%s::text[]) AS given (role) WHERE EXISTS (SELECT FROM pg
 
 @dataclass(frozen=True, slots=True)
 class LargeLoadTask:
-    """Stored objects, in the order in which they were written, and the database and ledger they are loaded into."""
+    """Stored objects in the order of their writing, and the database and ledger they are loaded into."""
 
     objects: tuple[StoredObject, ...]
     node: Node
@@ -110,7 +110,7 @@ class ActorsTask:
 
 @dataclass(frozen=True, slots=True)
 class ActorsReport:
-    """The roles that own large objects of a shard or granted privileges on them, each with the oid of one."""
+    """The roles that own large objects of a shard or granted privileges on them, each with the oid of an object."""
 
     shard: str
     oids: Mapping[str, int]

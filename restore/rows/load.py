@@ -1,4 +1,4 @@
-"""Load rows: what a task of the load jobs does in an executor, and the databases that rows go to.
+"""Load rows: the work of a load task in an executor, and the databases that rows go to.
 
 A task loads its rows and enters them in the ledger of each database in one transaction. So Spark may repeat a task any
 number of times: a task that is in a database's ledger loads nothing there.
@@ -98,7 +98,7 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Where the rows of one source go: to the databases in `targets`, by the targets' numbers.
+    """The destinations of a source's rows: to the databases in `targets`, by the targets' numbers.
 
     The databases' groups are by the source's group numbers; their own numbers are those of the ledger. Without `routes`
     all rows go to the only target. With them, targets that are loaded already are missing, and their rows are left out.
@@ -152,7 +152,7 @@ class LoadTargets:
         }
 
     def feed_of(self, node: str, shard: str) -> Feed | None:
-        """Where the rows go that are taken from the node's copy, which is of the shard; None if nowhere."""
+        """The destinations of rows from the node's copy of the shard; None if there are none."""
         feed, groups = self.feeds.get(shard), self.chosen.get(node)
         chosen = feed if feed is None or groups is None else feed.select(groups)
         return chosen if chosen and chosen.targets else None
@@ -169,7 +169,7 @@ def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group]
     """The search_path of a session of each table's owner, where `path` is set for the database, and a wider one.
 
     Sessions of the source may have had any. A wider one has the schemas of the table and of all functions after it, so
-    that names which are found without it stand for what they did.
+    that names which are found without it keep their meaning.
     """
     tables = {(schema, table): facts for schema, table, *facts in connection.execute(OWNERS_QUERY)}
     schemas = [schema for (schema,) in connection.execute(FUNCTION_SCHEMAS_QUERY)]
@@ -253,7 +253,7 @@ def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int
 WRITE_BYTES = 1 << 20
 CONTEXT_SHOWN_MAX = 200
 SAY_SECONDS = 0.5
-# Rows of one batch: fewer than this fit into few pages.
+# Rows of a batch: fewer than this fit into few pages.
 FROZEN_FROM = 10_000
 # Operator intervention: the shutdown of the server, or of all sessions after one has crashed.
 SHUTDOWN = "57P"
@@ -263,7 +263,7 @@ SEE_LOG = "see the server's log, then repeat the command"
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
     """The error for a node that refused rows, with the server's reason; unreachable if they were not the reason."""
-    # A server that shuts down says so; one that is gone says nothing.
+    # A server that shuts down says so; a vanished server says nothing.
     if isinstance(error, psycopg.OperationalError) and (error.diag.sqlstate or SHUTDOWN).startswith(SHUTDOWN):
         return unreachable_error(node, error)
     where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
@@ -308,7 +308,7 @@ class Loader:
         column = column_of(lines)
         data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
         table = self._target.roots.get(group.number) or qualify(group)
-        # A table may have no columns, or only generated ones: then there is no column list.
+        # A table may have no columns, or only generated columns: then there is no column list.
         columns = f" ({column_list(group)})" if group.columns else ""
         frozen = ", FREEZE" if self._is_frozen(group, table, len(lines)) else ""
         stored = self._copy_in(group.number, f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})", data)
@@ -358,7 +358,7 @@ class Loader:
         return group.number in self._frozen
 
     def _say(self) -> None:
-        """Let progress see what is sent, before it is committed (restore/estimates/pace.py)."""
+        """Let progress see the rows that were sent, before they are committed (restore/estimates/pace.py)."""
         now = time.monotonic()
         if now - self._said >= SAY_SECONDS:
             self._said = now
@@ -370,7 +370,7 @@ class Loader:
         if self._said:
             # Rows that the ledger has must not be counted twice.
             self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (LOADED,))
-        # With several arguments it is pg_catalog's, whatever the search_path; with a schema it takes only one.
+        # With several arguments it is pg_catalog's, under any search_path; with a schema it takes only one argument.
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
 
@@ -379,8 +379,8 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
     """Run a COPY FROM STDIN with this data; return the number of rows. Raises psycopg.Error.
 
     A function of the table's owner may say something about every row. psycopg itself reads nothing while it writes, so
-    both sides would wait for each other; libpq reads if it is the one that waits (PostgreSQL manual, "Asynchronous
-    Command Processing").
+    both sides would wait for each other; libpq reads while it waits (PostgreSQL manual, "Asynchronous Command
+    Processing").
     """
     libpq = connection.pgconn
     libpq.nonblocking = 0
@@ -428,7 +428,7 @@ class Loaders:
         self._nodes: dict[int, Node] = {}
 
     def add(self, source: int, batch: pa.RecordBatch) -> None:
-        """Send the rows of one source (columns group, key, row)."""
+        """Send a source's rows (columns group, key, row)."""
         if len(batch) == 0:
             return
         feed, group = self._feeds[source], np.asarray(batch.column("group").to_numpy())
@@ -457,7 +457,7 @@ class Loaders:
             self._loaders[number].add(batch, target.groups)
 
     def _count(self, places: Places, targets: int) -> None:
-        """Count the rows by their places; raise IndexError for one that is none."""
+        """Count the rows by their places; raise IndexError for an invalid place."""
         everywhere, nowhere = (int(np.count_nonzero(places == one)) for one in (EVERYWHERE, NOWHERE))
         counts = np.bincount(places[places >= 0], minlength=targets)
         if len(counts) != targets or int(counts.sum()) + everywhere + nowhere != len(places):
@@ -480,7 +480,7 @@ class Loaders:
 
 @contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Raise an error of the database as one that names the node."""
+    """Raise an error of the database as an error that names the node."""
     try:
         yield
     except psycopg.Error as error:
@@ -513,7 +513,7 @@ class BaseLoadTask:
 
 @dataclass(frozen=True, slots=True)
 class ImageLoadTask:
-    """Images of one source that the driver has folded: an Arrow stream of group, row and key."""
+    """A source's images that the driver has folded: an Arrow stream of group, row and key."""
 
     name: str
     stream: bytes

@@ -169,7 +169,7 @@ SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relna
 
 
 LOCK_SECONDS_MAX = 60
-UNTRUSTED = "its tables belong to different roles, and code of one that owns no restored table would run as ours"
+UNTRUSTED = "its tables belong to different roles, and code of a role that owns no restored table would run as ours"
 
 
 class ForeignKeyViolatedError(RefusedError):

@@ -1,4 +1,4 @@
-"""Compare what the DDL has created with what the commit lists, before any row is loaded.
+"""Compare the objects that the DDL has created with those that the commit lists, before any row is loaded.
 
 A table that the commit does not list would come back empty, a sequence at its start, and nothing else would show it.
 """
@@ -33,7 +33,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     for group in groups:
         created = found.get(group.name)
         if created is None:
-            raise _error(shard, f"its DDL has no table {group.name}, of which the commit lists rows")
+            raise _error(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
             raise _error(shard, f"its DDL has other columns of table {group.name} than the commit")
     # A commit lacks a table that was dropped while it was made. Tables that the rules exclude have no rows.

@@ -50,11 +50,11 @@ SELECT textsend(format('%%I.%%I', n.nspname, c.relname)) FROM pg_class c JOIN pg
 
 @dataclass(slots=True)
 class FinishedDatabase:
-    """What was done after a database's rows.
+    """The results of finishing a database after its rows.
 
-    `problems` are lines about views that are not populated and tables that are not analyzed, `refusals` what the server
-    refused, `helped` entries that were created only because functions got a search_path meanwhile, with these.
-    `is_finished`: nothing is missing but the database's real name.
+    `problems` are lines about views that are not populated and tables that are not analyzed, `refusals` are the
+    server's. `helped` are entries that were created only because functions got a search_path meanwhile, with these
+    functions. `is_finished`: nothing is missing but the database's real name.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -124,9 +124,9 @@ def finish_database(
     analyzes: bool,
     allows_refused: bool,
 ) -> FinishedDatabase:
-    """Restore what comes after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
+    """Restore the objects after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
 
-    What an earlier process has done is left out; dropping the ledger ends it, in the transaction that gives tables
+    Work that an earlier process has done is left out; dropping the ledger ends it, in the transaction that gives tables
     their other names. If it `analyzes`, the planner's statistics are collected. If statements are refused, all others
     are run; the database is finished then only if it `allows_refused`.
     """

@@ -114,8 +114,8 @@ def _conflict_error(topology: Topology, named: list[Any], counts: Counter[int]) 
         f"sources contradict each other in {', '.join(f'{count} rows of {table}' for table, count in totals.items())},"
         f" so nothing was changed: {'; '.join(lines)}",
         hint=[
-            "remove the rows from all sources but one, and take another increment; or give the tables routes by which"
-            " the rows go to different targets",
+            "remove the rows from all sources but one, and take another increment; or give the tables routes that"
+            " send the rows to different targets",
             "a table that is the same on all sources: --route 'SCHEMA.TABLE=all'",
         ],
         details={"conflicts": details, "totals": totals},
@@ -186,7 +186,7 @@ def _claims_of_images(
 
 
 def _claim(batch: pa.RecordBatch, number: int, routes: SourceRoutes) -> pa.RecordBatch:
-    """The claims of rows of one source (columns group, key, row; rows of a group are adjacent); raise SnapshotError."""
+    """The claims of a source's rows (columns group, key, row; rows of a group are adjacent); raise SnapshotError."""
     group = np.asarray(batch.column("group").to_numpy())
     places = place_rows(batch, routes)
     tables, targets = np.full(len(batch), -1, np.int32), places.astype(np.int32)

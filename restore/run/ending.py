@@ -1,4 +1,4 @@
-"""How a restore ends: what is recorded and removed, and what one that failed leaves on its targets."""
+"""How a restore ends: its records, its cleanup, and the objects that a failed restore leaves on its targets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
 
     It can if a node or the store went away, others use its tables, or statements were refused after the rows; if it is
     resumed already; and from the decision on. Databases that were closed are opened in any case. A drill leaves nothing
-    that anybody could go on with.
+    that could be resumed.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -47,12 +47,12 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
     except BaseException as error:
         run.progress.ending()
         if run.plan.request.is_drill:
-            # What it has made goes with its servers.
+            # Everything that it has made goes with its servers.
             lease.stays_open = False
             if isinstance(error, DdlRefusedError):
                 error.hint = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
             if isinstance(error, KeyboardInterrupt):
-                raise StoppedError("what the drill had made is removed") from error
+                raise StoppedError("everything that the drill had made is removed") from error
             raise
         # Until it is known that nothing is left: this, too, may be interrupted.
         lease.stays_open = True
@@ -65,7 +65,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         elif run.undo_created():
             lease.stays_open = False
             if isinstance(error, KeyboardInterrupt):
-                raise StoppedError("what the restore had made is removed") from error
+                raise StoppedError("everything that the restore had made is removed") from error
         else:
             say_open(run, error)
         raise
@@ -135,7 +135,7 @@ def end_published(
     record = found.last_record
     provisional = list(provisional)
     filled = [target for target in provisional if found.is_filling and target.shard in found.records]
-    # What has its outcome in the store is not looked for any more; without a store the record is the outcome.
+    # A restore with its outcome in the store is not looked for any more; without a store the record is the outcome.
     if record.in_store:
         remove_fillings(filled, found.suffix)
     targets = [target.named(found.suffix) for target in provisional if target.shard in found.records]
@@ -155,7 +155,7 @@ def end_published(
 
 
 def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport:
-    """What the record alone says: it has the numbers of borrowed tables, not their names."""
+    """The report from the record alone: it has the numbers of borrowed tables, not their names."""
     return RestoreReport(
         record.snapshot,
         record.increment,

@@ -1,4 +1,4 @@
-"""Load a restore's databases: create them, their tables, the rows, and what follows the rows.
+"""Load a restore's databases: create them, their tables, the rows, and the objects that follow the rows.
 
 Until it is decided that the rows stay, they may be undone: the tables are empty again. Nothing else of the databases is
 changed before; sequences get their values after the decision.
@@ -77,7 +77,7 @@ IN_RECOVERY = "SELECT pg_is_in_recovery()"
 def check_existing(
     plan: RestorePlan, targets: Iterable[Target], connections: Connections, obstacles: Obstacles
 ) -> list[str]:
-    """Add what keeps the targets' tables from taking the rows; return what is left out."""
+    """Add an obstacle for everything that keeps rows from the targets' tables; return the omissions."""
     left_out: list[str] = []
     for target in targets:
         node, connection = target.node, connections[target.shard]
@@ -156,7 +156,8 @@ def _sequences_of(
     settable, left = find_settable(session, sequences, some_lack=True)
     if not left:
         return settable, left
-    # What the DDL creates and the database lacks is an obstacle; a sequence of an extension nobody can create alone.
+    # An object that the DDL creates and the database lacks is an obstacle; nobody can create an extension's sequence
+    # alone.
     own = _find_created(plan, target, session, sequences)
     settable, left = find_settable(session, [sequence for sequence in sequences if sequence not in own], some_lack=True)
     return [*own, *settable], left
@@ -210,7 +211,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
 
 
 def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
-    """Let nobody alter the tables until `run.release_tables`, and check again what was checked without the lock."""
+    """Let nobody alter the tables until `run.release_tables`, and repeat the checks that were made without the lock."""
     groups, obstacles = run.plan.groups[target.shard], Obstacles()
     run.held[target.shard] = session = connect(target.node)
     with ending(run.watch, session):
@@ -260,7 +261,7 @@ def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
     with raising_unreachable(target.node):
         await_writers(target.node, session, database.groups.values())
     rows = count_rows(database, run.watch)
-    # A schema can get another name, whatever is locked: rows were loaded and counted by name.
+    # A schema can get another name, even while its tables are locked: rows were loaded and counted by name.
     with raising_unreachable(target.node):
         _check_same(run, target, session)
     return rows
@@ -339,14 +340,14 @@ def publish_rows(run: RestoreRun) -> None:
     lines = in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
     # An extension may have been dropped since these were planned.
     run.report.left_out += [line for some in lines for line in some if line not in run.report.left_out]
-    # Only when all have their values: what has no record any more is done.
+    # Only when all have their values, because a target without a record is done.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED)
     remove_fillings(run.plan.targets, suffix_of(run.operation))
 
 
 def remove_fillings(targets: Iterable[Target], suffix: str) -> None:
-    """Remove what a restore that is done keeps in the databases."""
+    """Remove the objects that a finished restore keeps in the databases."""
 
     def remove(target: Target) -> None:
         with raising_unreachable(target.node), connect(target.node) as connection:
@@ -368,7 +369,7 @@ def load_all(
     if plan.request.scope.data_only:
         progress.step("prepare tables")
         databases = open_tables(run)
-        # All have begun, or begun again: from here on what is gone is lost.
+        # All have begun, or begun again: from here on a missing object is lost.
         for target in plan.targets:
             if run.records[target.shard].undoing:
                 run.enter(target, run.records[target.shard].phase, undoing=False)
@@ -418,7 +419,7 @@ def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
 
 @contextmanager
 def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
-    """Let the error for a damaged object say which rows are lost without it, and what can be restored still."""
+    """Let the error for a damaged object name the rows that are lost without it, and those that can be restored."""
     try:
         yield
     except ObjectDamagedError as error:
@@ -468,7 +469,8 @@ def make_databases(
 ) -> None:
     """Create the empty databases and the missing roles, rehearse the DDL, and make the databases again.
 
-    Raises TargetUnfitError or SchemaLoadError naming what is refused, unless the restore is to do without it.
+    Raises TargetUnfitError or SchemaLoadError naming the refused statements, unless the restore is to continue without
+    them.
     """
     kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
     targets = [target for target in run.plan.targets if target.shard not in kept]
@@ -501,7 +503,7 @@ def make_databases(
 
 
 def _ending_of(ddl: Ddl) -> dict[str, Any]:
-    """What the record says that the database gets at the end."""
+    """The record's fields for the properties that the database gets at the end."""
     if (database := ddl.database) is None:
         return {}
     properties = database.properties

@@ -1,4 +1,4 @@
-"""Check what a restore needs, without changing anything: the targets, their roles, and the DDL that they can run."""
+"""Check a restore's requirements and change nothing: the targets, their roles, and the DDL that they can run."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ WITHOUT_GLOBALS = (
 
 @dataclass(frozen=True, slots=True)
 class RestorePreview:
-    """What a restore would do: the roles that each shard's target lacks, and what it would leave out and replace.
+    """The effects of a restore: the roles that each shard's target lacks, the omissions, and the replaced databases.
 
     `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where the DDL was
-    not rehearsed, `refused` what the others refused of it, and what of it the store has lost. `warnings` may be meant.
-    `begun` is what earlier processes have done, by shard: a shard that is done has no volume. `server_globals` are what
-    roles to be created had, by shard, and `role_differences` how those that exist on the targets differ. `counted` is
-    as in CheckedDdl.
+    not rehearsed, `refused` the statements that the others refused, and those that the store has lost. `warnings` may
+    be meant. `begun` is the work of earlier processes, by shard: a shard that is done has no volume. `server_globals`
+    are what roles to be created had, by shard, and `role_differences` how those that exist on the targets differ.
+    `counted` is as in CheckedDdl.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -165,7 +165,7 @@ def _rehearse_all(
 def preview_resumed(
     source: Fleet, target: Fleet, request: RestoreRequest, progress: Progress
 ) -> tuple[RestorePlan, RestorePreview]:
-    """Make every check of a restore that is resumed, and find what is left of it; change nothing.
+    """Make every check of a restore that is resumed, and find its remaining work; change nothing.
 
     Raises what check_restore and find_resumable raise.
     """
@@ -191,7 +191,7 @@ def preview_resumed(
 
 
 def _plan_shown(source: Fleet, target: Fleet, found: UnfinishedRestore) -> RestorePlan:
-    """The plan of a restore that is resumed; one that is published needs none to end, but to be shown."""
+    """The plan of a restore that is resumed; a published restore needs it only to be shown."""
     try:
         return plan_resumed(source, target, found.last_record)
     except SnapshotError as error:
@@ -215,7 +215,7 @@ def check_all_swappable(run: RestoreRun) -> None:
 
 
 def with_replaced(preview: RestorePreview, run: RestoreRun) -> RestorePreview:
-    """The preview of a restore that is resumed, with what it still replaces, and what is closed until it ends."""
+    """The preview of a resumed restore, with the databases that it still replaces, and those closed until it ends."""
     published = run.shards_in(Phase.PUBLISHED)
     unnamed = [target for target in run.plan.targets if target not in published and not run.is_renamed(target)]
     closed = [f"nobody can connect to {one} until it is ended" for one in find_closed(unnamed, run.connections)]
@@ -231,7 +231,7 @@ def check_restore(
     obstacles: Obstacles,
     begun: Mapping[str, BegunShard] = MappingProxyType({}),
 ) -> RestorePreview:
-    """Check that the store has what is restored and every target can take it; change nothing.
+    """Check that the store has the parts to restore and every target can take them; change nothing.
 
     `connections` and `begun` are by shard; of a target without a connection, `obstacles` has the reason. Raises all
     obstacles as one error (Obstacles.raise_found), also those found before.
@@ -290,7 +290,7 @@ def find_globals(
     connections: Mapping[str, psycopg.Connection[Any]],
     obstacles: Obstacles,
 ) -> tuple[dict[str, ServerGlobals], list[str]]:
-    """What the snapshot's servers had besides their databases, by shard, and how the targets' roles differ from that.
+    """The globals of the snapshot's servers, by shard, and how the targets' roles differ from them.
 
     A drill's servers are made for it: there is nothing to compare, and its roles get nothing of it.
     """
@@ -314,7 +314,7 @@ def find_globals(
 
 
 def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
-    """What a target gets: a shard, or its part of all sources."""
+    """A target's volume: a shard, or its part of all sources."""
     sources = target.sources or (target.source,)
     volumes = [
         measure_volume(plan.chain, source, filter(plan.request.chooses, plan.chain.groups(source)), entries)
@@ -334,7 +334,7 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
 def _space_of(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], volume: ShardVolume
 ) -> DatabaseSpace:
-    """What a target's database needs besides what an earlier process has loaded of it, which this one goes on with."""
+    """The space that a target's database needs in addition to the part that an earlier process has loaded."""
     (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
     folder = plan.superusers.data_directories[target.shard] if plan.superusers else find_data_directory(connection)
     is_hidden = plan.superusers is None and is_data_directory_hidden(connection)
@@ -389,7 +389,7 @@ def check_targets(
 
 
 def left_rows(plan: RestorePlan) -> list[str]:
-    """What a restore of the DDL alone leaves out of rows and sequences, and one of some tables of other rows.
+    """The rows and sequences that a restore of the DDL alone, or of some tables, leaves out.
 
     Either leaves out large objects, too. Rows of extensions' tables come with the DDL of everything.
     """

@@ -1,4 +1,4 @@
-"""Statements of the DDL that a target refuses, and what a restore makes of them.
+"""Statements of the DDL that a target refuses, and their consequences for a restore.
 
 Those that the rehearsal finds end a restore before any row is loaded. Others come up only with the rows: an index whose
 function fails on a value, a constraint that rows violate under another collation. Everything else is then restored all
@@ -58,7 +58,7 @@ def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
 
 
 def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase]) -> None:
-    """Note in the report what was refused; raise DdlRefusedError unless the restore is to do without it."""
+    """Note the refusals in the report; raise DdlRefusedError unless the restore is to continue without them."""
     for target in run.plan.targets:
         if done := finished.get(target):
             run.report.refused += describe_refusals(target, done.refusals)
@@ -69,7 +69,7 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                     if entry.kind in MAINTAINED
                 ]
         elif record := run.records.get(target.shard):
-            # What an earlier process was refused and did without.
+            # Statements that an earlier process was refused and left out.
             run.report.refused += _describe_earlier(run, target, record.refused)
             if len(record.refused) == REFUSED_KEPT_MAX:
                 run.report.warnings.append(
@@ -87,7 +87,7 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
 
 
 def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) -> list[RefusedStatement]:
-    """What an earlier process was refused and did without, with the statements as far as the snapshot has them."""
+    """The statements that an earlier process was refused and left out, as far as the snapshot has them."""
     if not labels:
         return []
     databases = {target.shard: plan_database(run.plan, target, run.connections[target.shard])}

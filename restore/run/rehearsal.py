@@ -1,6 +1,6 @@
 """Rehearse a restore's DDL in the empty database, so that a refusal is known in seconds and not after the rows.
 
-What a server refuses depends on its version, its extensions and the restoring role, and on functions of the snapshot's
+A refusal depends on the server's version, its extensions and the restoring role, and on functions of the snapshot's
 owners. Trying the statements is the only way to know. The database is made again afterwards. Some refusals depend on
 the rows, and come up only when these are loaded.
 """
@@ -29,7 +29,7 @@ OWN_VERSION = (
     " PostgreSQL"
 )
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
-# They refuse every other, also one that gets its name at the end.
+# They refuse every other database, also a database that gets its name at the end.
 IN_ONE_DATABASE = (
     "an extension that its server allows in one database alone, such as pg_cron, can be created only once that has its"
     " name: restore without it, then run the statements that are left"
@@ -94,7 +94,7 @@ def refuse(
         raise TargetUnfitError(
             what,
             hint=[
-                "restore as a superuser, or grant the role what the statements need",
+                "restore as a superuser, or grant the role the privileges that the statements need",
                 *([ROWS_LATER] if has_rows else []),
                 *without,
             ],

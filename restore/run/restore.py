@@ -1,4 +1,4 @@
-"""`restore`: load the fleet's databases as of a cut beside the existing ones, and rename them at the end.
+"""`restore`: load the fleet's databases as of a cut next to the existing ones, and rename them at the end.
 
 Until the decision to publish no restored database has its real name, and a restore may be undone. From then on it only
 goes forward. Where a restore ends unfinished, its databases' records say how far it is: `resume_restore` does the rest.
@@ -76,8 +76,8 @@ def restore_fleet(
     """Restore all shards in parallel; no database has its real name before all are loaded and checked.
 
     When every check has passed and before anything is changed, `announce` is given what will be done, and `confirm`
-    what `--replace` will end, a line each; it may raise. At the end `verify` asks what was restored, and returns the
-    exit code that the outcome records.
+    what `--replace` will end, a line each; it may raise. At the end `verify` queries the restored databases, and
+    returns the exit code that the outcome records.
     """
     began = time.monotonic()
     with running(plan, progress) as run:
@@ -110,9 +110,9 @@ def resume_restore(
     progress: Progress,
     announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
 ) -> RestoreReport:
-    """Go on with the unfinished restore of the request's snapshot into the target, and do only what is not done.
+    """Continue the unfinished restore of the request's snapshot into the target, and do only the remaining work.
 
-    If the request names nodes, only these are contacted. `announce` is given what is left, before that is done.
+    If the request names nodes, only these are contacted. `announce` is given the remaining work, before it is done.
 
     Raises UnfinishedRestoreError if there is none, or if it can only be undone.
     """
@@ -166,7 +166,7 @@ def _restore(
     is_resumed: bool,
     verify: Callable[[RestoreReport], int] | None = None,
 ) -> None:
-    """Load what is not loaded, publish it all, and verify it."""
+    """Load the databases that are not loaded, publish all, and verify them."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
@@ -189,7 +189,7 @@ def _restore(
                 run.is_closing = True
                 close_databases(plan.targets, run.connections, run.records)
                 run.progress.reached(RestoreCrashPoint.CLOSED)
-            # From here on another process may publish what this one has loaded.
+            # From here on another process may publish the databases that this process has loaded.
             run.is_deciding = lease.stays_open = True
             run.progress.ending()
             _decide(run)
@@ -217,7 +217,7 @@ def _restore(
 
 
 def _wal_phase(run: RestoreRun) -> WalPhase | None:
-    """The amounts are those of the commits; in what was left of a restore, rows may have been loaded before."""
+    """The amounts are those of the commits; in a resumed restore, an earlier process may have loaded some rows."""
     seconds = run.pace.seconds.get(RestoreStep.FOLD) if run.pace else None
     if seconds is None:
         return None
@@ -235,7 +235,7 @@ def _wal_phase(run: RestoreRun) -> WalPhase | None:
 
 
 def _is_typical(plan: RestorePlan) -> bool:
-    """Whether what the restore took says how long others take: it loads everything, and nothing else."""
+    """Whether the duration of the restore is a guide to that of others: it loads everything, and nothing else."""
     request = plan.request
     # Verifying the copies has started Spark's workers.
     is_whole = request.is_with_all_rows and not request.use_backup_copies
@@ -282,7 +282,7 @@ def _decide(run: RestoreRun) -> None:
 
 
 def _publish(run: RestoreRun) -> list[str]:
-    """Give every database its real name; return what was put aside, as `node: name`.
+    """Give every database its real name; return those put aside, as `node: name`.
 
     After an error on one node the others are published all the same: there is only one way on.
     """
@@ -299,7 +299,7 @@ def _publish(run: RestoreRun) -> list[str]:
         publish_rows(run)
         return []
     aside = in_parallel(publish, run.plan.targets, let_end)
-    # Only when all are renamed: nobody undoes what is published.
+    # Only when all are renamed: nobody undoes a published database.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED, database=target.database)
     return [one for one in aside if one]

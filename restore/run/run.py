@@ -85,7 +85,7 @@ class RestoreRun:
 
     @property
     def allows_refused(self) -> bool:
-        """Whether the restore is to do without what the targets refuse."""
+        """Whether the restore is to continue without the statements that the targets refuse."""
         return self.plan.request.allow_refused_ddl
 
     @property
@@ -127,22 +127,22 @@ class RestoreRun:
         self.held.clear()
 
     def filling(self, target: Target) -> Filling:
-        """What a restore of rows alone keeps in a target's database."""
+        """The filling of a target's database by a restore of rows alone."""
         return Filling(target.node.id, self.inside[target.shard], suffix_of(self.operation))
 
     def loaded(self, target: Target) -> Node:
-        """The database that is loaded: one of the restore's own, or the existing one that is filled."""
+        """The database that is loaded: a database of the restore's own, or the existing one that is filled."""
         return target.node if self.plan.request.scope.data_only else target.loaded
 
     def end_loading(self, target: Target) -> None:
-        """End the sessions of a killed process that loads a target: a statement goes on until it has a row to send."""
+        """End a killed process's sessions that load a target: a statement continues until it has a row to send."""
         if self.plan.request.scope.data_only:
             self.filling(target).end_loading()
         else:
             end_sessions(self.connections[target.shard], target.loading)
 
     def _mark_undoing(self, target: Target) -> None:
-        """Record that tables are emptied again: else what is gone would count as lost."""
+        """Record that tables are emptied again: otherwise a missing object would count as lost."""
         if self.plan.request.scope.data_only and (record := self.records.get(target.shard)):
             self.enter(target, record.phase, undoing=True)
 
@@ -156,7 +156,7 @@ class RestoreRun:
     def undo_created(self) -> bool:
         """Undo what this process has created, and say so; return whether nothing is left.
 
-        Where the session that holds the lock is lost, another process may have gone on: there nothing is dropped.
+        Where the session that holds the lock is lost, another process may have continued: there nothing is dropped.
         """
         try:
             created = [target for target in self.plan.targets if target.shard in self.created]

@@ -1,6 +1,6 @@
-"""The scope of a restore: what it restores of a snapshot, and what becomes of roles.
+"""The scope of a restore: its part of a snapshot, and its handling of roles.
 
-The records of restored databases have it, so that another process goes on with the same.
+The records of restored databases have it, so that another process continues with the same scope.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cutline.storage.errors import UsageError
 
 
 def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:
-    """Those of `primaries` that are named; all if none is. Raises UsageError naming one that is not among them."""
+    """Those of `primaries` that are named; all if none is. Raises UsageError naming an id that is not among them."""
     wanted, primaries = set(nodes), list(primaries)
     if unknown := sorted(wanted - set(primaries)):
         raise UsageError(
@@ -44,8 +44,8 @@ PUBLIC_ROLE = "public"
 class RoleChanges:
     """Which role takes the place of which. All names are in one form: as text, or raw as in DDL.
 
-    With `no_owner` all objects belong to `ours`, the role that restores, which also grants everything; then `known` are
-    the roles that the target has, and what was granted to others is left out.
+    With `no_owner` all objects belong to `ours`, the role that restores, which also grants everything. Then `known` are
+    the roles that the target has, and grants to others are left out.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -80,13 +80,13 @@ class TableMove(Record, frozen=True):
 
 
 class RestoreScope(Record, frozen=True, kw_only=True):
-    """What is restored of a snapshot; without values all of it, as it was.
+    """The part of a snapshot that is restored; without values all of it, as it was.
 
-    `nodes`: these shards alone. `schemas`: the rows of the tables in these schemas.
-    `schema_only`: the DDL without rows and without values of sequences. `data_only`: the rows and the values of
-    sequences, into tables that exist. `no_owner`: all objects belong to the role that restores. `role_map`: pairs of a
-    role and the one that takes its place. `moves`: the rows of these tables, which get other names. `analyze`: the
-    planner's statistics are collected, too. `no_database_settings`: what belongs to the database itself is left out.
+    `nodes`: these shards alone. `schemas`: the rows of the tables in these schemas. `schema_only`: the DDL without rows
+    and without values of sequences. `data_only`: the rows and the values of sequences, into tables that exist.
+    `no_owner`: all objects belong to the role that restores. `role_map`: pairs of a role and its replacement. `moves`:
+    the rows of these tables, which get other names. `analyze`: the planner's statistics are collected, too.
+    `no_database_settings`: what belongs to the database itself is left out.
     """
 
     nodes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
 
     @property
     def changes_roles(self) -> bool:
-        """Whether other roles than the snapshot's own or are granted what is restored."""
+        """Whether restored objects get other owners or grants than the snapshot's."""
         return self.no_owner or bool(self.role_map)
 
     def roles_needed(self, roles: Iterable[str]) -> list[str]:

@@ -28,11 +28,11 @@ FORMS = "hash(COLUMN), range(COLUMN, BOUND, …), column(COLUMN), node('ID') or 
 
 
 class RouteKind(StrEnum):
-    """By what the rows of a table are divided among the targets."""
+    """The basis on which the rows of a table are divided among the targets."""
 
     # The hash of a column's value.
     HASH = "hash"
-    # The range in which a column's value is.
+    # The range of a column's value.
     RANGE = "range"
     # The target's id, in a column.
     COLUMN = "column"
@@ -44,7 +44,7 @@ class RouteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the rows of the tables that match `pattern` go; `text` is what the user has written after the pattern.
+    """The destination of the rows of the tables that match `pattern`; `text` is the user's text after the pattern.
 
     `bounds` are the lower bounds of the targets' ranges; `node` is a target's id.
     """
@@ -87,8 +87,8 @@ class TableRoute:
     """Where the rows of one table go.
 
     `number` is the table's among those of the restore. `field` is the index of the route's column in a stored line of
-    `width` fields, of which the first `key_width` are the key; `type` is the column's. `target` is the number of the
-    only target, where there is one.
+    `width` fields, whose first `key_width` are the key; `type` is the column's. `target` is the number of the only
+    target, where there is one.
     """
 
     table: str
@@ -118,7 +118,7 @@ class TableRoute:
 
 @dataclass(frozen=True, slots=True)
 class SourceRoutes:
-    """The table routes of one source, by its group numbers; of a table with route `all` only the first source counts.
+    """A source's table routes, by its group numbers; of a table with route `all` only the first source counts.
 
     `targets` are the targets' ids, by number.
     """
@@ -214,6 +214,6 @@ def _check_type(what: str, column: Column, kind: RouteKind) -> str:
     }[kind]
     if type_ not in allowed:
         raise UsageError(
-            f"{what}: column {column.name} is of type {column.type}", hint=f"{kind} takes {', '.join(allowed)}"
+            f"{what}: column {column.name} has type {column.type}", hint=f"{kind} takes {', '.join(allowed)}"
         )
     return type_

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class RestoreCrashPoint(StrEnum):
-    """What has just been done; the value is the text that `--verbose` prints."""
+    """The effect that was just made; the value is the text that `--verbose` prints."""
 
     LOCKED = "targets locked"
     INTENT_STORED = "intent stored"

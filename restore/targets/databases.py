@@ -67,7 +67,7 @@ class Phase(StrEnum):
     """How far a database of a restore is."""
 
     CREATED = "created"
-    # Its tables and its ledger exist: what the ledger has is loaded.
+    # Its tables and its ledger exist: rows in the ledger are loaded.
     LOADING = "loading"
     # Its rows are loaded and counted; indexes and the rest of the DDL follow.
     INDEXING = "indexing"
@@ -80,18 +80,17 @@ class Phase(StrEnum):
 
 
 class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag="cutline/restoring/1"):
-    """What a restore, which restores the targets `shards`, records on one of its databases, that of `shard`.
+    """The record that a restore of the targets `shards` keeps on one of its databases, that of `shard`.
 
     `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
     changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
-    restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first
-    database. `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables
-    that were filled have their values, `undoing` whether the process that fills tables has begun to empty them again;
-    one that resumes the restore resets it.
-    `allow_refused_ddl`: the restore does without what the target refuses, and `refused` names that.
-    `owner` ("": it stays), `comment` and `is_template` are what the database gets when the restore has ended, and
-    `own_privileges` are what the role that restores has from the owner then.
-    `borrowed` are by standby the groups, by number, whose rows are taken from its copy.
+    restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first database.
+    `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables that were
+    filled have their values. `undoing`: whether the process that fills tables has begun to empty them again; a process
+    that resumes the restore resets it. `allow_refused_ddl`: the restore continues without the statements that the
+    target refuses, and `refused` names them. `owner` ("": it stays), `comment` and `is_template` are set when the
+    restore has ended, and `own_privileges` are the restoring role's from the owner then. `borrowed` are by standby the
+    groups, by number, whose rows are taken from its copy.
     """
 
     operation: str
@@ -179,12 +178,12 @@ def parse_record(comment: str | None) -> DatabaseRecord | None:
         record: DatabaseRecord = from_json(comment or "", DatabaseRecord)
     except (msgspec.DecodeError, ValueError):
         return None
-    # It is written into statements, and who owns a database can write its comment.
+    # It is written into statements, and the owner of a database can write its comment.
     return record if record.ledger is None or LEDGER_NAME.fullmatch(record.ledger) else None
 
 
 def without_record(properties: DatabaseProperties) -> tuple[DatabaseProperties, list[str]]:
-    """What a database is to have without a comment that is, or once was, a record; and a line if it had one.
+    """The properties of a database without a comment that is, or once was, a record; and a line if it had one.
 
     Its owner on the source chose the comment: on the target it would count, because our role has written it.
     """
@@ -222,7 +221,7 @@ def write_record(
 def clear_record(connection: psycopg.Connection[Any], database: str, record: DatabaseRecord) -> str:
     """Put the comment and the owner that `record` names in its place, in one transaction.
 
-    If the server refuses that, the record is removed alone; returns what is left to do then, "" if nothing. Raises
+    If the server refuses that, only the record is removed; returns the remaining work, "" if there is none. Raises
     NodeDisruptedError, and the record stays, if that was not for the statements.
     """
     name = sql.Identifier(database)
@@ -270,7 +269,7 @@ SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELE
 """
 TEMPLATE_QUERY = "SELECT datistemplate FROM pg_database WHERE datname = %s"
 DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
-# The owner of a database that was put aside, if the one in its place belongs to another role.
+# The owner of a database that was put aside, if the database in its place belongs to another role.
 PREVIOUS_OWNER_QUERY = f"""
 SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new.datdba)")}
   FROM pg_database old, pg_database new
@@ -292,7 +291,7 @@ class OwnerChange:
 def create_database(
     target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, tablespace: str = ""
 ) -> None:
-    """Create the empty database to load into; drop what the same restore left of it. Tablespace "" is the default."""
+    """Create the empty database to load into; drop the remains of the same restore. Tablespace "" is the default."""
     drop_database(target, connection, target.loading)
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
         sql.Identifier(target.loading),
@@ -323,7 +322,7 @@ def rehearsal_database(
 ) -> Iterator[Target]:
     """Create an empty database for a dry run, and yield the target with it; it is dropped when the block ends.
 
-    What a killed dry run has left is dropped first. The caller holds the target's lock.
+    The remains of a killed dry run are dropped first. The caller holds the target's lock.
     """
     drop_rehearsals(target, connection)
     suffix = target.loading.rsplit("_", 1)[-1]
@@ -338,7 +337,7 @@ def rehearsal_database(
 
 
 def drop_rehearsals(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Drop the databases that killed dry runs have left beside the target's; the caller holds the target's lock.
+    """Drop the databases that killed dry runs have left next to the target's; the caller holds the target's lock.
 
     One that was killed before its database had its comment has left an empty one.
     """
@@ -361,7 +360,8 @@ def refusing(node: Node, what: str) -> Iterator[None]:
     except REFUSALS as error:
         raise TargetUnfitError(
             f"node {node.id}: {what}: {shorten_message(error)}",
-            hint="let the owner of the database or a superuser do what the message asks for, then repeat the command",
+            hint="let the owner of the database or a superuser make the change that the message asks for, then"
+            " repeat the command",
             details={"node": node.id},
         ) from error
     except psycopg.OperationalError as error:
@@ -554,7 +554,8 @@ def lock_target_fleet(
                 connection = connect(target.node)
             except NodeUnreachableError as error:
                 if refuses_database(target.node, error.__cause__):
-                    # Who may not enter it may not put it aside, either: the checks that follow say what is lacking.
+                    # A role that may not enter it may not put it aside, either: the checks that follow name the
+                    # missing privilege.
                     continue
                 raise
             else:

@@ -16,12 +16,12 @@ class ObstaclesError(RefusedError):
 
 
 class TargetLacksError(RefusedError):
-    """A target's server lacks what the snapshot's databases need."""
+    """A target's server lacks a requirement of the snapshot's databases."""
 
 
 @dataclass(slots=True)
 class Obstacles:
-    """The obstacles found so far; `warnings` are what an operator should know and may be meant."""
+    """The obstacles found so far; `warnings` are states that an operator should know and that may be meant."""
 
     found: list[SnapshotError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Obstacles:
 
     @contextmanager
     def collecting(self, node: str | None = None) -> Iterator[None]:
-        """Add what the block raises, if it is a refusal, and go on."""
+        """Add an error of the block, if it is a refusal, and continue."""
         try:
             yield
         except (RefusedError, UnreachableError) as error:
@@ -43,9 +43,9 @@ class Obstacles:
     def raise_found(self) -> None:
         """Raise the obstacle, or one error with all of them, if there are any.
 
-        A single one is raised as it is. Several of one kind are an error of that kind, others an ObstaclesError; its
-        `details["obstacles"]` has node, kind, message and hint of each. Those that say the same are one in the message,
-        with their nodes.
+        A single one is raised as it is. Several of the same kind are an error of that kind, others an ObstaclesError;
+        its `details["obstacles"]` has node, kind, message and hint of each. Those that say the same are one in the
+        message, with their nodes.
         """
         if len(self.found) == 1:
             raise self.found[0]
@@ -79,7 +79,7 @@ def _alike(found: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
 
 
 def _with_nodes(alike: list[SnapshotError]) -> str:
-    """What they say, with their nodes if it is several."""
+    """Their common message, with their nodes if there are several."""
     nodes = [str(error.details["node"]) for error in alike if error.details.get("node")]
     return f"{alike[0].message} (on nodes {', '.join(nodes)})" if len(nodes) > 1 else alike[0].message
 

@@ -1,8 +1,8 @@
-"""What a target's server must have before the DDL can run: extensions, tablespaces, locales, lz4 and disk space.
+"""The requirements of a target's server before the DDL can run: extensions, tablespaces, locales, lz4 and disk space.
 
 Nothing is created to find it out. A server older than the snapshot's is an obstacle of its own.
 
-What is free is known only of servers that run on this machine. Nothing runs on another one to find it out. A server is
+Free space is known only for servers that run on this machine. Nothing runs on another one to find it out. A server is
 on this machine if the files in its data directory here are its own: its system identifier, its port and its start.
 """
 
@@ -45,7 +45,7 @@ HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'de
 NAMED_MAX = 5
 WITHOUT = "restore without them: --allow-refused-ddl"
 DRILL_WITHOUT = "drill without them: --allow-refused-ddl"
-# Their servers let them be created in the one database that a setting names.
+# Their servers let them be created only in the database that a setting names.
 OF_ONE_DATABASE = frozenset({"pg_cron"})
 INSTALL = "install their packages on the target's machine, then repeat the command"
 # A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
@@ -65,10 +65,10 @@ def check_extensions(
 ) -> frozenset[str]:
     """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
 
-    With `allowed`, which is for drills, one that is neither trusted nor among these is an obstacle, too: a superuser
-    would create it. So is one that is OF_ONE_DATABASE, because a drill's databases have names of their own.
-    `install` says what to do where some are lacking. If it `allows_refused`, the restore does without all of these,
-    whose names are returned, and they are no obstacles.
+    With `allowed`, which is for drills, an extension that is neither trusted nor among these is an obstacle, too: a
+    superuser would create it. So is an extension in OF_ONE_DATABASE, because a drill's databases have names of their
+    own. `install` says what to do where some are lacking. If it `allows_refused`, the restore does without all of
+    these, whose names are returned, and they are no obstacles.
 
     CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
     tried before any row is loaded, but rows may look different to another version.
@@ -97,7 +97,8 @@ def check_extensions(
             TargetLacksError(
                 f"node {node.id}: extensions of the snapshot are not trusted: {', '.join(refused)}",
                 hint=[
-                    f"if a drill may do whatever they let any role do: [drill] extensions = [{listed}] in fleet.toml",
+                    f"if a drill may do everything that they let any role do: [drill] extensions = [{listed}] in"
+                    " fleet.toml",
                     f"or {WITHOUT}",
                 ],
                 details={"node": node.id, "extensions": refused},
@@ -181,7 +182,7 @@ def check_locales(
     if lacking:
         obstacles.add(
             TargetLacksError(
-                f"node {node.id} lacks what the snapshot's databases sort by: {', '.join(lacking)}",
+                f"node {node.id} lacks locales or collations of the snapshot's databases: {', '.join(lacking)}",
                 hint="install the locales on the target's machine, and import collations there (PostgreSQL manual,"
                 ' "Managing Collations"), or restore to a server that has them',
                 details={"node": node.id, "lacking": lacking},
@@ -227,7 +228,7 @@ class SpaceLackingError(RefusedError):
 
 @dataclass(slots=True)
 class DiskSpace:
-    """A disk: the nodes that have their data there, what they need, and what is free; None: it is not known.
+    """A disk: the nodes that have their data there, their needs, and its free space; None: it is not known.
 
     `is_hidden`: our role may not see where the data is.
     """
@@ -259,7 +260,7 @@ class DatabaseSpace:
 
 
 def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> list[DiskSpace]:
-    """Compare what the databases need with what is free, by disk; add an obstacle where it is less.
+    """Compare the needs of the databases with the free space, by disk; add an obstacle where it is less.
 
     A database that is put aside keeps its space. Where the need is a rough estimate, too little is only a warning.
     """

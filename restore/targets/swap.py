@@ -32,7 +32,7 @@ class RestoredMissingError(TargetUnfitError):
 
 
 def is_restored(found: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
-    """Whether the database with the target's real name is the one that the restore made."""
+    """Whether the restore made the database that has the target's real name."""
     database = found.get(target.database)
     return database is not None and database.record is not None and database.record.operation == operation
 
@@ -90,7 +90,7 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     check_swappable(target, databases, record)
     is_replacing = target.database in databases
     steps = [(target.database, target.aside)] if is_replacing else []
-    # An earlier process may have put one aside, and what it published then was lost.
+    # An earlier process may have put a database aside, and the database that it published then was lost.
     is_aside = is_replacing or target.aside in databases
     marked = structs.replace(record, aside=is_aside)
     _rename(target, connection, [*steps, (target.loading, target.database)], marked)
@@ -184,7 +184,7 @@ def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bo
 def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Raise TargetUnfitError if sessions of users in the closed database have not ended in time."""
     deadline = time.monotonic() + END_MILLISECONDS_MAX / 1000
-    # PostgreSQL itself ends autovacuum's workers, of which new ones may begin.
+    # PostgreSQL itself ends autovacuum's workers, and new workers may begin.
     query = f"SELECT a.pid {SESSIONS} AND a.usesysid IS NOT NULL ORDER BY 1"
     while left := [pid for (pid,) in connection.execute(query, (target.database,))]:
         if time.monotonic() < deadline:

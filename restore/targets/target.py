@@ -110,7 +110,7 @@ class Target:
 
 
 def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str) -> Target:
-    """The target of one shard for one operation; raise UsageError for a database that can't be restored into."""
+    """A shard's target for one operation; raise UsageError for a database that can't be restored into."""
     database = database_name(node.dsn)
     if database in (MAINTENANCE_DATABASE, "template0", "template1"):
         raise UsageError(
@@ -170,7 +170,7 @@ def lock_targets(
             unreachable.raise_found()
         reached = [target for target in targets if target.shard in connections]
         with naming_lost_nodes(reached, connections):
-            # First: the lock of one would be in the way of the other.
+            # First: one target's lock would be in the way of the other.
             apart = _find_apart(reached, connections, unreachable)
             if obstacles is None:
                 unreachable.raise_found()
@@ -208,7 +208,7 @@ def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psyco
 
 def lock_target(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Lock out other restores of the same database while the session lasts; raise FleetBusyError naming the holder."""
-    # The lock is per database name: two shards may be restored to two databases of one server.
+    # The lock is per database name: two shards may be restored to two databases of the same server.
     take_lock(target.node, connection, f"{LOCK_NAME} {target.database}", own_label("restore", target.database))
 
 
@@ -251,9 +251,10 @@ def databases(connection: psycopg.Connection[Any]) -> set[str]:
 # Scripts of extensions ask for the search_path with which their session began, and may set another one.
 SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
 
-# The comment on roles that a drill has made, and the name of the one that restored, which is drawn.
+# The comment on roles that a drill has made, and the name of the restoring role, which is drawn.
 MARK = re.compile(r"cutline_drill_[0-9a-f]{10}")
-# A comment alone could be anybody's: the role is the one that restored, or has that one as a member. It comes last.
+# A comment alone could be anybody's: the role is the restoring role, or has it as a member. The restoring role comes
+# last.
 MARKED_QUERY = f"""
 WITH marked AS (
   SELECT oid, rolname, shobj_description(oid, 'pg_authid') AS mark FROM pg_roles
@@ -273,18 +274,18 @@ def find_marked(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
 
 
 def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None:
-    """Say in a comment on a role who has made it."""
+    """Record the maker of a role in a comment on it."""
     statement = sql.SQL("COMMENT ON ROLE {} IS {}")
     connection.execute(statement.format(sql.Identifier(role), sql.Literal(mark)))
 
 
 @dataclass(frozen=True, slots=True)
 class Superusers:
-    """A superuser's sessions on each target's server, by shard; `role` is the one that restores.
+    """A superuser's sessions on each target's server, by shard; `role` is the restoring role.
 
-    `extensions` are those that it may create beside the trusted ones. `data_directories` are by shard, too, None if
-    they are not known: the role may not see where they are. `mark` is a comment on the roles that are made, `install`
-    what to do where extensions are lacking.
+    `extensions` are those that it may create in addition to the trusted ones. `data_directories` are by shard, too,
+    None if they are not known: the role may not see where they are. `mark` is a comment on the roles that are made,
+    `install` the hint for missing extensions.
     """
 
     nodes: Mapping[str, Node]

@@ -82,7 +82,7 @@ class Undoable:
 def hold_undoable(
     source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
 ) -> Iterator[Undoable]:
-    """Hold the targets and find what can be undone there; raises what abandon_restore raises."""
+    """Hold the targets and find the restores that can be undone there; raises the errors of abandon_restore."""
     progress.step("find unfinished restores")
     targets, store = provisional_targets(target, nodes), source.store.open()
     with (
@@ -116,7 +116,7 @@ def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[st
     if found.is_filling:
         return [
             f"{target.node.id}: the tables of database {target.database} that the restore found empty are emptied,"
-            " whoever wrote their rows"
+            " including rows that others wrote"
             for target in targets
         ]
     return [
@@ -129,7 +129,7 @@ def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[st
 def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
     if found.record is not None and found.record.snapshot != name:
         raise UnfinishedRestoreError(
-            f"{found.label()} is not of snapshot {name}",
+            f"{found.label()} does not belong to snapshot {name}",
             hint=f"run: {found.record.abandon_command}",
         )
     if not found.may_be_undone(store):
@@ -165,13 +165,13 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
         )
 
 
-# Before the suffix of an id of which no more is known.
+# Before the suffix of an id whose rest is not known.
 CUT = "…"
 
 
 @dataclass(slots=True)
 class AbandonReport:
-    """What was undone: operations, databases that were dropped and that were put back, as `node: name`.
+    """The results of the undo: operations, databases that were dropped and that were put back, as `node: name`.
 
     `done`: operations that had ended well, and of which nobody had recorded it. `emptied`: tables, as `node: table`.
     `opened`: databases to which nobody could connect until it was undone, as text. `slots_dropped`: slots of chains
@@ -199,8 +199,8 @@ def abandon_restore(
 
     With `nodes` only these are contacted. `confirm` is given the databases that users may have entered and that are
     dropped, and the slots that are dropped with them, a line each, before anything is changed; it may raise. Raises
-    UnfinishedRestoreError if there is none, or if one is of another snapshot than `name` or can't be undone any more;
-    and OldDatabaseMissingError if a database can't be put back.
+    UnfinishedRestoreError if there is none, or if a restore belongs to another snapshot than `name` or can't be undone
+    any more; and OldDatabaseMissingError if a database can't be put back.
     """
     report = AbandonReport()
     with _saying_unfinished(name, nodes), hold_undoable(source, target, name, progress, nodes) as undoable:
@@ -209,7 +209,7 @@ def abandon_restore(
         closed = find_closed(undoable.targets, undoable.connections)
         if undoable.found:
             progress.step("undo")
-        # The newest first: it may have replaced what an older one published.
+        # The newest first: it may have replaced an older restore's database.
         for restore in reversed(undoable.found):
             if restore.is_filling:
                 _empty_filled(undoable, restore, progress, report)
@@ -228,7 +228,7 @@ def abandon_restore(
 
 @contextmanager
 def _saying_unfinished(name: str, nodes: tuple[str, ...]) -> Iterator[None]:
-    """Raise StoppedError in place of an interrupt: what is undone is known to the nodes alone."""
+    """Raise StoppedError in place of an interrupt: only the nodes know how far the undo is."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -241,7 +241,7 @@ def preview_abandon(
 ) -> tuple[AbandonReport, list[str]]:
     """What `abandon_restore` would undo, and what would have to be confirmed; change nothing.
 
-    Raises what that raises, except for what only the undo itself meets: tables that others have changed or lock.
+    Raises the same errors, except for those that only the undo itself meets: tables that others have changed or lock.
     """
     report, to_confirm = AbandonReport(), list[str]()
     with hold_undoable(source, target, name, progress, nodes) as undoable:
@@ -357,7 +357,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
 
     def drop(target: Target) -> None:
         if target.shard not in found.databases:
-            # It was put aside here, and what was restored is gone.
+            # The old database was put aside here, and the restored database is gone.
             return
         drop_database(target, connections[target.shard], target.loading)
         report.dropped.append(f"{target.node.id}: {target.loading}")
@@ -373,7 +373,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     if was_publishing:
         # Once nothing is left, its decision would say that it was published.
         end()
-    # Looked up again: to undo a newer restore can have renamed the database that this one published.
+    # Looked up again: undoing a newer restore can have renamed the database that this restore published.
     slots = [(one.node.id, slot) for one in targets for slot in find_slots(connections[one.shard], one.loading)]
     try:
         mark_ended(store, {slot: node for node, slot in slots}, operation)

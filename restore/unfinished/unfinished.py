@@ -1,4 +1,4 @@
-"""Restores that ended unfinished, as the targets' databases show them, and what a command refuses that meets one.
+"""Restores that ended unfinished, as the targets' databases show them, and the refusals of a command that meets one.
 
 Only what belongs to our role or to a superuser is read (restore/targets/databases.py). But nothing may be called
 undone or done because another role's is not read.
@@ -57,7 +57,7 @@ SELECT nspname FROM pg_namespace
 
 
 def find_remains(targets: Iterable[Target], connections: Connections) -> dict[str, str]:
-    """What is left of restores that have not ended, as text by the suffix of their ids: databases and schemas.
+    """The remains of restores that have not ended, as text by the suffix of their ids: databases and schemas.
 
     Raises NodeUnreachableError.
     """
@@ -94,7 +94,7 @@ class UnfinishedRestore:
     `databases` are its databases by shard, under the names that they have now, and `records` their records. A database
     whose process was gone before it had a record has none. `is_filling`: it loads rows into tables that existed before
     it. `foreign`: by shard where none is found, a database of its name that belongs to a role whose records do not
-    count, and that role. `doubled`: shards where two databases are of it, which no restore makes.
+    count, and that role. `doubled`: shards where two databases belong to it, which no restore makes.
     """
 
     suffix: str
@@ -111,7 +111,7 @@ class UnfinishedRestore:
 
     @property
     def scope(self) -> RestoreScope:
-        """What it restores; the whole snapshot if no record says so."""
+        """The scope of the restore; the whole snapshot if no record has one."""
         return self.record.scope if self.record else WHOLE
 
     @property
@@ -158,7 +158,7 @@ class UnfinishedRestore:
         record = self.record
         if record is None:
             return False
-        # Whoever is published was decided: the record with the decision may be removed already.
+        # A published restore was decided: the record with the decision may be removed already.
         if any(
             database_record.publishes or database_record.phase == Phase.PUBLISHED
             for database_record in self.records.values()
@@ -180,7 +180,7 @@ class UnfinishedRestore:
         }
 
     def may_be_undone(self, store: ObjectStore) -> bool:
-        """Whether it can be undone: one that fills tables only until it is decided that their rows stay."""
+        """Whether it can be undone: a restore that fills tables only until it is decided that their rows stay."""
         return not (self.is_decided(store) if self.is_filling else self.is_published)
 
     @property
@@ -274,7 +274,7 @@ def _find_filled(
 def settle_recorded(
     store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> tuple[list[str], list[str]]:
-    """Record the outcome of restores of which the store knows, and the targets have nothing unfinished.
+    """Record the outcome of restores that are open in the store and have nothing unfinished on the targets.
 
     The caller holds the targets' locks, so their processes are gone. Returns the ids of those that are done, and of
     those that made nothing.
@@ -295,12 +295,11 @@ def find_recorded(
     connections: Mapping[str, psycopg.Connection[Any]],
     without: Iterable[str] = (),
 ) -> Iterator[tuple[Intent, bool]]:
-    """The open restores into these targets of which the store knows, and whether they have decided to publish.
+    """The open restores into these targets that the store knows, and whether they have decided to publish.
 
-    Without those into databases that our role can't enter: nobody knows what they have left there. And without those of
-    which anything is left, whoever owns it, or that were begun on servers that have another address and were started at
-    another time: of one server the other may be a physical copy. What is left of those with the suffixes `without` is
-    not looked at.
+    Without those into databases that our role can't enter: their remains there are not known. And without those that
+    have remains of any owner, or that were begun on servers that have another address and were started at another time:
+    two servers may be physical copies of the same one. Remains with the suffixes `without` are not looked at.
     """
     asked = [target for target in targets if not is_shut(target, connections[target.shard])]
     places = frozenset(place_of(target, connections[target.shard]) for target in asked)
@@ -317,7 +316,7 @@ def find_recorded(
 
 NONE_UNFINISHED = "no restore into these databases is unfinished"
 WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; what has ended needs no end"
-# Of so many restores, the newest ones, it is looked for the last one of the snapshot.
+# The last restore of the snapshot is searched among so many of the newest restores.
 READ_MAX = 20
 
 
@@ -335,14 +334,15 @@ class NothingUnfinishedError(UnfinishedRestoreError):
                     last = f"; the last one of {name} that was decided, {operation}, {how}"
                     details = {"last": operation, "state": outcome.state}
                     break
-        # Whose databases somebody has dropped, nothing but the store knows of. It may have closed the old ones.
+        # If somebody has dropped a restore's databases, only the store knows of it. It may have closed the old
+        # databases.
         shut = "".join(f"; {one} accepts no connections" for one in closed)
         opens = [f"to open {one}, then repeat the command: {statement}" for one, statement in closed.items()]
         super().__init__(f"{NONE_UNFINISHED}{last}{shut}", hint=[*opens, WHERE_UNFINISHED], details=details)
 
 
 def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
-    """Raise UnfinishedRestoreError if a record is of another target's database, or can't be read.
+    """Raise UnfinishedRestoreError if a record belongs to another target's database, or can't be read.
 
     Only a restore that fills tables needs all of its records.
     """
@@ -359,7 +359,7 @@ def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
         raise UnfinishedRestoreError(
             f"{found.label()} ended unfinished, and node {nodes[shard]} has two databases of it: the comment of"
             f" {found.databases[shard]} is a copy",
-            hint="remove it from the one that the restore has not made, then repeat the command:"
+            hint="remove it from the database that the restore has not made, then repeat the command:"
             f" COMMENT ON DATABASE {quote(found.databases[shard])} IS NULL;",
             details={"databases": found.databases, "node": nodes[shard]},
         )
@@ -381,7 +381,7 @@ def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
 
 
 def check_recorded(found: UnfinishedRestore, store: ObjectStore) -> None:
-    """Raise UnfinishedRestoreError if another store has the decision, or this one has it and the record is gone."""
+    """Raise UnfinishedRestoreError if another store has the decision, or this store has it and the record is gone."""
     record = found.record
     if record is None:
         for intent in read_open_intents(store, skips_unreadable=True):
@@ -398,7 +398,7 @@ def check_recorded(found: UnfinishedRestore, store: ObjectStore) -> None:
         return
     if record.in_store and not store.exists(operation_key(record.operation, "intent")):
         raise UnfinishedRestoreError(
-            f"{found.label()} is of another store: {store.url} does not know it",
+            f"{found.label()} belongs to another store: {store.url} does not know it",
             hint="give the --fleet FILE whose store has the snapshot: it also has the restore's decision",
             details={"operation": record.operation, "store": store.url},
         )
@@ -414,8 +414,8 @@ def check_whole(
 ) -> None:
     """Raise UsageError unless `targets` are all that the restore has: it ends as a whole.
 
-    Raises UnfinishedRestoreError if it is not known what it has left in one of them, if a database that has its name
-    and no record is not empty, or, unless the command `undoes` it, if what it has published there is gone.
+    Raises UnfinishedRestoreError if the remains in a target are not known, or if a database that has its name and no
+    record is not empty. Unless the command `undoes` it, it also raises that if a published database is gone.
     """
     targets = list(targets)
     if not found.is_filling:
@@ -453,7 +453,7 @@ def find_taken_for_old(found: UnfinishedRestore, targets: Iterable[Target], conn
         if target.database in databases and own.aside not in databases:
             yield (
                 f"node {target.node.id}: database {target.database} has no record of the restore, so it is taken for"
-                " the one that was there before"
+                " the previous database"
             )
 
 
@@ -482,29 +482,30 @@ def _may_be_published(
 ) -> bool:
     """Whether the target's database, which has no record, may have its real name; `databases` are those that exist."""
     if found.is_abandoned:
-        # Of the phase before nothing is known any more. What is there is the restored one, or the old one put back.
+        # Of the phase before nothing is known any more. The database there is the restored one, or the old one put
+        # back.
         return target.database in databases and not found.last_record.replace
     is_renamed = any(found.databases.get(one.shard) == one.database for one in targets)
-    # Without a store that can be written, what is gone may have had the decision.
+    # Without a store that can be written, the missing record may have had the decision.
     return is_renamed or found.is_decided(store) or (found.was_closing and not found.last_record.in_store)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """What is gone of a restore, and what to do about it, in lines."""
+    """The missing parts of a restore, and their remedies, in lines."""
 
     what: str
     hint: list[str]
 
 
 def _lost_filling(found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> _Lost | None:
-    """What keeps us from knowing what the restore has left in tables that existed before it."""
+    """The reason why the restore's remains in tables that existed before it are not known."""
     node, database = target.node.id, target.database
     if is_shut(target, connection):
-        what = f"node {node}: our role can't connect to database {database}, so it is not known what is left there"
+        what = f"node {node}: our role can't connect to database {database}, so the remains there are not known"
         return _Lost(what, ["let it connect, then repeat the command"])
     if found.fills_all:
-        what = f"node {node}: what it kept in database {database} is gone, so it is not known which tables it filled"
+        what = f"node {node}: its schema in database {database} is gone, so it is not known which tables it filled"
         return _Lost(what, ["give the database that it has filled its name again, then repeat the command"])
     return None
 
@@ -514,7 +515,7 @@ def _lost_published(
 ) -> _Lost | None:
     """What keeps us from knowing what became of the database that the restore has published here, or may have.
 
-    By the names that it has users say which one it is: those of a restore's databases have the restore's id.
+    Its names show users which database it is: those of a restore's databases have the restore's id.
     """
     node, database, databases, record = target.node.id, target.database, list_databases(connection), found.last_record
     exists, again = database in databases, "then repeat the command"
@@ -538,10 +539,10 @@ def _lost_published(
         # By its name alone it would neither be dropped nor loaded again.
         lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
         if not undoes:
-            lines = ["if it is the restored one, it can only be loaded again, without what was written to it since:"]
+            lines = ["if it is the restored database, it can only be loaded again, without later writes:"]
             lines += [*_empty_again(database, target), again]
         if record.replace and target.aside not in databases:
-            lines.append(f"if it is the one that was there before, rename it to {target.aside}, {again}")
+            lines.append(f"if it is the previous database, rename it to {target.aside}, {again}")
         else:
             lines.append(f"if it is another one, rename or drop it, {again}")
         return _Lost(f"{unknown}; there is no database {target.loading}", lines)
@@ -551,7 +552,7 @@ def _lost_published(
 
 
 def _empty_again(database: str, target: Target) -> list[str]:
-    """The statements after which a restore is resumed with an empty database in the place of this one."""
+    """The statements that replace this database by an empty one, so that the restore can be resumed."""
     return [f"DROP DATABASE {quote(database)};", f"CREATE DATABASE {quote(target.loading)} TEMPLATE template0;"]
 
 
@@ -622,7 +623,7 @@ def find_resumable(
         raise UnfinishedRestoreError(f"{found.label()} {what}", hint=f"run: {command}")
     if found.record.snapshot != name:
         raise UnfinishedRestoreError(
-            f"the unfinished restore is of snapshot {found.record.snapshot}, not of {name}",
+            f"the unfinished restore belongs to snapshot {found.record.snapshot}, not to {name}",
             hint=f"run: {found.record.resume_command}",
         )
     return found

@@ -110,5 +110,5 @@ def test_a_target_that_lacks_the_locale_is_refused_by_name(mixed_fleet: Embedded
         check_locales(maintenance, connection, identity, DatabaseFacts(0, collations=COLLATIONS), obstacles)
         found += [one.message for one in obstacles.found]
         assert connection.execute("SHOW lc_monetary").fetchone() == ("C",)
-    lacks = "node s1 lacks what the snapshot's databases sort by:"
+    lacks = "node s1 lacks locales or collations of the snapshot's databases:"
     assert found == [f"{lacks} support for ICU", f"{lacks} locale xx_XX", f"{lacks} locale yy_YY, support for ICU"]

@@ -267,7 +267,7 @@ def test_what_others_do_to_the_servers_roles_meanwhile_is_no_refusal(place: Plac
             created, notes = done.result(SECONDS_MAX)
         assert (created, notes) == (
             ["s1: ours"],
-            ["node s1: role theirs was created by another session meanwhile, and is as that one made it"],
+            ["node s1: role theirs was created by another session meanwhile, and is left as created"],
         )
         assert ask(dsn, "SELECT rolname, rolcanlogin FROM pg_roles WHERE rolname IN ('ours', 'theirs') ORDER BY 1") == [
             ("ours", True), ("theirs", False),

@@ -60,9 +60,9 @@ def test_another_snapshots_restore_is_named(place: Place) -> None:
     create_full(place.fleet, CreateRequest("other"), Ready(place.spark), Silent())
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
-        with pytest.raises(UnfinishedRestoreError, match="of snapshot daily, not of other"):
+        with pytest.raises(UnfinishedRestoreError, match="belongs to snapshot daily, not to other"):
             resume_restore(place.fleet, place.target, RestoreRequest("other"), Ready(place.spark), Silent())
-        with pytest.raises(UnfinishedRestoreError, match="is not of snapshot other"):
+        with pytest.raises(UnfinishedRestoreError, match="does not belong to snapshot other"):
             abandon_restore(place.fleet, place.target, "other", print, Silent())
         abandon(place)
         assert_old(place)

@@ -165,7 +165,7 @@ def test_an_undo_says_which_databases_it_takes_for_old_ones(place: Place, monkey
         execute(own, f"DROP DATABASE {beside(place, shard, '_before_')}", f"COMMENT ON DATABASE {DATABASE} IS NULL")
         watching = Watching()
         abandon_restore(place.fleet, place.target, NAME, print, watching)
-        (note,) = [one for one in watching.notes if "taken for the one that was there before" in one]
+        (note,) = [one for one in watching.notes if "taken for the previous database" in one]
         assert note.startswith(f"node s{shard + 1}: database {DATABASE} ")
 
 

@@ -108,7 +108,7 @@ def test_another_store_does_not_know_the_decision(place: Place, tmp_path: Path, 
             leave(place, RestoreCrashPoint.DECIDED, 1)
         else:
             restore_left(place, RestoreCrashPoint.RENAMED)
-        with pytest.raises(UnfinishedRestoreError, match="is of another store") as raised:
+        with pytest.raises(UnfinishedRestoreError, match="belongs to another store") as raised:
             abandon_restore(other, place.target, NAME, print, Silent())
         assert "give the --fleet FILE" in raised.value.hint
         resume(place)

@@ -66,8 +66,8 @@ class CountingServer:
             raise RuntimeError("the server has no pipes")
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        found: dict[str, int] = json.loads(self.process.stdout.readline())
-        return found
+        counts: dict[str, int] = json.loads(self.process.stdout.readline())
+        return counts
 
 
 @contextmanager

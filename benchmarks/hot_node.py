@@ -143,15 +143,15 @@ def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
             began = time.monotonic()
             step(task)
             seconds[name].append(round(time.monotonic() - began, 2))
-    return {name: {"median": median(one), "each": one} for name, one in seconds.items()}
+    return {name: {"median": median(taken_seconds), "each": taken_seconds} for name, taken_seconds in seconds.items()}
 
 
 def _in_segments(decoded: list[Any]) -> Iterator[tuple[pa.Table, pa.Table]]:
     """The changes and events of each segment, which are as large as a drain's."""
     empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
     held: list[Any] = []
-    for one in decoded:
-        held.append(one)
+    for tables in decoded:
+        held.append(tables)
         if sum(each.changes.nbytes + each.events.nbytes for each in held) > SEGMENT_BYTES_MAX:
             yield _joined(empty, held)
             held = []
@@ -161,8 +161,8 @@ def _in_segments(decoded: list[Any]) -> Iterator[tuple[pa.Table, pa.Table]]:
 
 def _joined(empty: pa.Table, held: list[Any]) -> tuple[pa.Table, pa.Table]:
     return (
-        pa.concat_tables([empty, *(one.changes for one in held)]),
-        pa.concat_tables([empty, *(one.events for one in held)]),
+        pa.concat_tables([empty, *(segment.changes for segment in held)]),
+        pa.concat_tables([empty, *(segment.events for segment in held)]),
     )
 
 

@@ -69,19 +69,19 @@ def family(pid: int) -> set[int]:
     for folder in PROCESSES.iterdir():
         if folder.name.isdecimal() and (parent := _parent(int(folder.name))) is not None:
             parents.setdefault(parent, []).append(int(folder.name))
-    found, waiting = {pid}, [pid]
+    processes, waiting = {pid}, [pid]
     while waiting:
         children = parents.get(waiting.pop(), [])
-        found.update(children)
+        processes.update(children)
         waiting += children
-    return found
+    return processes
 
 
 def cpu_seconds(pid: int) -> float:
     """The processor time of the process, its descendants, and its children that have ended."""
     ticks = 0
-    for one in family(pid):
-        if fields := _stat(one):
+    for process in family(pid):
+        if fields := _stat(process):
             ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 

@@ -23,12 +23,12 @@ def document(results: Results, environment: Mapping[str, object], options: Mappi
         "options": dict(options),
         "measurements": {
             task: {
-                "seconds": [round(seconds, 4) for seconds in found.seconds],
-                "seconds_median": found.median("seconds"),
-                "bytes": found.sizes_bytes,
-                "bytes_median": found.median("bytes"),
+                "seconds": [round(seconds, 4) for seconds in measurements.seconds],
+                "seconds_median": measurements.median("seconds"),
+                "bytes": measurements.sizes_bytes,
+                "bytes_median": measurements.median("bytes"),
             }
-            for task, found in results.measurements.items()
+            for task, measurements in results.measurements.items()
         },
         "comparisons": [
             asdict(verdict.comparison) | {"value": verdict.value, "holds": verdict.holds}
@@ -60,10 +60,10 @@ def _one_line(facts: Mapping[str, object]) -> str:
 
 def _measurements(results: Results) -> Table:
     table = Table("task", "median s", "all runs s", "median MiB", title="measured")
-    for task, found in results.measurements.items():
-        size = found.median("bytes")
-        runs = " ".join(f"{seconds:.2f}" for seconds in found.seconds)
-        table.add_row(task, f"{found.median('seconds'):.2f}", runs, f"{size / MEBIBYTE:.1f}" if size else "")
+    for task, measurements in results.measurements.items():
+        size = measurements.median("bytes")
+        runs = " ".join(f"{seconds:.2f}" for seconds in measurements.seconds)
+        table.add_row(task, f"{measurements.median('seconds'):.2f}", runs, f"{size / MEBIBYTE:.1f}" if size else "")
     return table
 
 

@@ -131,13 +131,15 @@ def floors_of(root: Path) -> dict[str, int]:
 
 
 def _imports(path: Path, paths: dict[str, Path]) -> set[str]:
-    found = set()
+    modules = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {name if (name := f"{node.module}.{alias.name}") in paths else node.module for alias in node.names}
+            modules |= {
+                name if (name := f"{node.module}.{alias.name}") in paths else node.module for alias in node.names
+            }
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {name for name in found if name in paths}
+            modules |= {alias.name for alias in node.names}
+    return {name for name in modules if name in paths}
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def expand_dsn(key: str, dsn: str) -> str:
         _parse_dsn(key, dsn)
         return dsn
     # Placeholders that mean nothing in a connection string, neither in a URI nor in its other form.
-    names = [found[1] for found in VARIABLE.finditer(dsn)]
+    names = [match[1] for match in VARIABLE.finditer(dsn)]
     marks = {f"cutline{number}variable{secrets.token_hex(8)}": name for number, name in enumerate(names)}
     if not marks:
         _parse_dsn(key, dsn)
@@ -396,17 +396,17 @@ def toml_problem(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _toml_types(found: re.Match[str]) -> str:
-    kinds = [TOML_WORDS.get(kind) for kind in found[0].strip("`").split(" | ") if kind != "null"]
-    return " or ".join(kind for kind in kinds if kind) if all(kinds) else found[0]
+def _toml_types(match: re.Match[str]) -> str:
+    kinds = [TOML_WORDS.get(kind) for kind in match[0].strip("`").split(" | ") if kind != "null"]
+    return " or ".join(kind for kind in kinds if kind) if all(kinds) else match[0]
 
 
-def _unknown_key(found: re.Match[str]) -> str:
-    return f"unknown key {found[1]}" + (f" in {found[2]}" if found[2] else "")
+def _unknown_key(match: re.Match[str]) -> str:
+    return f"unknown key {match[1]}" + (f" in {match[2]}" if match[2] else "")
 
 
-def _missing_key(found: re.Match[str]) -> str:
-    return f"{found[2]} lacks the key {found[1]}" if found[2] else f"there is no {found[1]}"
+def _missing_key(match: re.Match[str]) -> str:
+    return f"{match[2]} lacks the key {match[1]}" if match[2] else f"there is no {match[1]}"
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
@@ -759,9 +759,10 @@ def check_spark_variables(fleet: Fleet) -> None:
 def check_drill(fleet: Fleet) -> None:
     """Raise FleetFileError if an assertion names a node that is no primary. Only a drill needs them to be right."""
     primaries = [node.id for node in fleet.primaries]
-    for number, one in enumerate(fleet.drill.assertion, start=1):
-        if one.node not in primaries:
+    for number, assertion in enumerate(fleet.drill.assertion, start=1):
+        if assertion.node not in primaries:
             raise FleetFileError(
-                f"{fleet.path}: drill.assertion {number}: node names {one.node}, which is not a primary in this file",
+                f"{fleet.path}: drill.assertion {number}: node names {assertion.node}, which is not a"
+                " primary in this file",
                 hint=f"name one of: {', '.join(primaries)}",
             )

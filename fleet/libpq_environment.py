@@ -57,10 +57,10 @@ def with_environment(dsn: str) -> str:
     becomes verify-ca, which says so, and which fails where the file is missing.
     """
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
-    found = given | {name: value for name, value in _defaults(given).items() if name not in given}
-    if found.get("sslmode") == "require" and os.access(_authorities(found), os.F_OK):
-        found["sslmode"] = "verify-ca"
-    return dsn if found == given else make_conninfo("", **found)
+    parameters = given | {name: value for name, value in _defaults(given).items() if name not in given}
+    if parameters.get("sslmode") == "require" and os.access(_authorities(parameters), os.F_OK):
+        parameters["sslmode"] = "verify-ca"
+    return dsn if parameters == given else make_conninfo("", **parameters)
 
 
 def missing_files(dsn: str) -> str:
@@ -76,15 +76,15 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
     service = given.get("service") or os.environ.get("PGSERVICE")
     with _service(service):
         options = psycopg.pq.Conninfo.get_defaults()
-    found: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     for option in options:
         name = option.keyword.decode()
         is_set = option.envvar is not None and bool(os.environ.get(option.envvar.decode()))
         is_changed = service is not None and option.val != option.compiled
         # Without a name libpq takes that of the operating system's user, which is another one on other machines.
         if name in TRANSFERRED and option.val and (is_set or is_changed or name == "user"):
-            found[name] = os.fsdecode(option.val)
-    return found
+            defaults[name] = os.fsdecode(option.val)
+    return defaults
 
 
 @contextmanager
@@ -103,6 +103,6 @@ def _service(name: str | None) -> Iterator[None]:
             os.environ["PGSERVICE"] = before
 
 
-def _authorities(found: Mapping[str, str]) -> Path:
-    named = found.get("sslrootcert")
+def _authorities(parameters: Mapping[str, str]) -> Path:
+    named = parameters.get("sslrootcert")
     return Path(named) if named else Path(os.environ.get("HOME", "/nonexistent")) / DEFAULT_AUTHORITIES

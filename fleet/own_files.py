@@ -24,8 +24,8 @@ def private_folder(variable: str, default: str) -> Path | None:
 
     None if there can be none, or if others can change it.
     """
-    found = find_private_folder(variable, default)
-    return None if isinstance(found, str) else found
+    folder = find_private_folder(variable, default)
+    return None if isinstance(folder, str) else folder
 
 
 def find_private_folder(variable: str, default: str) -> Path | str:
@@ -88,9 +88,9 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
 def _target_of(path: Path) -> Path:
     """The file that is replaced: others who may make links in the folder can't choose a file of this user's."""
     with suppress(FileNotFoundError):
-        found = path.lstat()
-        if stat.S_ISLNK(found.st_mode):
-            if found.st_uid not in (0, os.geteuid()):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            if status.st_uid not in (0, os.geteuid()):
                 raise OSError(0, "it is a symbolic link of another user")
             return real_path(path)
     return real_path(path.parent) / path.name
@@ -99,14 +99,14 @@ def _target_of(path: Path) -> Path:
 def _mode_of(target: Path) -> int:
     """The permissions of the file, or of a new one; raise OSError unless the place is a file's."""
     try:
-        found = target.stat().st_mode
+        mode_bits = target.stat().st_mode
     except FileNotFoundError:
         mask = os.umask(0)
         os.umask(mask)
         return 0o666 & ~mask
-    if not stat.S_ISREG(found):
+    if not stat.S_ISREG(mode_bits):
         raise OSError(0, "it is not a file")
-    return stat.S_IMODE(found)
+    return stat.S_IMODE(mode_bits)
 
 
 @contextmanager

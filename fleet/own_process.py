@@ -28,12 +28,12 @@ def real_path(path: Path) -> Path:
     """The absolute path without links; raise UsageError if there can be none: the links lead in a circle, or a NUL."""
     try:
         # Unlike Path.resolve, which raises RuntimeError for a circle before Python 3.13, it ends at the link.
-        found = Path(os.path.realpath(path))
+        resolved = Path(os.path.realpath(path))
     except ValueError as error:
         raise UsageError(f"{str(path)!r}: {error}", hint="name another path") from error
-    if _is_circular(found):
-        raise UsageError(f"{path}: symbolic links lead in a circle at {found}", hint="name another path")
-    return found
+    if _is_circular(resolved):
+        raise UsageError(f"{path}: symbolic links lead in a circle at {resolved}", hint="name another path")
+    return resolved
 
 
 def _is_circular(path: Path) -> bool:

@@ -25,7 +25,7 @@ def table_name(schema: str, table: str) -> str:
 def is_matching(name: str, patterns: Iterable[str]) -> bool:
     """Whether a table's name, with or without its quotes, matches one of the patterns."""
     plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
-    return any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns for one in (name, plain))
+    return any(fnmatch.fnmatchcase(form, pattern) for pattern in patterns for form in (name, plain))
 
 
 def is_included(name: str, rules: GroupRules) -> bool:

@@ -129,30 +129,30 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
         _check_role(node, found_node.identity, {name: found_node.identity for name, found_node in nodes_found.items()})
 
 
-def _check_role(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
+def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
     problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
     ends_chain = ChainEnd.NO
-    if node.backup_of is None and found.in_recovery:
+    if node.backup_of is None and identity.in_recovery:
         problem = f"node {node.id} is a standby, but a primary in fleet.toml"
     elif node.backup_of is not None:
         primary = identities[node.backup_of]
-        if not found.in_recovery:
+        if not identity.in_recovery:
             problem = f"node {node.id} is not a standby, but backup_of {node.backup_of} in fleet.toml"
             hint = (
                 f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or enter it there as the"
                 f" primary that it is now, and then {NEW_CHAIN}"
             )
             ends_chain = ChainEnd.PERHAPS
-        elif found.system_identifier != primary.system_identifier:
+        elif identity.system_identifier != primary.system_identifier:
             problem = f"node {node.id} is a standby of another primary, not of {node.backup_of}"
-        elif found.database_oid != primary.database_oid:
+        elif identity.database_oid != primary.database_oid:
             problem = (
-                f"node {node.id}: its database {found.database} is not the one of {node.backup_of} (oid"
-                f" {found.database_oid}, but {primary.database_oid} on the primary)"
+                f"node {node.id}: its database {identity.database} is not the one of {node.backup_of} (oid"
+                f" {identity.database_oid}, but {primary.database_oid} on the primary)"
             )
             hint = "wait until the standby has caught up with its primary, or correct the dsn in fleet.toml"
-    if not problem and found.server_version < SERVER_VERSION_MIN:
-        problem = f"node {node.id}: PostgreSQL {found.server_version // 10000} is older than 15"
+    if not problem and identity.server_version < SERVER_VERSION_MIN:
+        problem = f"node {node.id}: PostgreSQL {identity.server_version // 10000} is older than 15"
         hint = "upgrade the server, or remove the node from fleet.toml"
     if problem:
         raise FleetTopologyError(problem, hint=hint, ends_chain=ends_chain, details={"node": node.id})

@@ -120,8 +120,8 @@ def find_agreement(readings: Collection[ClockReading], not_before: datetime | No
 
 
 def _agree(ahead_seconds: float, group: Collection[ClockReading]) -> bool:
-    found = [ahead_seconds, *(reading.ahead_seconds for reading in group)]
-    return max(found) - min(found) <= AGREE_SECONDS_MAX
+    ahead = [ahead_seconds, *(reading.ahead_seconds for reading in group)]
+    return max(ahead) - min(ahead) <= AGREE_SECONDS_MAX
 
 
 def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) -> list[ClockReading]:
@@ -129,8 +129,8 @@ def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) 
     groups: list[tuple[int, list[ClockReading]]] = []
     for first in (*(node.ahead_seconds for node in nodes), *machine):
         group = [node for node in nodes if first <= node.ahead_seconds <= first + AGREE_SECONDS_MAX]
-        groups.append((len(group) + sum(first <= one <= first + AGREE_SECONDS_MAX for one in machine), group))
-    return max(groups, key=lambda one: one[0], default=(0, []))[1]
+        groups.append((len(group) + sum(first <= reading <= first + AGREE_SECONDS_MAX for reading in machine), group))
+    return max(groups, key=lambda group: group[0], default=(0, []))[1]
 
 
 def use_clocks(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
@@ -159,14 +159,16 @@ def note_clocks(
     return agreement
 
 
-def _note_machine(found: Agreement, progress: Progress) -> None:
+def _note_machine(agreement: Agreement, progress: Progress) -> None:
     """Note if this machine's clock is wrong, once for each difference."""
     global _told_seconds  # the state of this process
-    if abs(found.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
-        _told_seconds = found.ahead_seconds
-        if found.ahead_seconds:
-            off = f"{_difference_text(found.ahead_seconds)} {'behind' if found.ahead_seconds > 0 else 'ahead of'}"
-            nodes = f"node{'s'[: len(found.nodes) - 1]} {list_some(sorted(found.nodes), NODES_SHOWN_MAX)}"
+    if abs(agreement.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
+        _told_seconds = agreement.ahead_seconds
+        if agreement.ahead_seconds:
+            off = (
+                f"{_difference_text(agreement.ahead_seconds)} {'behind' if agreement.ahead_seconds > 0 else 'ahead of'}"
+            )
+            nodes = f"node{'s'[: len(agreement.nodes) - 1]} {list_some(sorted(agreement.nodes), NODES_SHOWN_MAX)}"
             progress.note(
                 f"the clock of this machine is {off} {nodes}: the nodes' time is used; synchronize this machine's clock"
             )

@@ -39,8 +39,8 @@ class CollationVersions(NamedTuple):
 
 def note_collation_versions(sessions: Sessions, progress: Progress) -> None:
     """Note the nodes whose library has another collation version than their database, and what mends it."""
-    found = in_parallel(lambda node: _read(sessions.connections[node.id]), sessions.nodes)
-    versions = {node.id: one for node, one in zip(sessions.nodes, found, strict=True) if one is not None}
+    answers = in_parallel(lambda node: _read(sessions.connections[node.id]), sessions.nodes)
+    versions = {node.id: answer for node, answer in zip(sessions.nodes, answers, strict=True) if answer is not None}
     for node in sessions.nodes:
         if text := difference_text(node, versions):
             progress.note(text)
@@ -53,28 +53,28 @@ def _read(connection: psycopg.Connection[Any]) -> CollationVersions | None:
 
 def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> str:
     """The repair that the node needs, "" if none; `versions` are by node, for nodes whose collation has any."""
-    found, primary = versions.get(node.id), versions.get(node.shard)
-    if found is None or primary is None:
+    own, primary = versions.get(node.id), versions.get(node.shard)
+    if own is None or primary is None:
         return ""
     if node.backup_of is not None:
-        if found.actual == primary.actual:
+        if own.actual == primary.actual:
             return ""
         return (
-            f"node {node.id}: its library has collation version {found.actual}, that of its primary {primary.actual}:"
+            f"node {node.id}: its library has collation version {own.actual}, that of its primary {primary.actual}:"
             " queries over text may find other rows than there; let this standby have the library of its primary"
         )
-    if found.recorded == found.actual:
+    if own.recorded == own.actual:
         return ""
-    name = quote(found.database)
+    name = quote(own.database)
     refresh = f"ALTER DATABASE {name} REFRESH COLLATION VERSION;"
-    if NONE in (found.recorded, found.actual):
+    if NONE in (own.recorded, own.actual):
         # The server refuses the other statement (dbcommands.c, AlterDatabaseRefreshColl).
         refresh = (
             "as a superuser: UPDATE pg_database SET datcollversion = pg_database_collation_actual_version(oid)"
             " WHERE datname = current_database();"
         )
     return (
-        f"node {node.id}: database {found.database} was made with collation version {found.recorded}, its server's"
-        f" library has {found.actual}: indexes over text may be in another order; in that database: REINDEX DATABASE"
+        f"node {node.id}: database {own.database} was made with collation version {own.recorded}, its server's"
+        f" library has {own.actual}: indexes over text may be in another order; in that database: REINDEX DATABASE"
         f" {name}; {refresh}"
     )

@@ -218,7 +218,7 @@ def shut_down(connection: AnyConnection) -> None:
 def cancel_statements() -> None:
     """Cancel the statements of this process's sessions, from any thread; a request before its statement is lost."""
     with _open_lock:
-        running = [one for one in _open if one.pgconn.transaction_status == TransactionStatus.ACTIVE]
+        running = [session for session in _open if session.pgconn.transaction_status == TransactionStatus.ACTIVE]
     for connection in running:
         with suppress(psycopg.Error):
             connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
@@ -231,9 +231,9 @@ def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ())
     """
     server, spared = _server_of(node), set(kept)
     with _open_lock:
-        connections = [one for one, other in _open.items() if other == server and one not in spared]
+        connections = [session for session, other in _open.items() if other == server and session not in spared]
         addresses = frozenset(_addresses.get(server, ()))
-    sockets = frozenset(os.fstat(one.fileno()).st_ino for one in spared if not one.closed)
+    sockets = frozenset(os.fstat(session.fileno()).st_ino for session in spared if not session.closed)
     for connection in connections:
         shut_down(connection)
     with suppress(OSError):
@@ -673,7 +673,10 @@ def _check_ordinary(node: Node, session: psycopg.Connection[Any], asked: str) ->
     """Raise UsageError if the session takes replication commands unasked: a service file can't be read beforehand."""
     if "replication" in conninfo_to_dict(asked):
         return
-    if any(one.keyword == b"replication" and one.val not in NO_REPLICATION_VALUES for one in session.pgconn.info):
+    if any(
+        parameter.keyword == b"replication" and parameter.val not in NO_REPLICATION_VALUES
+        for parameter in session.pgconn.info
+    ):
         raise UsageError(
             f"node {node.id}: its connection service has replication, which Cutline asks for itself where it needs it",
             hint="remove replication from the service file",

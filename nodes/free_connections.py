@@ -58,9 +58,9 @@ def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> Non
         if free.connections < (needed := STILL_NEEDED * sharing[free.server])
     }
     if lacking:
-        found = [f"node {node} has {max(free, 0)} of {needed}" for node, (free, needed) in lacking.items()]
+        lines = [f"node {node} has {max(free, 0)} of {needed}" for node, (free, needed) in lacking.items()]
         raise TooFewConnectionsError(
-            f"too few connections are free for our role: {list_some(found, SHOWN_MAX)}",
+            f"too few connections are free for our role: {list_some(lines, SHOWN_MAX)}",
             hint="end sessions of others, or raise max_connections or the limit of the role or the database, then"
             " repeat the command",
             details={"nodes": list(lacking), "free": {node: free for node, (free, _) in lacking.items()}},
@@ -75,13 +75,13 @@ def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, in
     """
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())
-    found: dict[str, int] = {}
+    sessions: dict[str, int] = {}
     for node, free in asked.items():
         tasks = free.connections // 2 // sharing[free.server]
         if node.connections_max is not None:
             tasks = min(node.connections_max - COMMAND_SESSIONS, free.connections)
-        found[node.id] = max(tasks, 1)
-    return found
+        sessions[node.id] = max(tasks, 1)
+    return sessions
 
 
 def _ask(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[Node, _Free]:

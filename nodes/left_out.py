@@ -143,31 +143,31 @@ def read_left_out(
     groups: Mapping[str, Iterable[Group]],
 ) -> tuple[LeftOut, ...]:
     """The parts that a snapshot of `groups`, which the rules include, leaves out; one query per primary."""
-    found: list[LeftOut] = []
+    left_out: list[LeftOut] = []
     for node, connection in primaries.items():
         for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
             if kind:
-                found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
+                left_out.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
             elif not is_included(name, rules):
-                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _exclusion_reason(name, rules, of)))
-    return (*found, *append_only_of(groups))
+                left_out.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _exclusion_reason(name, rules, of)))
+    return (*left_out, *append_only_of(groups))
 
 
-def mark_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
-    """Adapt `found` to a full snapshot that stored large objects; `stored` has their number and position by node."""
+def mark_large_objects(left_out: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
+    """Adapt `left_out` to a full snapshot that stored large objects; `stored` has their number and position by node."""
     kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
     replaced = {(LeftOutKind.LARGE_OBJECTS, node) for node in stored}
     of_full = [
         LeftOut(node, kind, "pg_largeobject", WHY[kind].format(position), count)
         for node, (count, position) in stored.items()
     ]
-    others = [out for out in found if out.kind != kind and (out.kind, out.node) not in replaced]
+    others = [out for out in left_out if out.kind != kind and (out.kind, out.node) not in replaced]
     return (*others, *of_full)
 
 
-def select_warnings(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+def select_warnings(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     """The entries that every output warns of, also that of list and check."""
-    return tuple(out for out in found if out.kind in WARNED)
+    return tuple(out for out in left_out if out.kind in WARNED)
 
 
 def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:
@@ -184,8 +184,8 @@ def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]
     kind = LeftOutKind.APPEND_ONLY_TABLE
     return tuple(
         LeftOut(node, kind, group.name, WHY[kind])
-        for node, found in groups.items()
-        for group in found
+        for node, node_groups in groups.items()
+        for group in node_groups
         if group.identity == "append_only"
     )
 

@@ -218,7 +218,7 @@ def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterato
     """
     lock = FleetLock(sessions, name, label)
     try:
-        for node in sorted(sessions.nodes, key=lambda one: one.id):
+        for node in sorted(sessions.nodes, key=lambda node: node.id):
             if node.backup_of is None:
                 lock.take(node)
         yield lock

@@ -135,7 +135,7 @@ def _find_reading(
     node: Node, role: Role, connection: psycopg.Connection[Any], hidden: list[str]
 ) -> Iterator[NodeProblem]:
     if unreadable := [_Unreadable(*row) for row in connection.execute(UNREADABLE_QUERY)]:
-        problem = f"role {role.name} may not read {list_some((one.label for one in unreadable), NAMED_MAX)}"
+        problem = f"role {role.name} may not read {list_some((owned.label for owned in unreadable), NAMED_MAX)}"
         statements = list(role.grant_membership("pg_read_all_data"))
         if connection.execute(READS_BY_GRANTS_QUERY).fetchone() == (True,):
             # Somebody has decided that it need not read everything.
@@ -154,13 +154,13 @@ def _find_reading(
 
 def _grant_reading(unreadable: Sequence[_Unreadable], role: Role) -> Iterator[str]:
     """The statements that grant our role these relations: few of a schema by name, else all that it has."""
-    if closed := dict.fromkeys(quote(one.schema) for one in unreadable if not one.is_open):
+    if closed := dict.fromkeys(quote(owned.schema) for owned in unreadable if not owned.is_open):
         yield f"GRANT USAGE ON SCHEMA {', '.join(closed)} TO {role.quoted};"
     for kind, is_sequence in (("TABLE", False), ("SEQUENCE", True)):
         names: dict[str, list[str]] = {}
-        for one in unreadable:
-            if one.is_sequence == is_sequence:
-                names.setdefault(quote(one.schema), []).append(f"{quote(one.schema)}.{quote(one.name)}")
+        for owned in unreadable:
+            if owned.is_sequence == is_sequence:
+                names.setdefault(quote(owned.schema), []).append(f"{quote(owned.schema)}.{quote(owned.name)}")
         if few := [name for some in names.values() if len(some) <= NAMED_MAX for name in some]:
             yield f"GRANT SELECT ON {kind} {', '.join(few)} TO {role.quoted};"
         if many := [schema for schema, some in names.items() if len(some) > NAMED_MAX]:
@@ -174,13 +174,13 @@ def _find_publishing(
     publications: list[str],
     tables: Sequence[tuple[Any, ...]],
 ) -> Iterator[NodeProblem]:
-    found = dict(connection.execute(PUBLICATIONS_QUERY, (publications,)).fetchall())
+    owners = dict(connection.execute(PUBLICATIONS_QUERY, (publications,)).fetchall())
     (may_create,) = connection.execute(MAY_CREATE_QUERY).fetchone() or (False,)
-    if not (may_create or found):
+    if not (may_create or owners):
         statement = f"GRANT CREATE ON DATABASE {quote(role.place.database)} TO {role.quoted};"
         yield NodeProblem(node.id, f"role {role.name} may not create publications", statement, role.place)
     purpose = Purpose.NEW_TABLES if all(row[5] for row in tables) else Purpose.EVERYTHING
-    for name, is_owned in found.items():
+    for name, is_owned in owners.items():
         if not is_owned:
             problem = f"role {role.name} does not own publication {name}"
             statement = f"ALTER PUBLICATION {quote(name)} OWNER TO {role.quoted};"

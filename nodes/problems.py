@@ -58,9 +58,9 @@ class NodeProblem:
 
 def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
     """The problems without those whose statement another one has already, for more commands."""
-    found: dict[tuple[object, ...], NodeProblem] = {}
+    distinct: dict[tuple[object, ...], NodeProblem] = {}
     for node_problem in sorted(problems, key=lambda problem: list(Purpose).index(problem.purpose)):
-        found.setdefault(
+        distinct.setdefault(
             (
                 node_problem.node,
                 node_problem.place,
@@ -69,7 +69,7 @@ def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
             ),
             node_problem,
         )
-    return list(found.values())
+    return list(distinct.values())
 
 
 def refuse_unfit(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> None:
@@ -194,7 +194,7 @@ def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, st
     If some are required, those of other purposes are comments: nobody is to grant them without need.
     """
     problems = list(problems)
-    is_required = any(one.purpose == Purpose.EVERYTHING for one in problems)
+    is_required = any(problem.purpose == Purpose.EVERYTHING for problem in problems)
     statements: dict[Place, dict[Purpose, dict[str, None]]] = {}
     for one in distinct_problems(problems):
         if one.place:

@@ -441,8 +441,8 @@ def _find_programs(node: Node) -> list[ClientPrograms]:
     if node.programs is not None:
         found = [_examine(node.programs)]
     else:
-        others = [one for folder in installed_folders() if (one := _examine(folder))]
-        found = [_examine(wheel_bin_directory()), *sorted(others, key=lambda one: -one.version)]
+        others = [installed for folder in installed_folders() if (installed := _examine(folder))]
+        found = [_examine(wheel_bin_directory()), *sorted(others, key=lambda other: -other.version)]
     return [programs for programs in found if programs]
 
 

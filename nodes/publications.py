@@ -66,7 +66,7 @@ class _Trigger(NamedTuple):
     def last_called(self, context: str) -> int:
         """Where an error's context, which servers translate, names the function last; -1 if it does not."""
         names = "|".join(map(re.escape, (self.function, self.bare)))
-        return max((found.start() for found in re.finditer(rf'(?<![\w$.")])(?:{names})', context)), default=-1)
+        return max((match.start() for match in re.finditer(rf'(?<![\w$.")])(?:{names})', context)), default=-1)
 
 
 def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
@@ -184,7 +184,7 @@ def publication_names(fleet_id: str) -> tuple[str, str]:
 
 def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
     """Raise TableNotAdmissibleError naming every table that a snapshot can't include, with the remedies."""
-    refused = [(node, table) for node, found in tables.items() for table in found if not table.is_admissible]
+    refused = [(node, table) for node, listed in tables.items() for table in listed if not table.is_admissible]
     if refused:
         names = ", ".join(f"{table.group.name} on {node}" for node, table in refused)
         remedies = sorted({f"  {table.remedy};" for _, table in refused})
@@ -207,15 +207,15 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
 
 
 def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
-    found = [(f"{table.group.name} on {node}", table) for node, listed in tables.items() for table in listed]
-    if unreadable := [name for name, table in found if not table.readable]:
+    places = [(f"{table.group.name} on {node}", table) for node, listed in tables.items() for table in listed]
+    if unreadable := [name for name, table in places if not table.readable]:
         raise TableNotAdmissibleError(
             f"the role of the dsn may not read {', '.join(unreadable)}",
             hint="GRANT SELECT on the tables, or pg_read_all_data, TO the role",
         )
     unloadable = [
         f"column {column} ({type_}) of {name}"
-        for name, table in found
+        for name, table in places
         for column, type_ in table.special_columns.unloadable
     ]
     if unloadable:
@@ -223,7 +223,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
             f"PostgreSQL can't read back the values that it prints for {', '.join(unloadable)}",
             hint="give the columns another type, or exclude the tables in fleet.toml under groups.exclude",
         )
-    if hidden := [name for name, table in found if table.hides_rows]:
+    if hidden := [name for name, table in places if table.hides_rows]:
         raise TableNotAdmissibleError(
             f"row-level security hides from the role of the dsn rows of {', '.join(hidden)}",
             hint="ALTER ROLE … BYPASSRLS, or exclude the tables in fleet.toml under groups.exclude",
@@ -298,10 +298,10 @@ def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> lis
 
     Raises EventTriggerError, and psycopg.Error if our role may not.
     """
-    found = sorted(_options(connection, fleet_id))
-    for name in found:
+    publications = sorted(_options(connection, fleet_id))
+    for name in publications:
         run_ddl(connection, sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
-    return found
+    return publications
 
 
 def operations_of(fleet_id: str) -> dict[str, str]:
@@ -360,7 +360,7 @@ def check_published(
     wanted: dict[str, list[str]] = {}
     for group in groups:
         wanted.setdefault(publication_of(group, fleet_id), []).append(group.name)
-    found: dict[str, Membership] = {}
+    published: dict[str, Membership] = {}
     for name, tables in sorted(wanted.items()):
         present = members.get(name, {})
         missing = sorted(set(tables) - present.keys())
@@ -387,15 +387,15 @@ def check_published(
                 ends_chain=ChainEnd.FOR_GOOD,
                 details={"node": node, "publication": name, "tables": missing or sorted(tables)},
             )
-        found |= {table: present[table] for table in tables if table in present}
-    return found
+        published |= {table: present[table] for table in tables if table in present}
+    return published
 
 
 def _members(connection: psycopg.Connection[Any], fleet_id: str) -> Members:
-    found: Members = {}
+    members: Members = {}
     for name, table, *membership in connection.execute(MEMBERS_QUERY, (list(publication_names(fleet_id)),)):
-        found.setdefault(name, {})[table] = Membership(*membership)
-    return found
+        members.setdefault(name, {})[table] = Membership(*membership)
+    return members
 
 
 def _options(connection: psycopg.Connection[Any], fleet_id: str) -> dict[str, tuple[str, str]]:

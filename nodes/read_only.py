@@ -187,7 +187,11 @@ def freeze(node: Node, connection: psycopg.Connection[Any], fleet_id: str, opera
         if stale := read_record(node, connection):
             _undo(connection, stale)
         settings = read_settings(connection)
-        changed = [one.setting for number, one in enumerate(settings) if number == 0 or not one.is_on]
+        changed = [
+            role_setting.setting
+            for number, role_setting in enumerate(settings)
+            if number == 0 or not role_setting.is_on
+        ]
         frozen = Frozen(operation, snapshot, since, tuple(changed))
         for setting in changed:
             _set(connection, ReadOnlySetting(setting.role, "on"))

@@ -84,11 +84,11 @@ class NodesQuery(Generic[T]):
         self._left.clear()
         for error in self._errors:
             raise error
-        found, problems = dict(self._found), dict(self._problems)
+        answered, problems = dict(self._found), dict(self._problems)
         late = f"no answer within {self._seconds_max:.0f} s"
         return NodeAnswers(
-            {node.id: found[node.id] for node in self._nodes if node.id in found},
-            {node.id: problems.get(node.id, late) for node in self._nodes if node.id not in found},
+            {node.id: answered[node.id] for node in self._nodes if node.id in answered},
+            {node.id: problems.get(node.id, late) for node in self._nodes if node.id not in answered},
         )
 
 

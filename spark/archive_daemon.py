@@ -71,14 +71,14 @@ def unpack_archive(digest: str, url: str, archives: Path) -> Path:
 def _fetch(digest: str, url: str, folder: Path) -> None:
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        file, found = partial / "archive", hashlib.sha256()
+        file, digest_of_file = partial / "archive", hashlib.sha256()
         # The variables of proxies are about other hosts than the driver.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=SILENT_SECONDS_MAX) as body, file.open("wb") as out:
             while piece := body.read(PIECE_BYTES):
-                found.update(piece)
+                digest_of_file.update(piece)
                 out.write(piece)
-        if found.hexdigest() != digest:
+        if digest_of_file.hexdigest() != digest:
             raise OSError("it was cut off, or changed on the way")
         unpacked = partial / "unpacked"
         unpacked.mkdir(0o700)

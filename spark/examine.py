@@ -23,23 +23,23 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
     import time
 
     # All workers of an executor have the same parent process.
-    found: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "time": time.time()}
-    found |= {"python": platform.python_version(), "lacks": "", "build": "", "problem": None, "key": ""}
-    found["archive"] = os.environ.get("CUTLINE_ARCHIVE_PROBLEM", "")
+    answer: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "time": time.time()}
+    answer |= {"python": platform.python_version(), "lacks": "", "build": "", "problem": None, "key": ""}
+    answer["archive"] = os.environ.get("CUTLINE_ARCHIVE_PROBLEM", "")
     try:
         import pyarrow
         import pyspark
 
-        found |= {"pyarrow": pyarrow.__version__, "pyspark": pyspark.__version__}
+        answer |= {"pyarrow": pyarrow.__version__, "pyspark": pyspark.__version__}
         from cutline.spark.packing import build_digest
 
-        found["build"] = build_digest()
-        if found["build"] != build:
-            return found
+        answer["build"] = build_digest()
+        if answer["build"] != build:
+            return answer
         from cutline.spark.needs import check_needs
 
         problem, key = check_needs(pickle.loads(needs))  # as Spark reads every task
-        found |= {"problem": problem, "key": key}
+        answer |= {"problem": problem, "key": key}
     except ImportError as error:
-        found["lacks"] = error.name or str(error)
-    return found
+        answer["lacks"] = error.name or str(error)
+    return answer

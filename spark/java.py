@@ -97,10 +97,10 @@ def version_of(home: Path) -> str | None:
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:
-        found = re.search(r'^JAVA_VERSION="([^"]+)"', (home / "release").read_text(), re.MULTILINE)
+        match = re.search(r'^JAVA_VERSION="([^"]+)"', (home / "release").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found.group(1) if found else _query_version(home / "bin" / "java")
+        match = None
+    return match.group(1) if match else _query_version(home / "bin" / "java")
 
 
 def major_version(version: str) -> int:

@@ -112,12 +112,12 @@ def find_needed(name: str) -> set[str]:
     waiting = [(name, frozenset[str]())]
     seen = set(waiting)
     while waiting:
-        one, extras = waiting.pop()
+        package, extras = waiting.pop()
         with suppress(PackageNotFoundError):
             # A package that is not installed is needed by other platforms, or is only of use if it is there.
-            required = distribution(one).requires or []
-            if one != name:
-                found.add(_canonical(one))
+            required = distribution(package).requires or []
+            if package != name:
+                found.add(_canonical(package))
             for needed in _requirements(required, extras):
                 if needed[0] not in NOT_PACKED and needed not in seen:
                     seen.add(needed)
@@ -127,8 +127,8 @@ def find_needed(name: str) -> set[str]:
 
 def _requirements(listed: list[str], extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
     for requirement in listed:
-        if found := REQUIREMENT.match(requirement):
-            name, wanted, marker = found.groups()
+        if match := REQUIREMENT.match(requirement):
+            name, wanted, marker = match.groups()
             of_extra = EXTRA.search(marker or "")
             if of_extra is None or of_extra[1] in extras:
                 yield _canonical(name), frozenset(part.strip() for part in (wanted or "").split(",") if part.strip())

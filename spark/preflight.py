@@ -168,8 +168,8 @@ def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dic
             # As many as run at once: an idle executor gets one before a busy one gets a second.
             count = max(session.sparkContext.defaultParallelism, 2)
             found = session.sparkContext.parallelize(range(count), count).map(work).collect()
-        for one in found:
-            answers.setdefault((one["host"], one["process"]), Examined(one, asked_at, utc_now().timestamp()))
+        for answer in found:
+            answers.setdefault((answer["host"], answer["process"]), Examined(answer, asked_at, utc_now().timestamp()))
         if len(answers) >= count_executors(session):
             break
     return answers

@@ -183,11 +183,11 @@ def delete_dead_sessions(parent: Path) -> None:
 
     Those of other hosts stay.
     """
-    found: list[Path] = []
+    dead: list[Path] = []
     # It may be a folder that nobody can list.
     with suppress(OSError), os.scandir(parent) as entries:
-        found = [Path(entry.path) for entry in entries if _can_judge(entry.name)]
-    for folder in found:
+        dead = [Path(entry.path) for entry in entries if _can_judge(entry.name)]
+    for folder in dead:
         # A folder that can't be deleted is left to a later command, because this command is to run all the same.
         with suppress(OSError, SnapshotError):
             _delete_if_dead(folder)

@@ -62,9 +62,9 @@ class EndedLanes:
 
     def new(self) -> set[int]:
         """Those that have ended since the last call."""
-        found = self.accumulator.value.get(self.job, set()) - self._seen
-        self._seen |= found
-        return found
+        lanes = self.accumulator.value.get(self.job, set()) - self._seen
+        self._seen |= lanes
+        return lanes
 
     def left(self, count: int) -> set[int]:
         """Those of the first `count` lanes, which have all ended, that no call has returned."""
@@ -84,8 +84,8 @@ def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int) -> None:
 def _accumulator_of(context: SparkContext) -> Accumulator[Lanes]:
     # One for all jobs: Spark never forgets an accumulator.
     param: Any = LanesParam()
-    found: Accumulator[Lanes] = context.accumulator({}, param)
-    return found
+    accumulator: Accumulator[Lanes] = context.accumulator({}, param)
+    return accumulator
 
 
 Task = TypeVar("Task")
@@ -236,14 +236,14 @@ def _together(tasks: Sequence[Task], dealing: Dealing[Task]) -> Iterable[tuple[l
         for node in dealing.nodes_of(task):
             if node in parents:
                 parents[root(node)] = root(first.setdefault(number, node))
-    found: dict[str, list[int]] = {}
+    nodes_by_root: dict[str, list[int]] = {}
     for number in range(len(tasks)):
-        found.setdefault(root(first[number]) if number in first else "", []).append(number)
-    least = dict.fromkeys(found, math.inf)
+        nodes_by_root.setdefault(root(first[number]) if number in first else "", []).append(number)
+    least = dict.fromkeys(nodes_by_root, math.inf)
     for node, most in dealing.sessions.items():
-        if (one := root(node)) in least:
-            least[one] = min(least[one], most)
-    return [(numbers, least[one]) for one, numbers in found.items()]
+        if (node_root := root(node)) in least:
+            least[node_root] = min(least[node_root], most)
+    return [(numbers, least[node_root]) for node_root, numbers in nodes_by_root.items()]
 
 
 def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[list[int]]:

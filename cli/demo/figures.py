@@ -168,8 +168,8 @@ class CutWatch(Forwarding):
 
 def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:
     """The longest transaction that overlaps one of the windows, in seconds."""
-    found = [latencies.longest_between(*window) for window in windows]
-    return max((seconds for seconds in found if seconds is not None), default=None)
+    longest = [latencies.longest_between(*window) for window in windows]
+    return max((seconds for seconds in longest if seconds is not None), default=None)
 
 
 def longest_gap(ends: list[float], began: float) -> float:
@@ -339,38 +339,38 @@ def _closing_table(report: StoryReport) -> Table:
 
 def _findings(report: StoryReport) -> dict[ChapterName, str]:
     """The result of each chapter, by its name."""
-    found = {
+    findings = {
         ChapterName.FLEET: f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
         ChapterName.DOWN: "servers and Spark stopped, all files deleted",
     }
     if report.cuts:
         rows = report.cuts[0].commit.counts["rows"]
         copies = ", of primaries and of standbys" if report.is_valid else ""
-        found[ChapterName.CREATE] = f"{count_text(rows)} rows{copies}"
+        findings[ChapterName.CREATE] = f"{count_text(rows)} rows{copies}"
         changes = sum(cut.commit.counts["changes"] for cut in report.cuts[1:])
         size = sum(cut.commit.counts["bytes"] for cut in report.cuts[1:])
-        found[ChapterName.INCREMENTS] = f"{count_text(changes)} changes in {size_text(size)}"
+        findings[ChapterName.INCREMENTS] = f"{count_text(changes)} changes in {size_text(size)}"
     if report.check:
         compared = [snapshot.compared for snapshot in report.check.snapshots]
-        transfers = sum(one.transactions for one in compared)
-        found[ChapterName.CHECK] = f"{report.check.result}: {count_text(transfers)} two-phase transfers compared"
+        transfers = sum(comparison.transactions for comparison in compared)
+        findings[ChapterName.CHECK] = f"{report.check.result}: {count_text(transfers)} two-phase transfers compared"
     if report.disaster:
         lost = report.disaster
-        found[ChapterName.DISASTER] = f"{lost.node} lost {count_text(lost.files)} files, {size_text(lost.bytes)}"
+        findings[ChapterName.DISASTER] = f"{lost.node} lost {count_text(lost.files)} files, {size_text(lost.bytes)}"
     if report.restore:
-        found[ChapterName.RESTORE] = (
+        findings[ChapterName.RESTORE] = (
             f"increment {report.restore.increment}: {count_text(report.restore.rows)} rows, all shards"
         )
     if report.invariants:
         books = report.invariants
-        found[ChapterName.INVARIANTS] = (
+        findings[ChapterName.INVARIANTS] = (
             f"{count_text(books.total_balance)} of {count_text(books.expected_total)} there, "
             f"{len(books.half_present)} torn, {len(books.unexplained_accounts)} unexplained"
         )
     if report.bank:
         total = count_text(report.bank.committed.total)
-        found[ChapterName.BANK] = f"{total} transfers until the disaster, no pause"
-    return found
+        findings[ChapterName.BANK] = f"{total} transfers until the disaster, no pause"
+    return findings
 
 
 def _milliseconds(seconds: float | None) -> str:

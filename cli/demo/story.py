@@ -247,13 +247,14 @@ class Story:
             "every transfer on both of its shards or on neither, does every balance follow from its transfers?"
         )
         with self._chapter(ChapterName.INVARIANTS, "Do the books balance?", text):
-            self.report.invariants = found = read_invariants(target.dsns())
-            write = self._lines.result if found.hold else self._lines.warning
+            self.report.invariants = invariants = read_invariants(target.dsns())
+            write = self._lines.result if invariants.hold else self._lines.warning
             write(
-                f"sum of all balances: {count_text(found.total_balance)}, initially {count_text(found.expected_total)}"
+                f"sum of all balances: {count_text(invariants.total_balance)},"
+                f" initially {count_text(invariants.expected_total)}"
             )
-            write(f"transfers on only one of their two shards: {count_text(len(found.half_present))}")
-            write(f"balances not explained by transfers: {count_text(len(found.unexplained_accounts))}")
+            write(f"transfers on only one of their two shards: {count_text(len(invariants.half_present))}")
+            write(f"balances not explained by transfers: {count_text(len(invariants.unexplained_accounts))}")
 
     def _take(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
         """Take the full snapshot, or its next increment."""

@@ -48,7 +48,9 @@ FORMS = {
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(FORMS.get(one) or _escape(one) for one in error.object[error.start : error.end]), error.end
+    return "".join(
+        FORMS.get(character) or _escape(character) for character in error.object[error.start : error.end]
+    ), error.end
 
 
 def _escape(character: str) -> str:

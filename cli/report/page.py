@@ -35,19 +35,19 @@ DOCTYPE = "<!DOCTYPE html>\n"
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
     """An element. Names of attributes end in `_` where Python has the word, and have `_` for `-`."""
-    found = ElementTree.Element(
+    made = ElementTree.Element(
         tag, {name.rstrip("_").replace("_", "-"): printable(value) for name, value in attributes.items()}
     )
     last: Element | None = None
     for child in children:
         if not isinstance(child, str):
-            found.append(child)
+            made.append(child)
             last = child
         elif last is None:
-            found.text = (found.text or "") + printable(child)
+            made.text = (made.text or "") + printable(child)
         else:
             last.tail = (last.tail or "") + printable(child)
-    return found
+    return made
 
 
 def html_of(root: Element) -> str:

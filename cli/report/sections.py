@@ -368,7 +368,7 @@ def _sizes(figures: StoreFigures) -> Section:
             count_text(sum(point.changes for point in snapshot.points)),
             count_text(sum(point.transactions for point in snapshot.points)),
         )
-        for snapshot in sorted(snapshots, key=lambda one: one.points[-1].cut_at)
+        for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.points[-1].cut_at)
     ]
     table, note = newest_rows(cells, "snapshots")
     text = f"All together {size_text(sum(snapshot.bytes for snapshot in snapshots))}: what their commits list."
@@ -440,30 +440,32 @@ class _NodeLags:
 
     @property
     def greatest(self) -> TimeMark:
-        return max(self.marks, key=lambda one: one.value)
+        return max(self.marks, key=lambda mark: mark.value)
 
 
 def lag_section(figures: StoreFigures) -> Section:
     """The lag of each primary at each cut, those with the greatest first."""
     points = figures.points
-    found = sorted((_lags_of(node, points) for node in figures.nodes), key=lambda one: -one.greatest.value)
-    rows = [TimeRow(one.node, one.marks, f"at most {width_text(one.greatest.value)}") for one in found[:ROWS_MAX]]
+    node_lags = sorted((_lags_of(node, points) for node in figures.nodes), key=lambda lags: -lags.greatest.value)
+    rows = [
+        TimeRow(lags.node, lags.marks, f"at most {width_text(lags.greatest.value)}") for lags in node_lags[:ROWS_MAX]
+    ]
     titles = ("node", "cuts", "lag at the newest", "median", "greatest", "at the cut of", "idle at the newest for")
     cells = tuple(
         (
-            one.node,
-            count_text(len(one.marks)),
-            width_text(one.marks[-1].value),
-            width_text(median(mark.value for mark in one.marks)),
-            width_text(one.greatest.value),
-            moment_text(one.greatest.at),
-            "" if one.idle_seconds is None else width_text(one.idle_seconds),
+            lags.node,
+            count_text(len(lags.marks)),
+            width_text(lags.marks[-1].value),
+            width_text(median(mark.value for mark in lags.marks)),
+            width_text(lags.greatest.value),
+            moment_text(lags.greatest.at),
+            "" if lags.idle_seconds is None else width_text(lags.idle_seconds),
         )
-        for one in found
+        for lags in node_lags
     )
     shown, note = newest_rows(cells[::-1], "nodes")
     table = DataTable("Lag of each node", titles, shown, frozenset({1, 2, 3, 4, 6}), note)
-    return Section("lag", "Lag of each node", _lag_texts(points, found, rows), (table,), tuple(rows))
+    return Section("lag", "Lag of each node", _lag_texts(points, node_lags, rows), (table,), tuple(rows))
 
 
 def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tuple[str, ...]:
@@ -483,8 +485,8 @@ def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tup
 
 
 def _lags_of(node: str, points: Iterable[PointFigures]) -> _NodeLags:
-    found = [(point.cut_at, point.lags[node]) for point in points if node in point.lags]
-    return _NodeLags(node, tuple(TimeMark(at, lag.seconds) for at, lag in found), found[-1][1].idle_seconds)
+    lags = [(point.cut_at, point.lags[node]) for point in points if node in point.lags]
+    return _NodeLags(node, tuple(TimeMark(at, lag.seconds) for at, lag in lags), lags[-1][1].idle_seconds)
 
 
 BARS_MAX = 40
@@ -591,11 +593,11 @@ def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
     return DataTable("Checks", titles, shown, frozenset(range(4, 12)), note)
 
 
-def _check_cells(one: EndedCheck) -> tuple[str, ...]:
+def _check_cells(check: EndedCheck) -> tuple[str, ...]:
     """The cells of a check; its figures are empty if it did not record them."""
-    point = one.point
+    point = check.point
     up_to = f"increment {point.increment}" if point.increment else "full"
-    head = (point.snapshot, up_to, moment_text(one.moment), point.result)
+    head = (point.snapshot, up_to, moment_text(check.moment), point.result)
     if not isinstance(figures := point.figures, CheckFigures):
         return (*head, *("" for _ in (*COMPARED, "skipped", "conflicts")))
     compared = (_compared_text(name, figures.compared.get(name, 0)) for name in COMPARED)

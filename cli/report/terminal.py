@@ -66,13 +66,13 @@ class _Picture:
 
         width = options.max_width if console.is_terminal else WIDTH_OF_A_PIPE
         rows = self.section.rows if self.extent else ()
-        labels = [*(row.label for row in rows), *(one.label for one in self.section.bars)]
-        texts = [*(row.peak for row in rows), *(one.text for one in self.section.bars)]
+        labels = [*(row.label for row in rows), *(bar.label for bar in self.section.bars)]
+        texts = [*(row.peak for row in rows), *(bar.text for bar in self.section.bars)]
         beside = min(max(map(cells_of, labels), default=0), int(width * LABEL_SHARE))
         columns = max(width - 5 - beside - max(map(cells_of, texts), default=0), COLUMNS_MIN)
 
         def lines(label: str, drawn: str, text: str) -> Iterator[Text]:
-            label, text = (writable(printable(one), options.encoding) for one in (label, text))
+            label, text = (writable(printable(part), options.encoding) for part in (label, text))
             if cells_of(label) > beside:
                 yield Text(f"  {label}", overflow="fold")
                 label = ""

@@ -196,19 +196,19 @@ class Following:
         names = matching_names(store, self.source.rules.name)
         if names == self._names:
             return False
-        before, found = self.chain, find_chain(store, names, self.log)
-        self.chain, self._names = found, names
-        if found is None:
+        before, chain = self.chain, find_chain(store, names, self.log)
+        self.chain, self._names = chain, names
+        if chain is None:
             if before is not None:
                 self._ask_for_full(f"there is no snapshot {self.source.rules.name} with rows any more")
             return False
-        is_other = before is None or found.name != before.name
-        if found.ended:
-            self._ask_for_full(f"snapshot {found.name}: {found.ended}")
+        is_other = before is None or chain.name != before.name
+        if chain.ended:
+            self._ask_for_full(f"snapshot {chain.name}: {chain.ended}")
         elif is_other:
             self._asked_for = None
-            self.log(f"snapshot {found.name} is continued from now on")
-            self._done_at(TaskKind.INCREMENT, found.last_at)
+            self.log(f"snapshot {chain.name} is continued from now on")
+            self._done_at(TaskKind.INCREMENT, chain.last_at)
         self._plan_replacing()
         return is_other
 

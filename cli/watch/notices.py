@@ -115,15 +115,15 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
     documents, now = document_names(store), utc_now()
     signs = (_of_sign(way, now) for way in read_under_way(store, documents) if way.kind == WATCH and way.id != own)
     ended = list_ended(documents, has_intent=False)[:READ_MAX]
-    outcomes = (one.outcome for batch in read_batches(store, documents, ended) for one in batch)
+    outcomes = (operation.outcome for batch in read_batches(store, documents, ended) for operation in batch)
     states = [watch_state for watch_state in (own_state, *signs, *_recorded(outcomes)) if watch_state is not None]
-    found: list[FailingTask] = []
-    for state in sorted(states, key=lambda one: datetime.fromisoformat(one.at), reverse=True):
-        known = {task.task for task in found}
-        found += [task for task in state.failing if task.task not in known]
+    failures: list[FailingTask] = []
+    for state in sorted(states, key=lambda state: datetime.fromisoformat(state.at), reverse=True):
+        known = {task.task for task in failures}
+        failures += [task for task in state.failing if task.task not in known]
         if state.had_turn:
             break
-    return found
+    return failures
 
 
 def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
@@ -153,12 +153,12 @@ def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list
     ]
 
 
-def _of_sign(one: UnderWay, now: datetime) -> WatchState | None:
+def _of_sign(under_way: UnderWay, now: datetime) -> WatchState | None:
     """The state in the heartbeat of a watch; None for a watch that stands by now."""
-    if one.sign is None or isinstance(one.sign.watch, UnsetType):
+    if under_way.sign is None or isinstance(under_way.sign.watch, UnsetType):
         return None
-    stands_by = not one.sign.watch.had_turn and one.state(now) is not ActivityState.DEAD
-    return None if stands_by else one.sign.watch
+    stands_by = not under_way.sign.watch.had_turn and under_way.state(now) is not ActivityState.DEAD
+    return None if stands_by else under_way.sign.watch
 
 
 def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:

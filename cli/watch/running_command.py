@@ -89,7 +89,7 @@ def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
 
     Another thread starts it, because a signal may interrupt this thread between the start and its return.
     """
-    _starts[:] = [one for one in _starts if not one.done() or _runs(one)]
+    _starts[:] = [start for start in _starts if not start.done() or _runs(start)]
     start: Future[RunningCommand] = Future()
     # First: if this thread is interrupted, stop_commands finds it.
     _starts.append(start)

@@ -156,13 +156,13 @@ def finding_of(code: int, result: str, text: str, hint: str = "", done_at: datet
     return TaskResult(text, finding=finding, done_at=done_at)
 
 
-def accepting(found: TaskResult, fleet: Fleet) -> TaskResult:
+def accepting(result: TaskResult, fleet: Fleet) -> TaskResult:
     """The result, without findings that the fleet's rules accept."""
-    if found.finding is None or found.finding.code != INCONCLUSIVE:
-        return found
+    if result.finding is None or result.finding.code != INCONCLUSIVE:
+        return result
     accepts = fleet.watch is not None and fleet.watch.accept_inconclusive
-    notes = (found.finding.hint,) if found.finding.hint else ()
-    return replace(found, finding=None, notes=notes) if accepts else found
+    notes = (result.finding.hint,) if result.finding.hint else ()
+    return replace(result, finding=None, notes=notes) if accepts else result
 
 
 def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> Task:
@@ -176,13 +176,15 @@ def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> 
 
 def _found_in(document: dict[str, Any]) -> str:
     """The first finding of a check, as a hint; "" for a drill, whose assertions are in its record."""
-    parts = [(each["name"], one) for each in document.get("snapshots", ()) for one in each.get("conflicts", ())]
+    parts = [
+        (each["name"], conflict) for each in document.get("snapshots", ()) for conflict in each.get("conflicts", ())
+    ]
     if parts:
         name, first = parts[0]
         places = [f"{field} {first[field]}" for field in ("node", "object") if first.get(field)]
         said = f"{quantity_text(len(parts), 'conflicts')}, the first: {first['detail']}"
         return "; ".join([said, *places, f"to see all, and what to do: snapshot check {name}"])
-    skipped = [one for snapshot in document.get("snapshots", ()) for one in snapshot.get("skipped", ())]
+    skipped = [conflict for snapshot in document.get("snapshots", ()) for conflict in snapshot.get("skipped", ())]
     return f"not compared: {skipped[0]['what']}: {skipped[0]['why']}" if skipped else ""
 
 
@@ -191,7 +193,8 @@ def prune(source: FleetSource) -> TaskResult:
     document = _run(source, ["prune", "--yes"])
     texts = {"delete": "deleted", "prune": "removed the increments of"}
     done = [
-        (text, [one["snapshot"] for one in document["done"] if one["kind"] == kind]) for kind, text in texts.items()
+        (text, [deleted["snapshot"] for deleted in document["done"] if deleted["kind"] == kind])
+        for kind, text in texts.items()
     ]
     text = "; ".join(f"{text} {', '.join(names)}" for text, names in done if names)
     return TaskResult(text, tuple(document["warnings"]))
@@ -240,27 +243,30 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
     it restored `snapshot`.
     """
     told: list[tuple[Task, CommandFailure]] = []
-    for kind, (name, found) in {TaskKind.CHECK: last_check(fleet, snapshot), TaskKind.DRILL: last_drill(fleet)}.items():
-        if found is None or found.done_at is None:
+    for kind, (name, result) in {
+        TaskKind.CHECK: last_check(fleet, snapshot),
+        TaskKind.DRILL: last_drill(fleet),
+    }.items():
+        if result is None or result.done_at is None:
             continue
-        tasks[kind] = task = tasks[kind].last_done(found.done_at)
+        tasks[kind] = task = tasks[kind].last_done(result.done_at)
         # A task that is never done here would never be seen to work again.
         if name != snapshot or task.problem or task.interval_seconds <= 0:
             continue
-        tasks[kind] = with_finding(task, found)
-        if found.finding is not None and found.finding.code == CONFLICTS:
-            told.append((tasks[kind], found.finding))
+        tasks[kind] = with_finding(task, result)
+        if result.finding is not None and result.finding.code == CONFLICTS:
+            told.append((tasks[kind], result.finding))
     return told
 
 
 def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
     """What somebody else has found since the task was done, as a command that a killed watch has left; None: nobody."""
-    name, found = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
-    if found is None or found.done_at is None or name != snapshot:
+    name, result = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
+    if result is None or result.done_at is None or name != snapshot:
         return None
-    if task.done_at is not None and found.done_at <= task.done_at:
+    if task.done_at is not None and result.done_at <= task.done_at:
         return None
-    return replace(found, text=f"{found.text}, by another process at {clock_text(found.done_at)}")
+    return replace(result, text=f"{result.text}, by another process at {clock_text(result.done_at)}")
 
 
 def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:

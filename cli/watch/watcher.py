@@ -139,8 +139,8 @@ class Watcher:
     def _start_beside(self, kind: TaskKind, name: str) -> TaskResult | None:
         start = work.start_check if kind is TaskKind.CHECK else work.start_drill
         work.check_not_running(self.source, kind, name)
-        if found := newer_verdict(self.source.fleet, name, self.tasks[kind]):
-            return found
+        if verdict := newer_verdict(self.source.fleet, name, self.tasks[kind]):
+            return verdict
         self._beside = Beside(kind, f"{kind} of {name}", start(self.source, name))
         self.log(f"{self._beside.what} begins", task=kind)
         return None

@@ -75,8 +75,8 @@ class DatabaseDdl:
     @property
     def grantors(self) -> list[str]:
         """The roles besides the owner that have granted something."""
-        found = (privilege.grantor for privilege in self.properties.privileges or ())
-        return sorted({role for role in found if role != self.properties.owner})
+        roles = (privilege.grantor for privilege in self.properties.privileges or ())
+        return sorted({role for role in roles if role != self.properties.owner})
 
     @property
     def own_privileges(self) -> tuple[DatabasePrivilege, ...]:
@@ -97,15 +97,15 @@ class DatabaseDdl:
             )
             properties = structs.replace(properties, privileges=others)
         grants = list(_grants(where, properties, quote(self.ours)))
-        found = [DatabasePiece(PRIVILEGES, f"DATABASE {self.name}", grants)]
+        pieces = [DatabasePiece(PRIVILEGES, f"DATABASE {self.name}", grants)]
         for setting in properties.settings:
             label = setting.name + (f" of role {setting.role}" if setting.role else "")
-            found.append(
+            pieces.append(
                 DatabasePiece(SET_KIND, label, [*(_loads(setting) if self.loads else ()), _set(where, setting)])
             )
-        found.append(DatabasePiece(LABEL_KIND, f"DATABASE {self.name}", list(_labels(where, properties))))
-        found.append(DatabasePiece(LIMIT_KIND, str(properties.connection_limit), list(_limit(where, properties))))
-        return [one for one in found if one.statements]
+        pieces.append(DatabasePiece(LABEL_KIND, f"DATABASE {self.name}", list(_labels(where, properties))))
+        pieces.append(DatabasePiece(LIMIT_KIND, str(properties.connection_limit), list(_limit(where, properties))))
+        return [piece for piece in pieces if piece.statements]
 
 
 def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[DatabaseProperties, list[str]]:
@@ -162,25 +162,30 @@ def _grants(where: str, properties: DatabaseProperties, owner: str) -> Iterator[
         is_owner = grantor == properties.owner
         if not is_owner:
             yield f"SET ROLE {quote(grantor)};"
-        for (grantee, with_option), ones in groupby(granted, key=lambda one: (one.grantee, one.with_grant_option)):
+        for (grantee, with_option), alike in groupby(granted, key=_grantee_of):
             role = "PUBLIC" if not grantee else owner if grantee == properties.owner else quote(grantee)
             option = " WITH GRANT OPTION" if with_option else ""
-            yield f"GRANT {', '.join(privilege.privilege for privilege in ones)} ON DATABASE {where} TO {role}{option};"
+            names = ", ".join(privilege.privilege for privilege in alike)
+            yield f"GRANT {names} ON DATABASE {where} TO {role}{option};"
         if not is_owner:
             yield "RESET ROLE;"
 
 
+def _grantee_of(privilege: DatabasePrivilege) -> tuple[str, bool]:
+    return privilege.grantee, privilege.with_grant_option
+
+
 def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[tuple[str, list[DatabasePrivilege]]]:
-    """The privileges by grantor; who grants one has got it before."""
+    """The privileges by grantor; every grantor got its privileges before it grants them."""
     waiting: dict[str, list[DatabasePrivilege]] = {}
     for privilege in privileges:
         waiting.setdefault(privilege.grantor, []).append(privilege)
     for grants in waiting.values():
-        grants.sort(key=lambda privilege: (privilege.grantee, privilege.with_grant_option))
+        grants.sort(key=_grantee_of)
     able = {owner}
     while waiting:
         # PostgreSQL allows no circles; in another order the server refuses the grants that it can't make.
-        grantor = next((one for one in waiting if one in able), next(iter(waiting)))
+        grantor = next((role for role in waiting if role in able), next(iter(waiting)))
         granted = waiting.pop(grantor)
         able.update(privilege.grantee for privilege in granted if privilege.with_grant_option)
         yield grantor, granted

@@ -161,8 +161,8 @@ def without_options(kind: str, statement: str) -> str:
     """The statement for people: without its options or rows if an entry of this kind may have passwords there."""
     if kind == ROWS:
         return f"{statement.partition(VALUES)[0]} VALUES …;" if statement else ""
-    before, found, _ = statement.partition(OPTIONS)
-    return f"{before}{OPTIONS}…);" if kind in WITH_SECRETS and found else statement
+    before, keyword, _ = statement.partition(OPTIONS)
+    return f"{before}{OPTIONS}…);" if kind in WITH_SECRETS and keyword else statement
 
 
 def shorten_statement(statement: str) -> str:
@@ -248,16 +248,16 @@ def find_settable(
     exist. `some_lack`: there are such extensions, or refused statements.
     """
     chosen = list(sequences)
-    names = ([one.schema for one in chosen], [one.name for one in chosen])
+    names = ([sequence.schema for sequence in chosen], [sequence.name for sequence in chosen])
     settable, left = list[StoredSequence](), dict[str, str]()
-    for one, (exists, is_extensions, may_set) in zip(chosen, connection.execute(FIND_QUERY, names), strict=True):
-        name = table_name(one.schema, one.name)
+    for sequence, (exists, is_extensions, may_set) in zip(chosen, connection.execute(FIND_QUERY, names), strict=True):
+        name = table_name(sequence.schema, sequence.name)
         if not exists and some_lack:
             left[name] = "the extension that makes it is lacking, or has another version"
         elif is_extensions and not may_set:
             left[name] = "it keeps the value that its extension gave it: the role may not set it"
         else:
-            settable.append(one)
+            settable.append(sequence)
     return settable, left
 
 

@@ -126,7 +126,7 @@ def move_statements(node: Node, moves: Iterable[TableMove]) -> str:
     if not moves:
         return ""
     with raising_unreachable(node), connect(node) as connection:
-        return "".join(f"{one};\n" for move in moves for one in _statements_of(connection, move))
+        return "".join(f"{statement};\n" for move in moves for statement in _statements_of(connection, move))
 
 
 def _statements_of(connection: psycopg.Connection[Any], move: TableMove) -> Iterator[str]:

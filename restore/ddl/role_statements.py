@@ -82,78 +82,78 @@ class RoleStatements:
             POLICY: self._policy,
             USER_MAPPING: self._user_mapping,
         }
-        return "".join(f"{one}\n" for one in by_kind[entry.kind](entry, statements))
+        return "".join(f"{line}\n" for line in by_kind[entry.kind](entry, statements))
 
     def _privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
         """Change grants and their grantors. With no_owner the role that restores grants all of them."""
         grantor = ""
-        for one in statements_of(statements):
-            if found := GRANTOR.fullmatch(one.bare):
-                grantor = self._meet(found["role"])
+        for statement in statements_of(statements):
+            if match := GRANTOR.fullmatch(statement.bare):
+                grantor = self._meet(match["role"])
                 if not self.changes.no_owner:
                     yield f"SET SESSION AUTHORIZATION {quote_identifier(self.changes.of(grantor))};"
-            elif one.bare == NO_GRANTOR:
+            elif statement.bare == NO_GRANTOR:
                 grantor = ""
                 if not self.changes.no_owner:
-                    yield one.bare
-            elif one.bare:
-                yield from self._grant(entry, one.bare, grantor)
+                    yield statement.bare
+            elif statement.bare:
+                yield from self._grant(entry, statement.bare, grantor)
 
     def _grant(self, entry: ArchiveEntry, statement: str, grantor: str) -> Iterator[str]:
-        if not (found := GRANT.fullmatch(statement)):
+        if not (match := GRANT.fullmatch(statement)):
             raise _unmappable(entry, statement)
-        if found["role"] == "PUBLIC":
+        if match["role"] == "PUBLIC":
             yield statement
             return
-        role = self._meet(found["role"])
+        role = self._meet(match["role"])
         if self.changes.no_owner and role == entry.owner:
             # An owner's privileges on its own objects are the restoring role's.
             return
         if self.changes.lacks(role):
-            if found["verb"] == "GRANT":
+            if match["verb"] == "GRANT":
                 self._leave_out(entry, role)
         elif not grantor or role == grantor or self.changes.of(role) != self.changes.of(grantor):
             # A role that has become its own grantor has the privilege already.
-            yield found["begin"] + quote_identifier(self.changes.of(role)) + found["end"]
+            yield match["begin"] + quote_identifier(self.changes.of(role)) + match["end"]
 
     def _default_privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
-        for one in statements_of(statements):
-            if not one.bare:
+        for statement in statements_of(statements):
+            if not statement.bare:
                 continue
-            if not (found := DEFAULTS.fullmatch(one.bare)):
-                raise _unmappable(entry, one.bare)
-            role = self._meet(found["role"])
+            if not (match := DEFAULTS.fullmatch(statement.bare)):
+                raise _unmappable(entry, statement.bare)
+            role = self._meet(match["role"])
             mapped = self.changes.of(role)
             self._check_sole(entry, role, (entry.kind, entry.schema, entry.name, mapped))
             if self.changes.no_owner and mapped != self.changes.ours:
                 self._leave_out(entry, role)
                 continue
-            begin = f"{found['begin']}{quote_identifier(mapped)}{found['schema']} "
+            begin = f"{match['begin']}{quote_identifier(mapped)}{match['schema']} "
             # Its own privileges of its own objects: there is no other owner.
-            yield from (begin + grant for grant in self._grant(_without_owner(entry), found["grant"], ""))
+            yield from (begin + grant for grant in self._grant(_without_owner(entry), match["grant"], ""))
 
     def _policy(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
-        if not (found := POLICY_ROLES.fullmatch(statements.rstrip())):
+        if not (match := POLICY_ROLES.fullmatch(statements.rstrip())):
             raise _unmappable(entry, statements)
-        if found["roles"] is None:
+        if match["roles"] is None:
             yield statements.rstrip()
             return
-        roles = [self._meet(name) for name in re.findall(NAME, found["roles"])]
+        roles = [self._meet(name) for name in re.findall(NAME, match["roles"])]
         for role in filter(self.changes.lacks, roles):
             self._leave_out(entry, role)
         kept = dict.fromkeys(self.changes.of(role) for role in roles if not self.changes.lacks(role))
         if kept:
-            yield f"{found['begin']} TO {', '.join(map(quote_identifier, kept))}{found['end']}"
+            yield f"{match['begin']} TO {', '.join(map(quote_identifier, kept))}{match['end']}"
 
     def _user_mapping(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
-        if not (found := MAPPING.fullmatch(statements.rstrip())):
+        if not (match := MAPPING.fullmatch(statements.rstrip())):
             raise _unmappable(entry, statements)
-        role = self._meet(found["role"])
-        self._check_sole(entry, role, (entry.kind, found["server"], self.changes.of(role)))
+        role = self._meet(match["role"])
+        self._check_sole(entry, role, (entry.kind, match["server"], self.changes.of(role)))
         if self.changes.lacks(role):
             self._leave_out(entry, role)
         else:
-            yield found["begin"] + quote_identifier(self.changes.of(role)) + found["end"]
+            yield match["begin"] + quote_identifier(self.changes.of(role)) + match["end"]
 
     def _meet(self, quoted: str) -> str:
         role = quoted[1:-1].replace('""', '"')

@@ -103,14 +103,14 @@ def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
 def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, names: Iterable[str]) -> set[str]:
     """The marks of a section in the ledger; raise SchemaLoadError if one is not among `names`."""
     query = MARKS_QUERY.format(ledger=ledger, section=section)
-    found = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
-    if not found <= set(names):
+    marks = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
+    if not marks <= set(names):
         raise SchemaLoadError(
             f"the {section} DDL has changed since the restore began: the target's roles have changed, or it"
             " was begun by other programs",
             hint="go on as the same role, where it began, with the roles that the target had then; or undo it",
         )
-    return found
+    return marks
 
 
 def refused_mark(section: str, entry: DdlEntry) -> str:
@@ -131,14 +131,14 @@ def remove_refused(ledger: str, name: str) -> str:
 
 def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
     """The indexes and constraints of the database."""
-    found = connection.execute(EXISTING_QUERY).fetchall()
-    return {BuiltObject(*(raw_text(bytes(one)) for one in row)) for row in found}
+    rows = connection.execute(EXISTING_QUERY).fetchall()
+    return {BuiltObject(*(raw_text(bytes(cell)) for cell in row)) for row in rows}
 
 
 def read_table_sizes(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], int]:
     """The bytes of the database's tables, by schema and name (raw text)."""
-    found = connection.execute(SIZES_QUERY).fetchall()
-    return {(raw_text(bytes(schema)), raw_text(bytes(name))): size for schema, name, size in found}
+    rows = connection.execute(SIZES_QUERY).fetchall()
+    return {(raw_text(bytes(schema)), raw_text(bytes(name))): size for schema, name, size in rows}
 
 
 def mark(ledger: str, name: str) -> str:
@@ -411,7 +411,7 @@ class DdlRun:
         ):
             connection.execute(SETTINGS_QUERY)
             has_timeout = connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION
-            settings = (one for one in statements_of(self.ddl.settings) if one.bare)
+            settings = (statement for statement in statements_of(self.ddl.settings) if statement.bare)
             texts = (setting.bare for setting in settings if has_timeout or setting.bare != TRANSACTION_TIMEOUT)
             run_statements(connection, raw_bytes("\n".join(texts)))
             yield connection
@@ -535,7 +535,7 @@ class DdlRun:
                 for entry in queue:
                     run_statements(connection, raw_bytes(session_settings(entry)))
                     # By itself, as the server's views show the statement that a session runs.
-                    *_, statement = (one.bare for one in statements_of(entry.statements) if one.bare)
+                    *_, statement = (candidate.bare for candidate in statements_of(entry.statements) if candidate.bare)
                     try:
                         run_statements(connection, raw_bytes(statement))
                     except psycopg.Error:

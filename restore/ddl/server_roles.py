@@ -77,22 +77,24 @@ def attributes_statement(role: ServerRole, attributes: Iterable[str]) -> str:
     return f"ALTER ROLE {quote(role.name)} {' '.join(attributes)};"
 
 
-def membership_statement(one: RoleMembership, *, grantor: bool = True) -> str:
+def membership_statement(membership: RoleMembership, *, grantor: bool = True) -> str:
     """GRANT of a role to another, with its options."""
-    if one.inherit is None and one.set is None:
-        option = " WITH ADMIN OPTION" if one.admin else ""
+    if membership.inherit is None and membership.set is None:
+        option = " WITH ADMIN OPTION" if membership.admin else ""
     else:
-        options = {"ADMIN": one.admin, "INHERIT": one.inherit, "SET": one.set}
+        options = {"ADMIN": membership.admin, "INHERIT": membership.inherit, "SET": membership.set}
         given = (f"{name} {str(value).upper()}" for name, value in options.items() if value is not None)
         option = f" WITH {', '.join(given)}"
-    by = f" GRANTED BY {quote(one.grantor)}" if grantor and one.grantor else ""
-    return f"GRANT {quote(one.role)} TO {quote(one.member)}{option}{by};"
+    by = f" GRANTED BY {quote(membership.grantor)}" if grantor and membership.grantor else ""
+    return f"GRANT {quote(membership.role)} TO {quote(membership.member)}{option}{by};"
 
 
-def memberships_of_created(found: ServerGlobals, created: Container[str]) -> list[RoleMembership]:
+def memberships_of_created(server_globals: ServerGlobals, created: Container[str]) -> list[RoleMembership]:
     """The memberships of and in the roles that were created, each after the membership that its grantor needs."""
     waiting = [
-        membership for membership in found.memberships if membership.member in created or membership.role in created
+        membership
+        for membership in server_globals.memberships
+        if membership.member in created or membership.role in created
     ]
     granted: list[RoleMembership] = []
     while waiting:
@@ -109,48 +111,48 @@ def memberships_of_created(found: ServerGlobals, created: Container[str]) -> lis
     return granted
 
 
-def may_be_granted(one: RoleMembership, found: ServerGlobals, created: Container[str]) -> bool:
+def may_be_granted(membership: RoleMembership, server_globals: ServerGlobals, created: Container[str]) -> bool:
     """Whether a restore that `created` these roles grants the membership; else it is shown.
 
     The snapshot does not know the objects and privileges of roles that existed on the target before.
     """
-    powers = {role.name for role in found.roles if withheld_attributes(role)}
-    return one.role in HARMLESS or (one.role in created and one.role not in powers)
+    powers = {role.name for role in server_globals.roles if withheld_attributes(role)}
+    return membership.role in HARMLESS or (membership.role in created and membership.role not in powers)
 
 
-def role_settings(found: ServerGlobals, role: str) -> list[DatabaseSetting]:
+def role_settings(server_globals: ServerGlobals, role: str) -> list[DatabaseSetting]:
     """The role's settings in all databases."""
-    return [setting for setting in found.settings if setting.role == role]
+    return [setting for setting in server_globals.settings if setting.role == role]
 
 
-def role_setting_statement(one: DatabaseSetting) -> str:
+def role_setting_statement(setting: DatabaseSetting) -> str:
     """ALTER ROLE … SET."""
-    return setting_statement(f"ROLE {quote(one.role)}", one.name, one.value)
+    return setting_statement(f"ROLE {quote(setting.role)}", setting.name, setting.value)
 
 
-def parameter_statement(one: ParameterPrivilege) -> str:
+def parameter_statement(privilege: ParameterPrivilege) -> str:
     """GRANT … ON PARAMETER, by a superuser."""
-    name = ".".join(map(quote, one.parameter.split(".")))
-    option = " WITH GRANT OPTION" if one.grantable else ""
-    return f"GRANT {one.privilege} ON PARAMETER {name} TO {_grantee(one)}{option};"
+    name = ".".join(map(quote, privilege.parameter.split(".")))
+    option = " WITH GRANT OPTION" if privilege.grantable else ""
+    return f"GRANT {privilege.privilege} ON PARAMETER {name} TO {_grantee(privilege)}{option};"
 
 
-def _grantee(one: ParameterPrivilege) -> str:
-    return quote(one.grantee) if one.grantee else "PUBLIC"
+def _grantee(privilege: ParameterPrivilege) -> str:
+    return quote(privilege.grantee) if privilege.grantee else "PUBLIC"
 
 
-def server_statements(found: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
+def server_statements(server_globals: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
     """Everything as statements, in the order in which psql can run them, for people; `verifiers`: with passwords'."""
-    for role in found.roles:
+    for role in server_globals.roles:
         yield creating_statement(role, powers=True, verifier=verifiers).shown
         if role.comment is not None:
             yield comment_statement(role)
-    for membership in memberships_of_created(found, {role.name for role in found.roles}):
+    for membership in memberships_of_created(server_globals, {role.name for role in server_globals.roles}):
         yield membership_statement(membership)
-    for role in found.roles:
-        yield from map(role_setting_statement, role_settings(found, role.name))
-    yield from dict.fromkeys(map(parameter_statement, found.parameters))
-    for tablespace in found.tablespaces:
+    for role in server_globals.roles:
+        yield from map(role_setting_statement, role_settings(server_globals, role.name))
+    yield from dict.fromkeys(map(parameter_statement, server_globals.parameters))
+    for tablespace in server_globals.tablespaces:
         yield from _tablespace_statements(tablespace)
 
 
@@ -159,12 +161,12 @@ def comment_statement(role: ServerRole) -> str:
     return f"COMMENT ON ROLE {quote(role.name)} IS {literal(role.comment or '')};"
 
 
-def _tablespace_statements(one: ServerTablespace) -> Iterator[str]:
-    options = f" WITH ({', '.join(one.options)})" if one.options else ""
-    where = f"OWNER {quote(one.owner)} LOCATION {literal(one.location)}"
-    yield f"CREATE TABLESPACE {quote(one.name)} {where}{options};"
-    if one.comment is not None:
-        yield f"COMMENT ON TABLESPACE {quote(one.name)} IS {literal(one.comment)};"
+def _tablespace_statements(tablespace: ServerTablespace) -> Iterator[str]:
+    options = f" WITH ({', '.join(tablespace.options)})" if tablespace.options else ""
+    where = f"OWNER {quote(tablespace.owner)} LOCATION {literal(tablespace.location)}"
+    yield f"CREATE TABLESPACE {quote(tablespace.name)} {where}{options};"
+    if tablespace.comment is not None:
+        yield f"COMMENT ON TABLESPACE {quote(tablespace.name)} IS {literal(tablespace.comment)};"
 
 
 def find_differences(stored: ServerGlobals, present: ServerGlobals) -> list[str]:
@@ -208,8 +210,8 @@ def _set(value: str | None) -> str:
 
 
 def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
-    def pairs(found: Iterable[RoleMembership]) -> set[tuple[str, str]]:
-        return {(membership.role, membership.member) for membership in found if membership.member in both}
+    def pairs(memberships: Iterable[RoleMembership]) -> set[tuple[str, str]]:
+        return {(membership.role, membership.member) for membership in memberships if membership.member in both}
 
     then, now = pairs(stored.memberships), pairs(present.memberships)
     for role, member in sorted(then - now):
@@ -219,8 +221,10 @@ def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: 
 
 
 def _differing_parameters(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
-    def privileges(found: ServerGlobals) -> set[str]:
-        given = (parameter for parameter in found.parameters if not parameter.grantee or parameter.grantee in both)
+    def privileges(server_globals: ServerGlobals) -> set[str]:
+        given = (
+            parameter for parameter in server_globals.parameters if not parameter.grantee or parameter.grantee in both
+        )
         return {
             f"{_holder(privilege)}: {privilege.privilege} on parameter {privilege.parameter}" for privilege in given
         }
@@ -230,5 +234,5 @@ def _differing_parameters(stored: ServerGlobals, present: ServerGlobals, both: C
     yield from (f"{one} on the target, not in the snapshot" for one in sorted(now - then))
 
 
-def _holder(one: ParameterPrivilege) -> str:
-    return f"role {one.grantee}" if one.grantee else "PUBLIC"
+def _holder(privilege: ParameterPrivilege) -> str:
+    return f"role {privilege.grantee}" if privilege.grantee else "PUBLIC"

@@ -278,9 +278,9 @@ def _run_once_more(
     given = [path_element.encode() for path_element in path_elements(path)]
     elements = [bytes(name) for (name,) in connection.execute(STORED_QUERY, (given,))]
     setting, resetting, needed = [], [], list[NeededPath]()
-    found = connection.execute(FUNCTIONS_QUERY).fetchall()
-    others = sorted({bytes(schema) for _, _, schema, _ in found})
-    for function, owner, schema, call in found:
+    functions = connection.execute(FUNCTIONS_QUERY).fetchall()
+    others = sorted({bytes(schema) for _, _, schema, _ in functions})
+    for function, owner, schema, call in functions:
         schemas = [bytes(owner) if element == USER.encode() else element for element in elements]
         own = [b"pg_catalog", *schemas, bytes(schema)]
         value = b", ".join(dict.fromkeys([*own, *others]))

@@ -128,14 +128,14 @@ def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:
     )
 
 
-def _as_role(one: Statement, roles: dict[str, list[str]]) -> str:
+def _as_role(statement: Statement, roles: dict[str, list[str]]) -> str:
     """The statement about privileges, with a grantor that a member of the role can be."""
-    if match := DEFAULTS.match(one.bare):
+    if match := DEFAULTS.match(statement.bare):
         roles.setdefault(unquote(match["role"]), []).append("default privileges")
-    if match := GRANTOR.fullmatch(one.bare):
+    if match := GRANTOR.fullmatch(statement.bare):
         roles.setdefault(unquote(match["role"]), []).append("grants")
         return f"\n{SET_ROLE}{match['role']};"
-    return f"\n{RESET_ROLE}" if one.bare == NO_GRANTOR else one.text
+    return f"\n{RESET_ROLE}" if statement.bare == NO_GRANTOR else statement.text
 
 
 def unquote(name: str) -> str:
@@ -227,7 +227,11 @@ def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
     def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
         for entry in entries:
             if entry.kind == SCHEMA and entry.name in done.schemas:
-                texts = (one.text for one in statements_of(entry.statements) if not one.bare.startswith(CREATES_SCHEMA))
+                texts = (
+                    statement.text
+                    for statement in statements_of(entry.statements)
+                    if not statement.bare.startswith(CREATES_SCHEMA)
+                )
                 yield replace(entry, statements="".join(texts))
             else:
                 yield entry
@@ -264,7 +268,9 @@ def _is_superusers(entry: ArchiveEntry) -> bool:
 def _publishes_all(ddl: ArchiveDdl, entry: ArchiveEntry) -> bool:
     if entry.kind != PUBLICATION:
         return entry.kind == SCHEMA_PUBLICATION
-    first = next((one.bare for one in statements_of(statements_of_entry(ddl.body, entry)) if one.bare), "")
+    first = next(
+        (statement.bare for statement in statements_of(statements_of_entry(ddl.body, entry)) if statement.bare), ""
+    )
     return PUBLISHES_ALL.fullmatch(first) is not None
 
 

@@ -180,15 +180,15 @@ def is_as_expected(expected: Expected, rows: Rows, booleans: Sequence[bool]) -> 
     )
 
 
-def _equals(expected: Value, found: str | None, is_boolean: bool) -> bool:  # noqa: FBT001  # called by map
-    if found is None:
+def _equals(expected: Value, answer: str | None, is_boolean: bool) -> bool:  # noqa: FBT001  # called by map
+    if answer is None:
         return False
     if isinstance(expected, bool):
-        return is_boolean and found == ("t" if expected else "f")
+        return is_boolean and answer == ("t" if expected else "f")
     if isinstance(expected, str):
-        return expected == found
+        return expected == answer
     try:
-        return not is_boolean and Decimal(found) == Decimal(str(expected))
+        return not is_boolean and Decimal(answer) == Decimal(str(expected))
     except InvalidOperation:
         return False
 

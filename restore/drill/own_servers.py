@@ -80,9 +80,11 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
         for number, one in enumerate(plan.targets, start=1)
     )
     with ExitStack() as stack:
-        sessions = {one.shard: stack.enter_context(connect(one.maintenance, application_name=name)) for one in targets}
+        sessions = {
+            target.shard: stack.enter_context(connect(target.maintenance, application_name=name)) for target in targets
+        }
         # A session that is never used, a proxy may end: the watch has others of this name, which it renews.
-        stack.enter_context(watch_nodes((one.maintenance for one in targets), name))
+        stack.enter_context(watch_nodes((target.maintenance for target in targets), name))
         for target in targets:
             with raising_unreachable(target.node):
                 drop_dead(target, sessions[target.shard], progress)
@@ -152,8 +154,8 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
         # Predefined roles may only be given something, and their privileges are no owner's.
         taken |= {role: name for role in existing if not role.startswith("pg_")}
     targets = tuple(
-        target_of(one.shard, replace(one.node, dsn=_as(one.node.dsn, name, password)), (), plan.intent.id)
-        for one in plan.targets
+        target_of(target.shard, replace(target.node, dsn=_as(target.node.dsn, name, password)), (), plan.intent.id)
+        for target in plan.targets
     )
     for target in targets:
         _check_login(target)

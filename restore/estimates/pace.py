@@ -298,7 +298,7 @@ class RestorePace(Forwarding):
 
     def end_node(self, node: str, rows: int, seconds: Mapping[RestoreStep, float]) -> None:
         """Keep the measurements of one node."""
-        self.nodes[node] = NodeFigures(rows, {str(step): round(one, 3) for step, one in seconds.items()})
+        self.nodes[node] = NodeFigures(rows, {str(step): round(taken, 3) for step, taken in seconds.items()})
 
     def figures(self, stored_bytes: int, transactions: int) -> RestoreFigures:
         """The measured figures, with the transactions of the increments, which the commits count."""

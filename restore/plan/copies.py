@@ -86,7 +86,7 @@ def list_entries(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
     for node in nodes:
         for commit in chain.commits:
             of_node = (*commit.segments.get(node, ()), *by_node.get((node, commit.increment), ()))
-            yield from (ChainObject(one.key, node, commit.increment, one) for one in of_node)
+            yield from (ChainObject(stored.key, node, commit.increment, stored) for stored in of_node)
 
 
 def list_objects(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
@@ -120,11 +120,11 @@ def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
     if not any(commit.object_lists for commit in chain.commits):
         sizes = {listed.key: listed.size for listed in store.inventory(f"snapshots/{chain.name}")}
         return _find_damage(store, list_objects(chain, chain.baseline), sizes)
-    found: dict[str, Damage] = {}
+    damages: dict[str, Damage] = {}
     for _, of_node in groupby(list_objects(chain, chain.baseline), lambda one: one.node):
         objects = list(of_node)
-        found |= _find_damage(store, objects, listed_sizes(store, (stored_object.key for stored_object in objects)))
-    return found
+        damages |= _find_damage(store, objects, listed_sizes(store, (stored_object.key for stored_object in objects)))
+    return damages
 
 
 def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Mapping[str, int]) -> dict[str, Damage]:
@@ -143,15 +143,17 @@ def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Map
     }
 
 
-def _damage_of(one: ChainObject, size: int | None) -> Damage | None:
+def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
     """The damage of an object that has so many bytes in the store; None if it has none."""
-    if isinstance(one.stored, LostList):
-        return Damage(one.key, one.node, one.stored.damage, one.stored.detail)
+    if isinstance(chain_object.stored, LostList):
+        return Damage(chain_object.key, chain_object.node, chain_object.stored.damage, chain_object.stored.detail)
     if size is None:
-        return Damage(one.key, one.node, "missing", "it is not in the store")
-    if size == one.stored.size:
+        return Damage(chain_object.key, chain_object.node, "missing", "it is not in the store")
+    if size == chain_object.stored.size:
         return None
-    return Damage(one.key, one.node, "size", f"it has {size} bytes instead of {one.stored.size}")
+    return Damage(
+        chain_object.key, chain_object.node, "size", f"it has {size} bytes instead of {chain_object.stored.size}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,26 +169,26 @@ class CopyNeeds:
         """The needs of the node's copy."""
         return cls(chain, node, chain.numbers_at_cut(node))
 
-    def groups_of(self, one: ChainObject) -> frozenset[int]:
+    def groups_of(self, chain_object: ChainObject) -> frozenset[int]:
         """The numbers of the groups whose rows can't be had from this copy without the object."""
-        if one.node != self.node or one.increment > self.chain.last.increment:
+        if chain_object.node != self.node or chain_object.increment > self.chain.last.increment:
             return frozenset()
-        if isinstance(one.stored, Segment):
+        if isinstance(chain_object.stored, Segment):
             # A segment may have changes of every group.
-            is_needed = one.stored.changes and one.stored.after < self.chain.position(self.node)
+            is_needed = chain_object.stored.changes and chain_object.stored.after < self.chain.position(self.node)
             return frozenset(self.numbers.values()) if is_needed else frozenset()
-        if one.stored.kind != BASE:
+        if chain_object.stored.kind != BASE:
             return frozenset()
-        return frozenset(self.numbers[number] for number in one.stored.rows if number in self.numbers)
+        return frozenset(self.numbers[number] for number in chain_object.stored.rows if number in self.numbers)
 
 
-def needs_other(chain: Chain, shard: str, one: ChainObject) -> str:
+def needs_other(chain: Chain, shard: str, chain_object: ChainObject) -> str:
     """The part, besides rows, that the shard lacks without the object: `DDL`, `large objects` or nothing."""
-    if one.node != shard or isinstance(one.stored, Segment):
+    if chain_object.node != shard or isinstance(chain_object.stored, Segment):
         return ""
-    if one.stored.kind == DDL and one.stored == chain.ddl_object(shard):
+    if chain_object.stored.kind == DDL and chain_object.stored == chain.ddl_object(shard):
         return "DDL"
-    return "large objects" if one.stored.kind == LARGE_OBJECTS else ""
+    return "large objects" if chain_object.stored.kind == LARGE_OBJECTS else ""
 
 
 NAMED_MAX = 20
@@ -280,10 +282,10 @@ def _missing(
     if not numbers:
         return numbers, set()
     needs = CopyNeeds.of(chain, node)
-    found = {
+    present = {
         stored_object.key: groups for stored_object in objects if (groups := needs.groups_of(stored_object) & numbers)
     }
-    return frozenset[int]().union(*found.values()), set(found)
+    return frozenset[int]().union(*present.values()), set(present)
 
 
 def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Damages) -> CopyChoice:
@@ -299,15 +301,17 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
 
     The loss of an object shows when it is read; objects of a lost list would never be read.
     """
-    for one, lost in lost_lists(chain):
-        shard = chain.shard_of(one.node)
+    for chain_object, lost in lost_lists(chain):
+        shard = chain.shard_of(chain_object.node)
         if shard not in (wanted.nodes or chain.full.primaries):
             continue
-        numbers = choice.borrowed.get(one.node, frozenset())
-        if one.node == shard:
+        numbers = choice.borrowed.get(chain_object.node, frozenset())
+        if chain_object.node == shard:
             standbys = [each.node for each in chain.nodes if each.backup_of == shard]
             numbers = wanted.numbers(chain, shard).difference(*(choice.borrowed.get(each, ()) for each in standbys))
-        if CopyNeeds.of(chain, one.node).groups_of(one) & numbers or wanted.takes(needs_other(chain, shard, one)):
+        if CopyNeeds.of(chain, chain_object.node).groups_of(chain_object) & numbers or wanted.takes(
+            needs_other(chain, shard, chain_object)
+        ):
             raise lost_list_error(lost)
 
 
@@ -393,8 +397,10 @@ def number_ranges(numbers: Iterable[int]) -> str:
     """The numbers as ranges, such as `0 to 3, 5`."""
     ranges: list[str] = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in run]
-        ranges.append(f"{found[0]} to {found[-1]}" if len(found) > 1 else str(found[0]))
+        numbers_of_run = [number for _, number in run]
+        ranges.append(
+            f"{numbers_of_run[0]} to {numbers_of_run[-1]}" if len(numbers_of_run) > 1 else str(numbers_of_run[0])
+        )
     return ", ".join(ranges)
 
 
@@ -465,14 +471,14 @@ def _needed(chain: Chain, listed: Iterable[ChainObject], wanted: Wanted) -> Iter
 
 
 def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress, total: int) -> dict[str, Damage]:
-    found, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.one.stored.size)
+    damages, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.one.stored.size)
     for reports in run_many(session, verify_object, tasks, progress, dealing):
         raise_first([report.problem for report in reports])
-        found |= {report.damage.key: report.damage for report in reports if report.damage}
+        damages |= {report.damage.key: report.damage for report in reports if report.damage}
         left -= len(reports)
     # Objects of lists that belong to other groups, and those that were known to be damaged.
     progress.advance(left)
-    return found
+    return damages
 
 
 def verify_object(task: VerifyTask) -> VerifyReport:

@@ -109,8 +109,8 @@ class RestorePlan:
 
     def moves(self, target: Target) -> list[TableMove]:
         """The tables of a target that get other names."""
-        found = {(group.schema, group.table) for group in self.groups[target.shard]}
-        return [move for move in self.request.scope.moves if (move.schema, move.table) in found]
+        tables = {(group.schema, group.table) for group in self.groups[target.shard]}
+        return [move for move in self.request.scope.moves if (move.schema, move.table) in tables]
 
     @property
     def chosen(self) -> dict[str, frozenset[int]]:
@@ -142,7 +142,7 @@ class RestorePlan:
     def lacks_ddl(self, shard: str) -> bool:
         """Whether the shard's DDL is known to be damaged."""
         damaged = self.damage.details.get("damaged", []) if self.damage else []
-        keys = {str(one["object"]) for one in damaged} if isinstance(damaged, list) else set[str]()
+        keys = {str(damage["object"]) for damage in damaged} if isinstance(damaged, list) else set[str]()
         return find_ddl(self.chain, shard).key in keys
 
     def report(self) -> RestoreReport:
@@ -247,9 +247,9 @@ def plan_restore(
     if request.routes or len(targets) < len(shards):
         check_routable(request, target)
         targets = find_targets(target, [node.id for node in target.primaries], intent.id)
-        targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
+        targets = tuple(replace(target, sources=tuple(shards)) for target in targets)
         chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
-        topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
+        topology = plan_topology(shards, [target.shard for target in targets], chosen, request.routes)
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)
     wanted = request.wanted(is_routed=topology is not None)

@@ -236,14 +236,14 @@ def create_roles(
     target: Target,
     roles: Iterable[str],
     superusers: Superusers | None = None,
-    found: ServerGlobals | None = None,
+    server_globals: ServerGlobals | None = None,
 ) -> tuple[list[str], list[str]]:
     """Create the roles, all or none; return those created here, as `node: role`, and lines on their missing properties.
 
-    Those that are in `found` get the properties they had, others neither login nor password nor privilege. Our role
-    becomes a member of them if it is not a superuser: it could not give them anything otherwise. A superuser creates
-    them if there is one. The session is in the database being restored, not in the locked maintenance database: the
-    server stores the names in the encoding of the session's database. The roles remain if the restore fails: they
+    Those that are in `server_globals` get the properties they had, others neither login nor password nor privilege. Our
+    role becomes a member of them if it is not a superuser: it could not give them anything otherwise. A superuser
+    creates them if there is one. The session is in the database being restored, not in the locked maintenance database:
+    the server stores the names in the encoding of the session's database. The roles remain if the restore fails: they
     belong to the whole server.
     """
     roles = list(roles)
@@ -253,9 +253,9 @@ def create_roles(
     with raising_unreachable(target.node), connect(node) as connection:
         notes = list[str]()
         with connection.transaction():
-            created = _create_missing(target, connection, roles, superusers, found, notes)
-            if found and created:
-                notes += _give_what_they_had(connection, found, created, roles)
+            created = _create_missing(target, connection, roles, superusers, server_globals, notes)
+            if server_globals and created:
+                notes += _give_what_they_had(connection, server_globals, created, roles)
         return [f"{target.node.id}: {role}" for role in created], [f"node {target.node.id}: {note}" for note in notes]
 
 
@@ -264,7 +264,7 @@ def _create_missing(
     connection: psycopg.Connection[Any],
     roles: Iterable[str],
     superusers: Superusers | None,
-    found: ServerGlobals | None,
+    server_globals: ServerGlobals | None,
     notes: list[str],
 ) -> list[str]:
     created: list[str] = []
@@ -272,7 +272,7 @@ def _create_missing(
     members = "" if ours.is_super else " ROLE CURRENT_USER"
     if superusers:
         members = f" ROLE {quote(superusers.role)}"
-    known = {role.name: role for role in found.roles} if found else {}
+    known = {role.name: role for role in server_globals.roles} if server_globals else {}
     for role in roles:
         forms = [RoleStatement(f"CREATE ROLE {quote(role)} NOLOGIN;", "")]
         if role in known:
@@ -325,7 +325,7 @@ def _check_made_here(
 
 
 def _give_what_they_had(
-    connection: psycopg.Connection[Any], found: ServerGlobals, created: Container[str], missing: Container[str]
+    connection: psycopg.Connection[Any], server_globals: ServerGlobals, created: Container[str], missing: Container[str]
 ) -> Iterator[str]:
     """Give the roles their settings, comments and memberships; yield those that they do not get, with the statement.
 
@@ -333,7 +333,7 @@ def _give_what_they_had(
     """
     reserved = find_reserved_settings(connection)
     extensions = {name.lower() for (name,) in connection.execute(EXTENSIONS_QUERY)}
-    for role in found.roles:
+    for role in server_globals.roles:
         if role.name not in created:
             continue
         if withheld := withheld_attributes(role):
@@ -343,7 +343,7 @@ def _give_what_they_had(
             yield f"role {role.name} is without its comment, which is in the form of those on a drill's roles"
         elif role.comment is not None:
             yield from _refused(connection, comment_statement(role))
-        for setting in role_settings(found, role.name):
+        for setting in role_settings(server_globals, role.name):
             statement = role_setting_statement(setting)
             name = setting.name.lower()
             prefix, dot, _ = name.partition(".")
@@ -352,10 +352,10 @@ def _give_what_they_had(
             else:
                 yield from _refused(connection, statement)
         yield from _grant_parameters(
-            connection, [parameter for parameter in found.parameters if parameter.grantee == role.name]
+            connection, [parameter for parameter in server_globals.parameters if parameter.grantee == role.name]
         )
-    for membership in memberships_of_created(found, created):
-        if not may_be_granted(membership, found, missing):
+    for membership in memberships_of_created(server_globals, created):
+        if not may_be_granted(membership, server_globals, missing):
             statement = membership_statement(membership)
             yield f"role {membership.member} is not made a member of {membership.role}; to do it: {statement}"
         elif problems := list(_refused(connection, membership_statement(membership))):

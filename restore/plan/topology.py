@@ -93,9 +93,9 @@ def check_large_objects_routed(chain: Chain, sources: Iterable[str]) -> None:
     """Raise LargeObjectsUnroutedError if a source has large objects."""
     counts = {node: count for node, count in count_by_node(chain.full).items() if node in sources}
     if counts:
-        found = ", ".join(f"{count} on {node}" for node, count in counts.items())
+        places = ", ".join(f"{count} on {node}" for node, count in counts.items())
         raise LargeObjectsUnroutedError(
-            f"snapshot {chain.name} has large objects ({found}), and only a target with the id of their shard can have"
+            f"snapshot {chain.name} has large objects ({places}), and only a target with the id of their shard can have"
             " them",
             hint="restore the tables without large objects: --group 'SCHEMA.*'; or give the targets the shards' ids",
             details={"large_objects": counts},
@@ -114,13 +114,13 @@ def _definition(group: Group) -> object:
 
 def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, str]]:
     """The differences, by name."""
-    found: list[tuple[str, str]] = []
+    differences: list[tuple[str, str]] = []
     for name in sorted(first.keys() | other.keys()):
         if name not in other or name not in first:
-            found.append((name, f"only the {'first' if name in first else 'second'} has it"))
+            differences.append((name, f"only the {'first' if name in first else 'second'} has it"))
         elif first[name] != other[name]:
-            found.append((name, "defined differently"))
-    return found
+            differences.append((name, "defined differently"))
+    return differences
 
 
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
@@ -131,14 +131,14 @@ def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str,
     """
     body = read_stored_ddl(store, chain, source)
     archive = read_archive(body)
-    found: dict[str, Counter[tuple[str, ...]]] = {}
+    statements: dict[str, Counter[tuple[str, ...]]] = {}
     for entry in archive.entries:
         if is_own_publication(entry) or entry.kind in OF_DATABASE or _is_of_server(entry):
             continue
-        found.setdefault(_name_of(entry), Counter())[
+        statements.setdefault(_name_of(entry), Counter())[
             statements_of_entry(body, entry), entry.tablespace, entry.access, entry.owner
         ] += 1
-    return {**found, "setting search_path": archive.search_path}
+    return {**statements, "setting search_path": archive.search_path}
 
 
 def _is_of_server(entry: ArchiveEntry) -> bool:
@@ -217,8 +217,8 @@ class Topology:
         return lines
 
 
-def _reach(one: StoredSequence) -> tuple[int, bool]:
-    return (one.last_value if one.increment > 0 else -one.last_value), one.is_called
+def _reach(sequence: StoredSequence) -> tuple[int, bool]:
+    return (sequence.last_value if sequence.increment > 0 else -sequence.last_value), sequence.is_called
 
 
 def plan_topology(
@@ -242,7 +242,7 @@ def find_feeds(
     if topology is None:
         feeds = {shard: Feed({number: databases[shard]}) for number, shard in enumerate(shards) if shard in databases}
         return LoadTargets(shards, feeds, parts)
-    numbered = {number: databases[one] for number, one in enumerate(topology.targets) if one in databases}
+    numbered = {number: databases[target] for number, target in enumerate(topology.targets) if target in databases}
     feeds = {
         source: Feed(
             {number: _for_source(chain, source, database) for number, database in numbered.items()},
@@ -303,4 +303,4 @@ def _route(routes: Mapping[str, TableRoute], relation: str) -> TableRoute | None
 
 def _names(text: str) -> list[str]:
     """The names in a list of quoted identifiers."""
-    return [one[1:-1].replace('""', '"') for one in re.findall(IDENTIFIER, text)]
+    return [identifier[1:-1].replace('""', '"') for identifier in re.findall(IDENTIFIER, text)]

@@ -169,18 +169,18 @@ def check_tables(
         )
     _check_replica(checker, connection, role)
     tables = {table.group.name: table for table in read_tables(connection, GroupRules())}
-    found = {group.name: tables[group.name] for group in wanted.groups if group.name in tables}
-    _check_found(checker, connection, wanted.groups, found)
-    _check_columns(checker, connection, wanted.groups, found)
-    _check_constraints(checker, connection, wanted.groups, found)
-    uncounted = _check_privileges(checker, connection, role, found)
+    present = {group.name: tables[group.name] for group in wanted.groups if group.name in tables}
+    _check_found(checker, connection, wanted.groups, present)
+    _check_columns(checker, connection, wanted.groups, present)
+    _check_constraints(checker, connection, wanted.groups, present)
+    uncounted = _check_privileges(checker, connection, role, present)
     if not wanted.has_begun:
-        counted = [table for table in found.values() if table.oid not in uncounted and not table.hides_rows]
+        counted = [table for table in present.values() if table.oid not in uncounted and not table.hides_rows]
         if filled := find_filled(connection, [table.group for table in counted]):
-            hint, statement = _emptying(connection, [found[name] for name in filled])
+            hint, statement = _emptying(connection, [present[name] for name in filled])
             checker.add(f"tables of {checker.label} are not empty: {named(filled)}", hint, [statement])
     check_sequences(checker, connection, role, wanted.sequences)
-    return {name: table.oid for name, table in found.items()}
+    return {name: table.oid for name, table in present.items()}
 
 
 def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> tuple[str, str]:
@@ -221,9 +221,9 @@ def _check_replica(checker: Checker, connection: psycopg.Connection[Any], role: 
 
 
 def _check_found(
-    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], present: Mapping[str, Table]
 ) -> None:
-    lacking = [group.name for group in groups if group.name not in found]
+    lacking = [group.name for group in groups if group.name not in present]
     if not lacking:
         return
     kinds = {
@@ -242,13 +242,13 @@ def _check_found(
 
 
 def _check_columns(
-    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], present: Mapping[str, Table]
 ) -> None:
-    names = {table.oid: name for name, table in found.items()}
+    names = {table.oid: name for name, table in present.items()}
     wrong: list[str] = []
     known: dict[str, set[str]] = {}
-    for group in (one for one in groups if one.name in found):
-        types = {column.name: column.type for column in found[group.name].group.columns}
+    for group in (group for group in groups if group.name in present):
+        types = {column.name: column.type for column in present[group.name].group.columns}
         known[group.name] = {column.name for column in group.columns}
         for column in group.columns:
             if column.name not in types:
@@ -268,24 +268,27 @@ def _check_columns(
             f" {named([f'{name}.{column}' for name, column in further])}",
             "give them defaults, or let them be NULL",
             [
-                f"ALTER TABLE {qualify(found[name].group)} ALTER COLUMN {quote_identifier(column)} DROP NOT NULL"
+                f"ALTER TABLE {qualify(present[name].group)} ALTER COLUMN {quote_identifier(column)} DROP NOT NULL"
                 for name, column in further
             ],
         )
 
 
 def _check_constraints(
-    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], present: Mapping[str, Table]
 ) -> None:
-    oids = [table.oid for table in found.values()]
-    roots = set(find_roots(connection, (group for group in groups if group.name in found)).values())
+    oids = [table.oid for table in present.values()]
+    roots = set(find_roots(connection, (group for group in groups if group.name in present)).values())
     if acting := find_acting(connection, [*oids, *find_oids(connection, roots)]):
         turn = {"A": "ENABLE", "R": "DISABLE"}
         checker.add(
             f"triggers or rules of {checker.label} would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
-            f" {named([one.label for one in acting])}",
+            f" {named([trigger.label for trigger in acting])}",
             "keep them from acting until the restore is done",
-            [f"ALTER TABLE {one.table} {turn[one.enabled]} {one.kind} {quote(one.name)}" for one in acting],
+            [
+                f"ALTER TABLE {trigger.table} {turn[trigger.enabled]} {trigger.kind} {quote(trigger.name)}"
+                for trigger in acting
+            ],
         )
     if deferrable := connection.execute(DEFERRABLE_QUERY, (oids,)).fetchall():
         checker.add(
@@ -319,11 +322,11 @@ def _check_constraints(
 
 
 def _check_privileges(
-    checker: Checker, connection: psycopg.Connection[Any], role: str, found: Mapping[str, Table]
+    checker: Checker, connection: psycopg.Connection[Any], role: str, present: Mapping[str, Table]
 ) -> set[int]:
     """Add what our role may not do with the tables; return those, by oid, whose rows it may not count."""
-    oids = [one.oid for one in found.values()]
-    if hidden := [name for name, one in found.items() if one.hides_rows]:
+    oids = [one.oid for one in present.values()]
+    if hidden := [name for name, one in present.items() if one.hides_rows]:
         checker.add(
             f"row security of {checker.label} applies to role {role}: {named(hidden)}",
             "run as a superuser",

@@ -240,10 +240,10 @@ class Filling:
         return tables
 
     def _check_orphans(self, tables: list[_Filled]) -> None:
-        if one := find_orphan(self.node, self.connection, [table.oid for table in tables], only_into=True):
+        if orphan := find_orphan(self.node, self.connection, [table.oid for table in tables], only_into=True):
             self._refuse(
-                f"a row of {one.table} refers to one of {one.referenced}: ({one.columns}) = ({one.values}), by foreign"
-                f" key {one.name}",
+                f"a row of {orphan.table} refers to one of {orphan.referenced}: ({orphan.columns}) = ({orphan.values}),"
+                f" by foreign key {orphan.name}",
                 "delete such rows, then repeat the command",
             )
 
@@ -261,7 +261,7 @@ def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], 
 
     The second list names schemas that only look so: they belong to others, and nothing in them is read.
     """
-    found: dict[str, str] = {}
+    records: dict[str, str] = {}
     own, others = _find_schemas(connection)
     for schema in own:
         with connection.transaction():
@@ -272,10 +272,10 @@ def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], 
                 query = f"SELECT text, place = {PLACE} FROM ONLY {schema}.record"
                 text, is_here = connection.execute(query.encode()).fetchone() or ("", True)
                 if is_here:
-                    found[schema.removeprefix(FILLING)] = text
+                    records[schema.removeprefix(FILLING)] = text
                 else:
                     others.append(f"schema {schema}, which came with a copy of another database")
-    return found, others
+    return records, others
 
 
 def _find_schemas(connection: psycopg.Connection[Any]) -> tuple[list[str], list[str]]:

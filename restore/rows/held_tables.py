@@ -103,7 +103,7 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
 
     The same when others have long kept our sessions from loading rows.
     """
-    found: list[TablesInUseError] = []
+    errors: list[TablesInUseError] = []
     over = threading.Event()
 
     def look() -> None:
@@ -117,14 +117,22 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
                     connection.execute("SELECT pg_stat_clear_snapshot()")
                     for query, why in WAITS:
                         waiting |= {_Waiting(node.id, pid, why) for (pid,) in connection.execute(query)}
-            since = {one: since.get(one, now) for one in waiting}
-            late = [one for one, begun in since.items() if now - begun > SECONDS_MAX[one.why]]
+            since = {waiting_session: since.get(waiting_session, now) for waiting_session in waiting}
+            late = [
+                waiting_session
+                for waiting_session, begun in since.items()
+                if now - begun > SECONDS_MAX[waiting_session.why]
+            ]
             for node, connection in held:
                 for _, why in WAITS:
-                    pids = [one.pid for one in late if (one.node, one.why) == (node.id, why)]
-                    if pids and not found:
-                        found.append(in_use(node, connection.info.dbname, f"{_who(pids)} {why}"))
-            if found:
+                    pids = [
+                        waiting_session.pid
+                        for waiting_session in late
+                        if (waiting_session.node, waiting_session.why) == (node.id, why)
+                    ]
+                    if pids and not errors:
+                        errors.append(in_use(node, connection.info.dbname, f"{_who(pids)} {why}"))
+            if errors:
                 end()
                 _end_waiting(node for node, _ in held)
 
@@ -133,8 +141,8 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
     try:
         yield
     except Exception as error:
-        if found:
-            raise found[0] from error
+        if errors:
+            raise errors[0] from error
         raise
     finally:
         over.set()

@@ -135,7 +135,7 @@ def load_rows(
     try:
         raise_first(folded.problems)
         progress.step("load rows")
-        changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
+        changed |= {number: broadcast(session, keys) for number, keys in folded.changed.items()}
         # Of more tasks than a job has, those of changed rows come in the first.
         tasks: Iterator[LoadTask] = chain_of(
             _image_tasks(folded.local, feeds),
@@ -185,10 +185,10 @@ def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
     # Of a group without a key, inserted lines are not among the changed keys.
     unsure = sources.multisets if sources.segments else frozenset[int]()
     return {
-        number: frozenset(group for group, count in found.items() if count == 1)
+        number: frozenset(group for group, count in listed.items() if count == 1)
         - folded.changed.get(number, {}).keys()
         - unsure
-        for number, found in objects.items()
+        for number, listed in objects.items()
     }
 
 
@@ -231,7 +231,7 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
         finally:
             # They must have released their sessions before the caller undoes anything. Another signal changes nothing:
             # py4j then closes the connections of all threads, and a thread that waits for a job begins it again.
-            while any(not one.done() for one in running):
+            while any(not future.done() for future in running):
                 try:
                     with suppress(Exception):
                         session.sparkContext.cancelAllJobs()
@@ -240,10 +240,10 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
                     stopped = interrupt
             if stopped is not None:
                 raise stopped
-    if errors := [error for one in running if (error := one.exception())]:
+    if errors := [error for future in running if (error := future.exception())]:
         # A job that fails may have cancelled the others before it ends.
         raise next((error for error in errors if CANCELLED not in str(error)), errors[0])
-    return _sum_placed(one.result() for one in running)
+    return _sum_placed(future.result() for future in running)
 
 
 def _run_tasks(session: SparkSession, tasks: Iterable[LoadTask], dealing: Dealing[LoadTask]) -> Counter[int]:

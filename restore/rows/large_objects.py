@@ -132,11 +132,11 @@ def find_actors(
         Dealing(lambda task: sum(stored_object.size for stored_object in task.objects)),
     )
     raise_first([report.problem for report in reports])
-    found: dict[str, dict[str, list[str]]] = {}
+    actors: dict[str, dict[str, list[str]]] = {}
     for report in reports:
         for role, oid in report.oids.items():
-            found.setdefault(report.shard, {}).setdefault(role, []).append(f"LARGE OBJECT {oid}")
-    return found
+            actors.setdefault(report.shard, {}).setdefault(role, []).append(f"LARGE OBJECT {oid}")
+    return actors
 
 
 def read_actors(task: ActorsTask) -> ActorsReport:

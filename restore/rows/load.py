@@ -239,11 +239,11 @@ def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int
         counts = (f"SELECT {number}, pg_catalog.count(*) FROM {table}" for number, table in enumerate(some))
         with having_path(connection, path) if target.is_in_use else nullcontext():
             counted = connection.execute(sql.SQL(" UNION ALL ".join(counts))).fetchall()
-        for number, found in counted:
-            if found != expected[some[number]]:
+        for number, count in counted:
+            if count != expected[some[number]]:
                 name = names[some[number]]
                 raise LoadError(
-                    f"node {target.node.id}: table {name} has {found} rows, but {expected[some[number]]} were loaded",
+                    f"node {target.node.id}: table {name} has {count} rows, but {expected[some[number]]} were loaded",
                     hint="see whether something else writes to the restored database, then repeat the command",
                     details={"node": target.node.id, "group": name},
                 )
@@ -458,7 +458,7 @@ class Loaders:
 
     def _count(self, places: Places, targets: int) -> None:
         """Count the rows by their places; raise IndexError for an invalid place."""
-        everywhere, nowhere = (int(np.count_nonzero(places == one)) for one in (EVERYWHERE, NOWHERE))
+        everywhere, nowhere = (int(np.count_nonzero(places == place)) for place in (EVERYWHERE, NOWHERE))
         counts = np.bincount(places[places >= 0], minlength=targets)
         if len(counts) != targets or int(counts.sum()) + everywhere + nowhere != len(places):
             raise IndexError("a row was placed on a target that does not exist")

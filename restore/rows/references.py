@@ -235,9 +235,9 @@ def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) 
     with connection.transaction():
         # Another table may get the name meanwhile, and its owner may be anybody.
         refuse_views(connection)
-        path, found = read_search_path(connection), connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
+        path, rows = read_search_path(connection), connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
         with having_path(connection, path):
-            return [f"{key} to {table}" for key, table, only in found if _is_empty(connection, f"{only}{table}")]
+            return [f"{key} to {table}" for key, table, only in rows if _is_empty(connection, f"{only}{table}")]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
@@ -252,13 +252,13 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
         oids = oids_of(connection, target.groups.values())
         # Tables that are not filled may be locked by anybody.
         connection.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
-        if one := find_orphan(node.id, connection, oids):
+        if orphan := find_orphan(node.id, connection, oids):
             raise ForeignKeyViolatedError(
-                f"node {node.id}: foreign key {one.name} of table {one.table} is violated: the row with"
-                f" ({one.columns}) = ({one.values}) refers to none of {one.referenced}",
+                f"node {node.id}: foreign key {orphan.name} of table {orphan.table} is violated: the row with"
+                f" ({orphan.columns}) = ({orphan.values}) refers to none of {orphan.referenced}",
                 hint="restore the tables that it refers to with it, at the same increment; put their rows there"
                 " first; or drop the constraint",
-                details={"node": node.id, "constraint": one.name, "table": one.table, "key": one.values},
+                details={"node": node.id, "constraint": orphan.name, "table": orphan.table, "key": orphan.values},
             )
 
 
@@ -300,9 +300,9 @@ def find_referring(connection: psycopg.Connection[Any], oids: list[int]) -> Refe
     with connection.transaction():
         # Another table may get the name meanwhile, and its owner may be anybody.
         refuse_views(connection)
-        path, found = read_search_path(connection), connection.execute(REFERRING_QUERY, (oids, oids, oids)).fetchall()
+        path, rows = read_search_path(connection), connection.execute(REFERRING_QUERY, (oids, oids, oids)).fetchall()
         with having_path(connection, path):
-            for name, is_partitioned, is_below, may_read in found:
+            for name, is_partitioned, is_below, may_read in rows:
                 if not is_below:
                     tables.to_truncate.append(name if is_partitioned else f"ONLY {name}")
                 # The rows of a partitioned table are its partitions'.

@@ -29,9 +29,9 @@ NAMED_MAX = 5
 def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
     """Raise LoadError unless the database has all of `groups`, and no table or sequence that the commit lacks."""
     # Read as at the source, so that names in any encoding have the same form.
-    found = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
+    present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
     for group in groups:
-        created = found.get(group.name)
+        created = present.get(group.name)
         if created is None:
             raise _error(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
@@ -39,7 +39,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     # A commit lacks a table that was dropped while it was made. Tables that the rules exclude have no rows.
     listed = {group.name for group in chain.groups(shard)}
     left_out = {out.name for out in chain.left_out if out.node == shard}
-    if unknown := sorted(name for name in found.keys() - listed - left_out if is_included(name, chain.full.rules)):
+    if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
         raise _error(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
     sequences = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
     created_sequences = {(schema, name) for schema, name in connection.execute(SEQUENCES_QUERY)}

@@ -123,7 +123,7 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
 def end_published(
     store: ObjectStore,
     fleet: Fleet,
-    found: UnfinishedRestore,
+    restore: UnfinishedRestore,
     provisional: Iterable[Target],
     connections: Connections,
     planned: RestoreReport | None,
@@ -132,24 +132,24 @@ def end_published(
 
     `planned` is its report as its plan has it, None if the snapshot is gone by now.
     """
-    record = found.last_record
+    record = restore.last_record
     provisional = list(provisional)
-    filled = [target for target in provisional if found.is_filling and target.shard in found.records]
+    filled = [target for target in provisional if restore.is_filling and target.shard in restore.records]
     # A restore with its outcome in the store is not looked for any more; without a store the record is the outcome.
     if record.in_store:
-        remove_fillings(filled, found.suffix)
-    targets = [target.named(found.suffix) for target in provisional if target.shard in found.records]
-    nodes = [NodeReport(target.node.id, target.database, found.records[target.shard].rows) for target in targets]
+        remove_fillings(filled, restore.suffix)
+    targets = [target.named(restore.suffix) for target in provisional if target.shard in restore.records]
+    nodes = [NodeReport(target.node.id, target.database, restore.records[target.shard].rows) for target in targets]
     report = planned or _report_of(record, nodes)
     report.nodes, report.is_resumed = nodes, True
     ending = store if record.in_store else None
     report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
-    report.aside = [f"{target.node.id}: {target.aside}" for target in targets if found.records[target.shard].aside]
+    report.aside = [f"{target.node.id}: {target.aside}" for target in targets if restore.records[target.shard].aside]
     if record.in_store:
         record_outcome(store, read_intent(store, record.operation), DONE)
     report.warnings += clear_records(targets, connections)
     if not record.in_store:
-        remove_fillings(filled, found.suffix)
+        remove_fillings(filled, restore.suffix)
     report.rows = sum(node.rows for node in nodes)
     return report
 

@@ -337,7 +337,9 @@ def publish_rows(run: RestoreRun) -> None:
         run.enter(target, Phase.FINISHED, sequences_set=True)
         return _unset_lines(target, unset)
 
-    lines = in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
+    lines = in_parallel(
+        set_values, [target for target in run.plan.targets if target not in run.shards_in(Phase.PUBLISHED)]
+    )
     # An extension may have been dropped since these were planned.
     run.report.left_out += [line for some in lines for line in some if line not in run.report.left_out]
     # Only when all have their values, because a target without a record is done.
@@ -530,7 +532,7 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
         return created, ddl_run
 
     targets = run.shards_in(Phase.CREATED, Phase.LOADING, Phase.INDEXING)
-    made = dict(zip((one.shard for one in targets), in_parallel(create, targets, run.watch.end_all), strict=True))
+    made = dict(zip((target.shard for target in targets), in_parallel(create, targets, run.watch.end_all), strict=True))
     return {shard: load_target for shard, (load_target, _) in made.items()}, {
         shard: one for shard, (_, one) in made.items()
     }
@@ -581,11 +583,11 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
     actors = find_actors(session, plan.chain.full, shards, plan.store, run.progress)
     names = dict(plan.request.scope.role_map)
     for target in plan.targets:
-        connection, found = run.connections[target.shard], dict[str, list[str]]()
+        connection, owners = run.connections[target.shard], dict[str, list[str]]()
         for role, things in actors.get(target.shard, {}).items():
-            found.setdefault(names.get(role, role), []).extend(things)
-        stored = name_bytes(connection, found, plan.chain.baseline[target.source].encoding)
-        check_memberships(target, connection, dict(zip(map(raw_text, stored), found.values(), strict=True)))
+            owners.setdefault(names.get(role, role), []).extend(things)
+        stored = name_bytes(connection, owners, plan.chain.baseline[target.source].encoding)
+        check_memberships(target, connection, dict(zip(map(raw_text, stored), owners.values(), strict=True)))
 
 
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
@@ -629,9 +631,9 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
     for target in run.shards_in(Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED):
         check_placed(run, target, run.records[target.shard].rows)
     tallies = [
-        indexes_tally(databases[one.shard].node, volume.indexes, volume.rows)
-        for one in targets
-        if (volume := run.volumes.get(one.shard)) and volume.indexes
+        indexes_tally(databases[target.shard].node, volume.indexes, volume.rows)
+        for target in targets
+        if (volume := run.volumes.get(target.shard)) and volume.indexes
     ]
     with tallying(run.progress, tallies):
         finished = dict(zip(targets, in_parallel(finish, targets, watch.end_all), strict=True))
@@ -639,8 +641,8 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
         for problem in done.problems:
             run.progress.note(problem)
     run.report.nodes = [
-        NodeReport(one.node.id, one.database, run.records[one.shard].rows, seconds.get(one.shard, 0.0))
-        for one in run.plan.targets
+        NodeReport(target.node.id, target.database, run.records[target.shard].rows, seconds.get(target.shard, 0.0))
+        for target in run.plan.targets
     ]
     report_refused(run, finished)
 

@@ -138,9 +138,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         if not plan.request.allow_refused_ddl:
             refuse(refused, connections, plan.steps)
         statements = [
-            describe_refusal
-            for target, refusals in refused.items()
-            for describe_refusal in describe_refusals(target, refusals)
+            statement for target, refusals in refused.items() for statement in describe_refusals(target, refusals)
         ]
         untried = [target.node.id for target in plan.targets if target not in tried]
         return replace(preview, refused=[*preview.refused, *statements], untried=untried)
@@ -268,10 +266,10 @@ def check_restore(
         untried=[target.node.id for target in targets if target.shard in checked.ddl],
         warnings=obstacles.warnings,
         refused=[
-            describe_refusal
+            statement
             for target in targets
             if target.shard in checked.ddl
-            for describe_refusal in describe_refusals(target, checked.ddl[target.shard].lost)
+            for statement in describe_refusals(target, checked.ddl[target.shard].lost)
         ],
         servers=servers,
         volumes=volumes,

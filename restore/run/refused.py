@@ -44,13 +44,13 @@ class DdlRefusedError(SnapshotError):
 
     def __init__(self, message: str, refused: Iterable[RefusedStatement]) -> None:
         self.refused = tuple(refused)
-        super().__init__(message, details={"refused": [one.document() for one in self.refused]})
+        super().__init__(message, details={"refused": [statement.document() for statement in self.refused]})
 
 
 def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
     """What becomes of an object whose functions name others without a schema, and what mends it."""
-    functions = f" ({', '.join(show_name(one.function) for one in needed)})" if needed else ""
-    statements = " ".join(show_name(one.statement) for one in needed) or "ALTER FUNCTION … SET search_path = …;"
+    functions = f" ({', '.join(show_name(path.function) for path in needed)})" if needed else ""
+    statements = " ".join(show_name(path.statement) for path in needed) or "ALTER FUNCTION … SET search_path = …;"
     return (
         f"{entry.label} uses functions without a search_path of their own{functions};"
         f" {MAINTAINED[entry.kind]} on PostgreSQL 17 and newer until: {statements}"
@@ -77,8 +77,8 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                     f" {REFUSED_KEPT_MAX} objects that are named: compare the definitions"
                 )
     # Privileges of extensions' objects may be many.
-    named = sorted(run.report.refused, key=lambda one: bool(one.counted))
-    causes = [one.text() for one in named if not one.needs]
+    named = sorted(run.report.refused, key=lambda statement: bool(statement.counted))
+    causes = [statement.text() for statement in named if not statement.needs]
     if not causes or run.allows_refused:
         return
     raise DdlRefusedError(
@@ -93,18 +93,20 @@ def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) ->
     databases = {target.shard: plan_database(run.plan, target, run.connections[target.shard])}
     ddl = read_all_ddl(run.plan, [target], run.connections, run.folder, Obstacles(), databases).ddl.get(target.shard)
     sections = {**ddl.sections, DATABASE: _entries_of_database(run, target, ddl)} if ddl else {}
-    found = {entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries}
-    found |= {one.label: one for one in (ddl.lost if ddl else ())}
+    refusals = {
+        entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries
+    }
+    refusals |= {refusal.label: refusal for refusal in (ddl.lost if ddl else ())}
     known = {
-        describe_refusal.object: describe_refusal
-        for describe_refusal in describe_refusals(target, [found[label] for label in labels if label in found])
+        statement.object: statement
+        for statement in describe_refusals(target, [refusals[label] for label in labels if label in refusals])
     }
     lacking = RefusedStatement(target.node.id, target.database, "", reason=EARLIER, access=access_to(target))
     return [known.get(label) or replace(lacking, object=label) for label in labels]
 
 
 def _entries_of_database(run: RestoreRun, target: Target, ddl: Ddl) -> tuple[DdlEntry, ...]:
-    """What belongs to the database itself, with its statements as the database stores them."""
+    """The entries of the database itself, with their statements as the database stores them."""
     pieces = ddl.database.pieces(ddl.database.name) if ddl.database else []
     texts = ["\n".join(piece.statements) for piece in pieces]
     connection, encoding = run.connections[target.shard], run.plan.chain.baseline[target.source].encoding

@@ -83,7 +83,7 @@ def refuse(
         problems.append(
             f"node {target.node.id}: {who}: {join_some([refusal.text() for refusal in forbidden or causes], NAMED_MAX)}"
         )
-        refused += [describe_refusal.document() for describe_refusal in describe_refusals(target, refusals)]
+        refused += [statement.document() for statement in describe_refusals(target, refusals)]
     if not problems:
         return
     what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)

@@ -120,7 +120,7 @@ def resume_restore(
     provisional = provisional_targets(target, request.scope.nodes)
     store = source.store.open()
     with ExitStack() as stack:
-        watch = stack.enter_context(watch_nodes(one.maintenance for one in provisional))
+        watch = stack.enter_context(watch_nodes(shard_target.maintenance for shard_target in provisional))
         locked = stack.enter_context(lock_targets(provisional))
         early = stack.enter_context(ExitStack())
         early.enter_context(ending_on_silence(watch, locked.values()))
@@ -139,11 +139,11 @@ def resume_restore(
         run = stack.enter_context(running(plan, progress, locked, watch))
         run.records, run.report.is_resumed = dict(resumable.records), True
         run.is_decided = resumable.is_decided(store)
-        for one in run.find_stale():
-            run.enter(one, Phase.CREATED, rows=0)
-        chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
-        for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
-            run.end_loading(one)
+        for shard_target in run.find_stale():
+            run.enter(shard_target, Phase.CREATED, rows=0)
+        chosen = [target for target in plan.targets if target not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
+        for shard_target in run.shards_in(Phase.LOADING, Phase.INDEXING):
+            run.end_loading(shard_target)
         preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles, run.find_begun())
         preview = with_replaced(preview, run)
         check_all_swappable(run)
@@ -302,4 +302,4 @@ def _publish(run: RestoreRun) -> list[str]:
     # Only when all are renamed: nobody undoes a published database.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED, database=target.database)
-    return [one for one in aside if one]
+    return [name for name in aside if name]

@@ -184,7 +184,7 @@ class RestoreRun:
         return [
             target
             for target in self.plan.targets
-            if (found := self.records.get(target.shard)) and found.phase in phases
+            if (record := self.records.get(target.shard)) and record.phase in phases
         ]
 
     def find_stale(self) -> list[Target]:
@@ -204,7 +204,7 @@ class RestoreRun:
 
     def find_begun(self) -> dict[str, BegunShard]:
         """What earlier processes have done, by shard."""
-        found: dict[str, BegunShard] = {}
+        begun: dict[str, BegunShard] = {}
         for target in self.shards_in(*Phase):
             record = self.records[target.shard]
             rows = record.rows
@@ -212,8 +212,8 @@ class RestoreRun:
                 loaded = self.loaded(target)
                 with raising_unreachable(target.node), connect(loaded) as connection:
                     rows = rows_tally(loaded, record.ledger, 0).ask(connection)
-            found[target.shard] = BegunShard(record.phase, rows, record.phase not in (Phase.CREATED, Phase.LOADING))
-        return found
+            begun[target.shard] = BegunShard(record.phase, rows, record.phase not in (Phase.CREATED, Phase.LOADING))
+        return begun
 
     def _first_record(self) -> DatabaseRecord:
         plan = self.plan

@@ -60,11 +60,11 @@ def _places_of(batch: pa.RecordBatch, route: TableRoute, routes: SourceRoutes) -
             raise _without_target(fields, below, route, routes, f"the lowest bound is {route.bounds[0]}")
         return places.astype(np.int64)
     ids = pa.array([target.encode() for target in routes.targets], pa.large_binary())
-    found = pc.index_in(read_texts(fields).to_large_arrow(), value_set=ids)
-    unknown: Flags = found.is_null().to_numpy(zero_copy_only=False)
+    numbers = pc.index_in(read_texts(fields).to_large_arrow(), value_set=ids)
+    unknown: Flags = numbers.is_null().to_numpy(zero_copy_only=False)
     if unknown.any():
         raise _without_target(fields, unknown, route, routes, f"the targets are {', '.join(routes.targets)}")
-    return np.asarray(found.to_numpy(), np.int64)
+    return np.asarray(numbers.to_numpy(), np.int64)
 
 
 def _hashes_of(fields: BytesColumn, route: TableRoute) -> Ints:

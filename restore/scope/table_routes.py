@@ -67,7 +67,7 @@ def parse_route(word: str) -> Route:
         )
     kind = RouteKind(match["kind"] or match["range"] or match["node"] or match["all"])
     column = unquote_identifier(match["column"] or match["ranged"] or "")
-    bounds = tuple(int(one) for one in re.findall(INTEGER, match["bounds"] or ""))
+    bounds = tuple(int(bound) for bound in re.findall(INTEGER, match["bounds"] or ""))
     if any(low >= high for low, high in pairwise((-BOUND_MAX - 2, *bounds, BOUND_MAX + 1))):
         raise UsageError(
             f"--route {word!r}: the bounds do not ascend, or are no numbers of 64 bits",
@@ -139,14 +139,14 @@ def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tu
 
     Raises UsageError that lists all tables without a route, or for a route that does not fit its table or matches none.
     """
-    found: dict[str, TableRoute] = {}
+    resolved: dict[str, TableRoute] = {}
     for number, group in enumerate(groups):
-        route = next((one for one in routes if is_matching(group.name, [one.pattern])), None)
+        route = next((route for route in routes if is_matching(group.name, [route.pattern])), None)
         if route is not None:
-            found[group.name] = _resolve(group, number, route, targets)
+            resolved[group.name] = _resolve(group, number, route, targets)
         elif len(targets) == 1:
-            found[group.name] = _to_one(group, number, targets, f"node('{targets[0]}')", 0)
-    if lacking := [group.name for group in groups if group.name not in found]:
+            resolved[group.name] = _to_one(group, number, targets, f"node('{targets[0]}')", 0)
+    if lacking := [group.name for group in groups if group.name not in resolved]:
         raise UsageError(
             f"the rows of these tables have no route to {', '.join(targets)}: {list_some(lacking, NAMED_MAX)}",
             hint=[
@@ -161,7 +161,7 @@ def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tu
                 f"--route {route.pattern}={route.text}: no table that is restored matches {route.pattern}",
                 hint="see: snapshot show NAME",
             )
-    return found
+    return resolved
 
 
 def _to_one(group: Group, number: int, targets: tuple[str, ...], text: str, target: int) -> TableRoute:

@@ -160,10 +160,10 @@ class FoundDatabase:
 def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
     """The databases of the server, by name."""
     rows = connection.execute(DATABASES_QUERY).fetchall()
-    found: dict[str, FoundDatabase] = {}
+    databases: dict[str, FoundDatabase] = {}
     for name, is_open, comment, owner, is_trusted, is_valid in rows:
-        found[name] = FoundDatabase(name, is_open, _parse_comment(comment), owner, is_trusted, is_valid)
-    return found
+        databases[name] = FoundDatabase(name, is_open, _parse_comment(comment), owner, is_trusted, is_valid)
+    return databases
 
 
 def _parse_comment(comment: str | None) -> DatabaseRecord | None:
@@ -197,10 +197,10 @@ def _is_record(comment: str) -> bool:
     if parse_record(comment) is not None:
         return True
     try:
-        found = json.loads(comment, strict=False)
+        document = json.loads(comment, strict=False)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and str(found.get("schema")).startswith(SCHEMAS)
+    return isinstance(document, dict) and str(document.get("schema")).startswith(SCHEMAS)
 
 
 def record_text(record: DatabaseRecord) -> str:
@@ -416,10 +416,10 @@ def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.C
     problems: list[str] = []
     for target in targets:
         connection = connections[target.shard]
-        found: FoundDatabase | None = list_databases(connection).get(target.database)
-        if found is not None and found.record is not None:
+        database: FoundDatabase | None = list_databases(connection).get(target.database)
+        if database is not None and database.record is not None:
             with raising_unreachable(target.node):
-                problem = clear_record(connection, target.database, found.record)
+                problem = clear_record(connection, target.database, database.record)
             problems += [f"node {target.node.id}: {problem}"] if problem else []
     return problems
 
@@ -428,13 +428,13 @@ def find_owner_changes(
     targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> list[OwnerChange]:
     """The restored databases that do not belong to the owner of the database that was put aside."""
-    found: list[OwnerChange] = []
+    changes: list[OwnerChange] = []
     for target in targets:
         query = (PREVIOUS_OWNER_QUERY, (target.aside, target.database))
         for previous, owner in connections[target.shard].execute(*query):
             statement = f"ALTER DATABASE {quote(target.database)} OWNER TO {quote(previous)};"
-            found.append(OwnerChange(target.node.id, target.database, owner, previous, statement))
-    return found
+            changes.append(OwnerChange(target.node.id, target.database, owner, previous, statement))
+    return changes
 
 
 def find_slots(connection: psycopg.Connection[Any], database: str) -> list[str]:
@@ -457,7 +457,9 @@ def end_chains(
     """
     targets = list(targets)
     if store is not None:
-        slots = {slot: one.node.id for one in targets for slot in find_slots(connections[one.shard], one.aside)}
+        slots = {
+            slot: target.node.id for target in targets for slot in find_slots(connections[target.shard], target.aside)
+        }
         mark_ended(store, slots, operation)
     dropped: list[str] = []
     left: list[str] = []
@@ -481,7 +483,7 @@ def _find_slots_elsewhere(fleet: Fleet, targets: Sequence[Target], dropped: Iter
 
     A chain has its slot on every node.
     """
-    slots = dict.fromkeys(one.rpartition(": ")[2] for one in dropped)
+    slots = dict.fromkeys(slot_name.rpartition(": ")[2] for slot_name in dropped)
     shards = {target.node.id for target in targets}
     others = [node.id for node in fleet.nodes if (node.backup_of or node.id) not in shards]
     return [f"{node}: {slot}" for node in others for slot in slots]
@@ -529,7 +531,7 @@ def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Con
             f"ALTER DATABASE {quote(target.database)} ALLOW_CONNECTIONS true;"
         )
         for target in targets
-        if (found := list_databases(connections[target.shard]).get(target.database)) and not found.is_open
+        if (database := list_databases(connections[target.shard]).get(target.database)) and not database.is_open
     }
 
 
@@ -545,10 +547,10 @@ def lock_target_fleet(
     """
     sessions: dict[str, psycopg.Connection[Any]] = {}
     with ExitStack() as stack:
-        for target in sorted(targets, key=lambda one: one.node.id):
-            found: FoundDatabase | None = list_databases(connections[target.shard]).get(target.database)
+        for target in sorted(targets, key=lambda target: target.node.id):
+            database: FoundDatabase | None = list_databases(connections[target.shard]).get(target.database)
             # Nobody can enter a closed one.
-            if found is None or not found.is_open:
+            if database is None or not database.is_open:
                 continue
             try:
                 connection = connect(target.node)

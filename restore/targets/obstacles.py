@@ -53,27 +53,27 @@ class Obstacles:
             raise _combine(self.found)
 
 
-def _combine(found: list[SnapshotError]) -> SnapshotError:
-    kinds = {type(one) for one in found}
+def _combine(errors: list[SnapshotError]) -> SnapshotError:
+    kinds = {type(error) for error in errors}
     kind: type[SnapshotError] = kinds.pop() if len(kinds) == 1 else ObstaclesError
-    details = found[0].details | {
+    details = errors[0].details | {
         "obstacles": [
-            {"node": one.details.get("node"), "error": one.slug, "message": one.message, "hint": one.hint}
-            for one in found
+            {"node": error.details.get("node"), "error": error.slug, "message": error.message, "hint": error.hint}
+            for error in errors
         ]
     }
-    messages = [_with_nodes(ones) for ones in _alike(found)]
-    numbered = "; ".join(f"({number}) {one}" for number, one in enumerate(messages, 1))
+    messages = [_with_nodes(alike) for alike in _alike(errors)]
+    numbered = "; ".join(f"({number}) {message}" for number, message in enumerate(messages, 1))
     error = kind.__new__(kind)
     text = f"{len(messages)} obstacles: {numbered}" if len(messages) > 1 else messages[0]
-    SnapshotError.__init__(error, text, hint=_hints_of(found), details=details)
+    SnapshotError.__init__(error, text, hint=_hints_of(errors), details=details)
     return error
 
 
-def _alike(found: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
-    """Those that say the same, together: nodes differ in it."""
+def _alike(errors: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
+    """Group the errors with the same message and hint, which differ only in their nodes."""
     alike: dict[tuple[str, str], list[SnapshotError]] = {}
-    for error in found:
+    for error in errors:
         alike.setdefault((error.message, error.hint), []).append(error)
     return list(alike.values())
 
@@ -84,11 +84,11 @@ def _with_nodes(alike: list[SnapshotError]) -> str:
     return f"{alike[0].message} (on nodes {', '.join(nodes)})" if len(nodes) > 1 else alike[0].message
 
 
-def _hints_of(found: Iterable[SnapshotError]) -> list[str]:
+def _hints_of(errors: Iterable[SnapshotError]) -> list[str]:
     """The distinct hints, each with the numbers of its obstacles; lines to be typed have no number before them."""
     numbers: dict[str, list[int]] = {}
-    for number, ones in enumerate(_alike(found), 1):
-        numbers.setdefault(ones[0].hint, []).append(number)
+    for number, alike in enumerate(_alike(errors), 1):
+        numbers.setdefault(alike[0].hint, []).append(number)
     if len(numbers) == 1:
         return next(iter(numbers)).split("\n")
     lines: list[str] = []

@@ -73,9 +73,9 @@ def check_extensions(
     CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
     tried before any row is loaded, but rows may look different to another version.
     """
-    found = connection.execute(EXTENSIONS_QUERY).fetchall()
-    available = {name: (default, set(versions)) for name, default, versions, _ in found}
-    trusted = {name for name, *_, is_trusted in found if is_trusted}
+    rows = connection.execute(EXTENSIONS_QUERY).fetchall()
+    available = {name: (default, set(versions)) for name, default, versions, _ in rows}
+    trusted = {name for name, *_, is_trusted in rows if is_trusted}
     versions = facts.extensions if facts else {}
     names = sorted({entry.name for entry in entries if entry.kind == EXTENSION})
     alone = [name for name in names if allowed is not None and name in OF_ONE_DATABASE]
@@ -269,8 +269,8 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
         folder = database.folder
         disk = disks.setdefault(f"device {folder.stat().st_dev}" if folder else database.node.id, DiskSpace())
         if folder:
-            found = os.statvfs(folder)
-            disk.free_bytes = found.f_bavail * found.f_frsize
+            status = os.statvfs(folder)
+            disk.free_bytes = status.f_bavail * status.f_frsize
         disk.nodes.append(database.node.id)
         disk.needed_bytes += database.needed_bytes
         disk.is_rough |= database.is_rough

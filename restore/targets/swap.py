@@ -31,9 +31,9 @@ class RestoredMissingError(TargetUnfitError):
     """A database of a restore that is to be finished is gone."""
 
 
-def is_restored(found: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
+def is_restored(databases: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
     """Whether the restore made the database that has the target's real name."""
-    database = found.get(target.database)
+    database = databases.get(target.database)
     return database is not None and database.record is not None and database.record.operation == operation
 
 
@@ -97,15 +97,15 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     return is_aside
 
 
-def check_swappable(target: Target, found: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:
+def check_swappable(target: Target, databases: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:
     """Raise RestoredMissingError or TargetExistsError unless the database that was loaded may get the real name."""
-    if target.loading not in found:
+    if target.loading not in databases:
         raise RestoredMissingError(
             f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
             hint="somebody dropped or renamed it",
             details={"node": target.node.id, "database": target.loading},
         )
-    if target.database in found and not record.replace:
+    if target.database in databases and not record.replace:
         raise TargetExistsError(
             f"node {target.node.id}: database {target.database} was made while the restore ran, and --replace was not"
             " given",

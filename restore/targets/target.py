@@ -124,8 +124,8 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
 def find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, ...]:
     """The targets with these ids that the fleet has."""
     primaries = {node.id: node for node in fleet.primaries}
-    backups = {one: tuple(node for node in fleet.nodes if node.backup_of == one) for one in ids}
-    return tuple(target_of(one, primaries[one], backups[one], operation) for one in ids if one in primaries)
+    backups = {shard: tuple(node for node in fleet.nodes if node.backup_of == shard) for shard in ids}
+    return tuple(target_of(shard, primaries[shard], backups[shard], operation) for shard in ids if shard in primaries)
 
 
 def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Target, ...]:
@@ -154,7 +154,7 @@ def lock_targets(
     FleetBusyError naming the holder of a lock, and TargetUnfitError if our role lacks a privilege in the block. Raises
     NodeUnreachableError naming the node if one of the sessions is lost.
     """
-    targets = sorted(targets, key=lambda one: one.node.id)
+    targets = sorted(targets, key=lambda target: target.node.id)
     unreachable = Obstacles() if obstacles is None else obstacles
     with ExitStack() as stack:
         stack.enter_context(raising_unfit(TargetUnfitError, hint=f"restore as a superuser, or {GRANT}"))

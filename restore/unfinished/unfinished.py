@@ -61,23 +61,23 @@ def find_remains(targets: Iterable[Target], connections: Connections) -> dict[st
 
     Raises NodeUnreachableError.
     """
-    found: dict[str, str] = {}
+    remains: dict[str, str] = {}
     for target in targets:
         connection = connections[target.shard]
         for name, database in list_databases(connection).items():
             what = f"database {name} on {target.node.id}, which belongs to role {database.owner}"
             if is_beside(name, target.database, LOADING):
-                found[name.rsplit("_", 1)[-1]] = what
+                remains[name.rsplit("_", 1)[-1]] = what
             elif name == target.database and database.claim is not None:
-                found[suffix_of(database.claim.operation)] = what
+                remains[suffix_of(database.claim.operation)] = what
         session = open_session(target, connection)
         if session is None:
             continue
         with raising_unreachable(target.node), session:
             for (schema,) in session.execute(SCHEMAS_QUERY.encode()):
                 where = f"database {target.database} on {target.node.id}"
-                found[schema.removeprefix(FILLING)] = f"schema {schema} in {where}"
-    return found
+                remains[schema.removeprefix(FILLING)] = f"schema {schema} in {where}"
+    return remains
 
 
 OTHERS_MAX = 5
@@ -117,7 +117,7 @@ class UnfinishedRestore:
     @property
     def last_record(self) -> DatabaseRecord:
         """The record of the database that is furthest; raise ValueError if none has one."""
-        return max(self.records.values(), key=lambda one: [*Phase].index(one.phase))
+        return max(self.records.values(), key=lambda record: [*Phase].index(record.phase))
 
     @property
     def shards(self) -> set[str]:
@@ -244,9 +244,9 @@ def find_unfinished(
                 found.records[target.shard] = record
     for suffix, found in restores.items():
         lacking = found.shards - found.databases.keys()
-        found.foreign = {shard: one for shard, one in foreign.get(suffix, {}).items() if shard in lacking}
+        found.foreign = {shard: owned for shard, owned in foreign.get(suffix, {}).items() if shard in lacking}
     unfinished = [restore for restore in restores.values() if not restore.is_over(store)]
-    return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
+    return sorted(unfinished, key=lambda restore: restore.record.operation if restore.record else "")
 
 
 def _claimed(database: FoundDatabase) -> str:
@@ -261,14 +261,14 @@ def _find_filled(
     if session is None:
         return {}
     with raising_unreachable(target.node), session:
-        found, others = find_fillings(session)
+        records, others = find_fillings(session)
     if others:
         # To refuse would let anybody who may create schemas block restores.
         progress.note(
             f"{target.node.id}: database {target.database} has schemas that have the names of a restore's, and are not"
             f" read: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
         )
-    return {suffix: parse_record(text) for suffix, text in found.items()}
+    return {suffix: parse_record(text) for suffix, text in records.items()}
 
 
 def settle_recorded(
@@ -336,58 +336,58 @@ class NothingUnfinishedError(UnfinishedRestoreError):
                     break
         # If somebody has dropped a restore's databases, only the store knows of it. It may have closed the old
         # databases.
-        shut = "".join(f"; {one} accepts no connections" for one in closed)
-        opens = [f"to open {one}, then repeat the command: {statement}" for one, statement in closed.items()]
+        shut = "".join(f"; {database} accepts no connections" for database in closed)
+        opens = [f"to open {database}, then repeat the command: {statement}" for database, statement in closed.items()]
         super().__init__(f"{NONE_UNFINISHED}{last}{shut}", hint=[*opens, WHERE_UNFINISHED], details=details)
 
 
-def check_readable(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
+def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> None:
     """Raise UnfinishedRestoreError if a record belongs to another target's database, or can't be read.
 
     Only a restore that fills tables needs all of its records.
     """
     nodes = {target.shard: target.node.id for target in targets}
-    for shard, record in sorted(found.records.items()):
+    for shard, record in sorted(restore.records.items()):
         if record.shard != shard:
             raise UnfinishedRestoreError(
-                f"{found.label()} ended unfinished, and its database {found.databases[shard]} on {nodes[shard]} is that"
-                f" of {record.shard}, not of {shard}",
+                f"{restore.label()} ended unfinished, and its database {restore.databases[shard]} on {nodes[shard]} is"
+                f" that of {record.shard}, not of {shard}",
                 hint="give the --to FILE that the restore had, and its nodes the addresses that they had",
                 details={"operation": record.operation, "node": nodes[shard]},
             )
-    for shard in sorted(found.doubled):
+    for shard in sorted(restore.doubled):
         raise UnfinishedRestoreError(
-            f"{found.label()} ended unfinished, and node {nodes[shard]} has two databases of it: the comment of"
-            f" {found.databases[shard]} is a copy",
+            f"{restore.label()} ended unfinished, and node {nodes[shard]} has two databases of it: the comment of"
+            f" {restore.databases[shard]} is a copy",
             hint="remove it from the database that the restore has not made, then repeat the command:"
-            f" COMMENT ON DATABASE {quote(found.databases[shard])} IS NULL;",
-            details={"databases": found.databases, "node": nodes[shard]},
+            f" COMMENT ON DATABASE {quote(restore.databases[shard])} IS NULL;",
+            details={"databases": restore.databases, "node": nodes[shard]},
         )
-    for shard, (name, owner) in sorted(found.foreign.items()):
+    for shard, (name, owner) in sorted(restore.foreign.items()):
         raise UnfinishedRestoreError(
-            f"{found.label()} ended unfinished, and database {name} on {nodes[shard]} belongs to role {owner}, so that"
-            " it is not known what it is",
+            f"{restore.label()} ended unfinished, and database {name} on {nodes[shard]} belongs to role {owner}, so"
+            " it is not known whether it belongs to that restore",
             hint="if it is the restore's, give it back to the role that restores, with ALTER DATABASE … OWNER TO; if it"
             " is not, drop or rename it; then repeat the command",
-            details={"databases": found.databases, "node": nodes[shard]},
+            details={"databases": restore.databases, "node": nodes[shard]},
         )
-    if unreadable := sorted(found.databases.keys() - found.records.keys()) if found.is_filling else []:
-        where = ", ".join(f"database {found.databases[shard]} of {shard}" for shard in unreadable)
+    if unreadable := sorted(restore.databases.keys() - restore.records.keys()) if restore.is_filling else []:
+        where = ", ".join(f"database {restore.databases[shard]} of {shard}" for shard in unreadable)
         raise UnfinishedRestoreError(
-            f"{found.label()} ended unfinished, and its record in {where} can't be read",
+            f"{restore.label()} ended unfinished, and its record in {where} can't be read",
             hint="resume or undo it with the version of Cutline that began it",
-            details={"databases": found.databases},
+            details={"databases": restore.databases},
         )
 
 
-def check_recorded(found: UnfinishedRestore, store: ObjectStore) -> None:
+def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
     """Raise UnfinishedRestoreError if another store has the decision, or this store has it and the record is gone."""
-    record = found.record
+    record = restore.record
     if record is None:
         for intent in read_open_intents(store, skips_unreadable=True):
-            decision = read_decision(store, intent.operation) if suffix_of(intent.operation) == found.suffix else None
+            decision = read_decision(store, intent.operation) if suffix_of(intent.operation) == restore.suffix else None
             if decision is not None and decision.decision == PUBLISH:
-                where = ", ".join(f"{name} of {shard}" for shard, name in sorted(found.databases.items()))
+                where = ", ".join(f"{name} of {shard}" for shard, name in sorted(restore.databases.items()))
                 raise UnfinishedRestoreError(
                     f"restore {intent.operation} has decided to publish, and its record, the comment of {where}, is"
                     " gone",
@@ -398,14 +398,14 @@ def check_recorded(found: UnfinishedRestore, store: ObjectStore) -> None:
         return
     if record.in_store and not store.exists(operation_key(record.operation, "intent")):
         raise UnfinishedRestoreError(
-            f"{found.label()} belongs to another store: {store.url} does not know it",
+            f"{restore.label()} belongs to another store: {store.url} does not know it",
             hint="give the --fleet FILE whose store has the snapshot: it also has the restore's decision",
             details={"operation": record.operation, "store": store.url},
         )
 
 
 def check_whole(
-    found: UnfinishedRestore,
+    restore: UnfinishedRestore,
     targets: Iterable[Target],
     connections: Connections,
     store: ObjectStore,
@@ -418,38 +418,40 @@ def check_whole(
     record is not empty. Unless the command `undoes` it, it also raises that if a published database is gone.
     """
     targets = list(targets)
-    if not found.is_filling:
-        _check_unrecorded_empty(found, targets, connections, undoes=undoes)
-    if lacking := sorted(found.shards - {one.shard for one in targets}):
+    if not restore.is_filling:
+        _check_unrecorded_empty(restore, targets, connections, undoes=undoes)
+    if lacking := sorted(restore.shards - {target.shard for target in targets}):
         raise UsageError(
-            f"{found.label()} is also of {', '.join(lacking)}, which this command does not name",
+            f"{restore.label()} is also of {', '.join(lacking)}, which this command does not name",
             hint="give the --to FILE and the --node that the restore had",
         )
-    for target in (one for one in targets if one.shard in found.shards - found.records.keys()):
-        connection, own = connections[target.shard], target.named(found.suffix)
+    for target in (target for target in targets if target.shard in restore.shards - restore.records.keys()):
+        connection, own = connections[target.shard], target.named(restore.suffix)
         databases = list_databases(connection)
-        if found.is_filling:
-            problem = _lost_filling(found, own, connection)
-        elif own.aside in databases or _may_be_published(found, target, targets, databases, store):
-            problem = _lost_published(found, own, connection, undoes=undoes)
+        if restore.is_filling:
+            problem = _lost_filling(restore, own, connection)
+        elif own.aside in databases or _may_be_published(restore, target, targets, databases, store):
+            problem = _lost_published(restore, own, connection, undoes=undoes)
         else:
             problem = None
         if problem is not None:
             closed = find_closed(targets, connections)
             until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
             raise UnfinishedRestoreError(
-                f"{found.label()} ended unfinished; {problem.what}{until}",
+                f"{restore.label()} ended unfinished; {problem.what}{until}",
                 hint=problem.hint,
-                details={"operation": found.record.operation if found.record else None, "node": target.node.id},
+                details={"operation": restore.record.operation if restore.record else None, "node": target.node.id},
             )
 
 
-def find_taken_for_old(found: UnfinishedRestore, targets: Iterable[Target], connections: Connections) -> Iterator[str]:
+def find_taken_for_old(
+    restore: UnfinishedRestore, targets: Iterable[Target], connections: Connections
+) -> Iterator[str]:
     """Yield a line for each database that an undo takes for the old one because of its name alone."""
-    if not found.is_abandoned or found.is_filling:
+    if not restore.is_abandoned or restore.is_filling:
         return
-    for target in (one for one in targets if one.shard in found.shards - found.databases.keys()):
-        databases, own = list_databases(connections[target.shard]), target.named(found.suffix)
+    for target in (target for target in targets if target.shard in restore.shards - restore.databases.keys()):
+        databases, own = list_databases(connections[target.shard]), target.named(restore.suffix)
         if target.database in databases and own.aside not in databases:
             yield (
                 f"node {target.node.id}: database {target.database} has no record of the restore, so it is taken for"
@@ -458,13 +460,15 @@ def find_taken_for_old(found: UnfinishedRestore, targets: Iterable[Target], conn
 
 
 def _check_unrecorded_empty(
-    found: UnfinishedRestore, targets: Iterable[Target], connections: Connections, *, undoes: bool
+    restore: UnfinishedRestore, targets: Iterable[Target], connections: Connections, *, undoes: bool
 ) -> None:
     """Raise UnfinishedRestoreError if a database would be dropped for its name alone, and has something in it.
 
     A restore gives its databases their records before it creates anything in them.
     """
-    for target in (one.named(found.suffix) for one in targets if one.shard in found.databases.keys() - found.records):
+    for target in (
+        target.named(restore.suffix) for target in targets if target.shard in restore.databases.keys() - restore.records
+    ):
         database = list_databases(connections[target.shard])[target.loading]
         # None is closed before everything is loaded.
         if not database.is_open or not is_empty(target.loaded):
@@ -478,16 +482,16 @@ def _check_unrecorded_empty(
 
 
 def _may_be_published(
-    found: UnfinishedRestore, target: Target, targets: Iterable[Target], databases: Container[str], store: ObjectStore
+    restore: UnfinishedRestore, target: Target, targets: Iterable[Target], databases: Container[str], store: ObjectStore
 ) -> bool:
     """Whether the target's database, which has no record, may have its real name; `databases` are those that exist."""
-    if found.is_abandoned:
+    if restore.is_abandoned:
         # Of the phase before nothing is known any more. The database there is the restored one, or the old one put
         # back.
-        return target.database in databases and not found.last_record.replace
-    is_renamed = any(found.databases.get(one.shard) == one.database for one in targets)
+        return target.database in databases and not restore.last_record.replace
+    is_renamed = any(restore.databases.get(target.shard) == target.database for target in targets)
     # Without a store that can be written, the missing record may have had the decision.
-    return is_renamed or found.is_decided(store) or (found.was_closing and not found.last_record.in_store)
+    return is_renamed or restore.is_decided(store) or (restore.was_closing and not restore.last_record.in_store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,31 +502,31 @@ class _Lost:
     hint: list[str]
 
 
-def _lost_filling(found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> _Lost | None:
+def _lost_filling(restore: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> _Lost | None:
     """The reason why the restore's remains in tables that existed before it are not known."""
     node, database = target.node.id, target.database
     if is_shut(target, connection):
         what = f"node {node}: our role can't connect to database {database}, so the remains there are not known"
         return _Lost(what, ["let it connect, then repeat the command"])
-    if found.fills_all:
+    if restore.fills_all:
         what = f"node {node}: its schema in database {database} is gone, so it is not known which tables it filled"
         return _Lost(what, ["give the database that it has filled its name again, then repeat the command"])
     return None
 
 
 def _lost_published(
-    found: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any], *, undoes: bool
+    restore: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any], *, undoes: bool
 ) -> _Lost | None:
     """What keeps us from knowing what became of the database that the restore has published here, or may have.
 
     Its names show users which database it is: those of a restore's databases have the restore's id.
     """
-    node, database, databases, record = target.node.id, target.database, list_databases(connection), found.last_record
+    node, database, databases, record = target.node.id, target.database, list_databases(connection), restore.last_record
     exists, again = database in databases, "then repeat the command"
     unknown = f"node {node}: database {database} has no record of the restore, so it is not known which that is"
     gone = f"node {node}: database {database}, which the restore made, is gone"
     bring_back = f"bring back the server or the database that the restore had, {again}"
-    if found.is_published:
+    if restore.is_published:
         if exists and not record.in_store:
             # Where no outcome can be stored, the records are removed one by one, and nothing else is left to do.
             return None

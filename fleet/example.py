@@ -85,8 +85,7 @@ expected = true
 FIRST_OPTIONAL = "[store_options]"
 HEAD = """\
 # The fleet: replace the name, the store and the nodes, remove standbys that there are none of, then: snapshot init
-# Keys that are commented out are optional, and show their default or an example: docs/fleet-file.md describes every
-key.
+# Keys that are commented out are optional, and show their default or an example. docs/fleet-file.md describes them.
 
 """
 

@@ -55,6 +55,6 @@ def test_what_the_plan_has_said_is_not_said_again() -> None:
         "daily", 0, "op", [], left_out=["publication p on s1: why"], role_differences=["node s1: role a: LOGIN"],
         not_in_snapshot=(LeftOut("s1", LeftOutKind.FOREIGN_TABLE, "public.f", "why"),),
     )  # fmt: skip
-    first, *others = lines_of(report)
+    *others, result = lines_of(report)
     assert [one.split(":")[0] for one in others] == ["differs", "left out", "not in the snapshot"]
-    assert lines_of(report, is_announced=True) == [first]
+    assert lines_of(report, is_announced=True) == [result]

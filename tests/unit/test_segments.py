@@ -221,7 +221,7 @@ GOOD += [{"op": ord(op), "group": 0, "global_id": "g"} for op in "PKR"]
     [
         ({"op": ord("U"), "group": 0}, "a change without a group"),
         ({"op": ord("D"), "group": -1}, "a change without a group"),
-        ({"op": ord("C"), "group": 3}, "an event of one"),
+        ({"op": ord("C"), "group": 3}, "an event with a group"),
         ({"op": ord("P"), "group": 0}, "without a global id"),
         ({"op": ord("K"), "group": 0}, "without a global id"),
         ({"op": ord("x"), "group": 1}, "neither a change nor an event"),

@@ -1,12 +1,12 @@
 """The bank's workload: clients that transfer money, within a shard or across two, and how long that took.
 
+It keeps the fleet busy with transactions within and across shards. However it is stopped, it leaves no transaction
+prepared on any shard that can be reached.
+
 Accounts are locked in the order of their ids, and shards are ranges of ids, so clients never deadlock, on one shard or
 across shards. A transfer across shards is prepared on both shards and then committed on both. Until the second PREPARE
 has been answered it may be rolled back; after that it is always committed. The gid contains the transfer's id, a random
 UUID, and is never used again.
-
-It keeps the fleet busy with transactions within and across shards. However it is stopped, it leaves no transaction
-prepared on any shard that can be reached.
 """
 
 from __future__ import annotations

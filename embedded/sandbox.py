@@ -1,7 +1,7 @@
 """Servers for untrusted databases: those of a drill.
 
 They are reached by a socket in a private folder and with a password that only this process knows, and their environment
-has no secret (fleet.programs.wheel.HANDED_ON). If root makes them, they run as a user that nobody else is. Where the
+has no secret (nodes.programs.HANDED_ON). If root makes them, they run as a user that nobody else is. Where the
 kernel gives namespaces, they see nothing of the machine but PostgreSQL, the system's programs and their own folder, and
 have no network (embedded/confine.py). An ordinary user's servers would have that user's rights: they don't see what of
 the system's folders is not for everybody, and without namespaces they are refused, unless the user allows it.

@@ -1,9 +1,7 @@
 """fleet.toml: its form, its variables and rules, and the nodes, the store and the settings that it gives.
 
-Each function raises ValueError that names the key; load_fleet makes it a FleetFileError. What concerns several nodes is
-checked where these are made.
-
-Reading it contacts nothing. Every mistake raises a FleetFileError that names the key.
+Reading it contacts nothing. Every mistake raises a FleetFileError that names the key: each function raises a ValueError
+that names it, and load_fleet makes that a FleetFileError. What concerns several nodes is checked where these are made.
 """
 
 from __future__ import annotations

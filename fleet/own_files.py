@@ -1,6 +1,6 @@
 """Files and folders that no other user of the machine can change, and files that are written whole or not at all.
 
-The JVM runs files from it, so it is used only if nobody else can have put anything there.
+The JVM runs files from the cache folder, so it is used only if nobody else can have put anything there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Groups: the tables that are copied and whose changes are captured, and the keys of their rows.
 
-A domain, array, composite or range contains values of other types, and can be loaded only where they can.
-
 A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL identifies a row. A row is stored as
 PostgreSQL's COPY text line with the key columns first, so the key is a prefix of the line. Groups with identity FULL
 and append-only groups have no key columns: such a table is a multiset of lines.
+
+A domain, array, composite or range contains values of other types, and can be loaded only where they can.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Find the parts of a database that a snapshot leaves out, or could not load again; every create reports them.
 
-The planner evaluates parts of such expressions for every query that reads the table, as the role of the session, even
-if the query does not use the index. So a query would run the owner's code as our role, and fail if the code names other
-functions without a schema. COPY of a whole table is not planned.
-
 A restore brings back a database's DDL and the rows of its groups. Everything else is found here, by one query that
 reads only the catalogs.
+
+Tables whose indexes or statistics call code of somebody's own are found here, too. The planner evaluates parts of such
+expressions for every query that reads the table, as the role of the session, even if the query does not use the index.
+So a query would run the owner's code as our role, and fail if the code names other functions without a schema. COPY of
+a whole table is not planned.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterato
     """Hold the fleet lock during the block: a lock on every primary, which ends with its session.
 
     The locks are taken in the order of node ids, so that two operations can't each get half. `label` becomes the
-    sessions' application_name (fleet.label). Raises FleetBusyError naming the node, the holder and its role.
+    sessions' application_name (fleet.own_process). Raises FleetBusyError naming the node, the holder and its role.
     """
     lock = FleetLock(sessions, name, label)
     try:

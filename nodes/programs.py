@@ -1,15 +1,14 @@
 """PostgreSQL's programs: which pg_dump and pg_restore fit a node, and how the wheel's are found and run.
 
-The copy is made once. Nothing here changes the mode or the owner of a folder that the user made.
-
-The wheel's package is never imported, because importing it prints; only its folder is looked up. PostgreSQL's server
-refuses to run as root, so root runs it under an unprivileged account. If that account can't read the wheel (a virtual
-environment below a private home), it runs a copy (nodes/programs.py).
-
 A newer pg_dump may describe an older server's DDL in a form that only newer servers read.
 
 The wheel's programs are built without TLS. A pg_dump that can't use TLS would read the DDL in plaintext from a server
 with which all other sessions use TLS, or would not connect at all. pg_restore connects to no server.
+
+The wheel's package is never imported, because importing it prints; only its folder is looked up. PostgreSQL's server
+refuses to run as root, so root runs it under an unprivileged account. If that account can't read the wheel (a virtual
+environment below a private home), it runs a copy, which is made once. Nothing here changes the mode or the owner of a
+folder that the user made.
 """
 
 from __future__ import annotations

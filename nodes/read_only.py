@@ -8,8 +8,7 @@ the store is lost. Like the settings, the comment is copied with the node (a pro
 A session that sets the variable itself can still write, so a command that relies on the freeze must check for writes
 (snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (nodes/connections.py).
 
-Nothing here needs Arrow or Spark. The previous settings are stored on the nodes (nodes/read_only.py), so undoing
-the freeze needs no store.
+Nothing here needs Arrow or Spark, and undoing the freeze needs no store.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Errors of servers: their wording, which of them a row causes, and which say nothing about the statement.
 
-The same statement succeeds later. So it was not refused, and nothing must be done without it.
+After an error that says nothing about the statement, the same statement succeeds later. So it was not refused, and
+nothing must be done without it.
 
-The line with the error comes first, because DETAIL and CONTEXT alone say nothing.
+Of a message, the line with the error comes first, because DETAIL and CONTEXT alone say nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,17 @@
 """A table's state: whether the WAL has all of its changes, and in which form.
 
+Every commit stores it, and the next increment compares it before and after its cut (snapshots/ddl/table_changes.py). A
+group's definition describes the rows; the state is everything else that decides whether older rows and later changes
+fit together:
+
+- that it is the same table, and was published without a gap. A table that leaves a publication and comes back has a new
+  pg_publication_rel row; an altered publication has a new xmin in its pg_publication row (freezing and rewriting a
+  catalog keep xmin). A published table can't be made unlogged, so that shows here, too;
+- that no ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A rewrite
+  gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first;
+- how many attributes it ever had: a column that was added and dropped again leaves no other trace;
+- that types whose values are printed as names (enum labels, fields of composites) are still printed the same.
+
 The counters (PostgreSQL manual, "The Cumulative Statistics System") count attempts: they include rows of transactions
 that were rolled back, and changes by logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is
 captured. A row that moves to another partition counts as deleted from the old one.
@@ -12,18 +24,6 @@ They are lost when a server crashes, and through the pg_stat_reset functions. Bo
 counters of the server, the archiver's too, and resetting a table's counters updates the reset time of its database.
 After such a reset, equal counters prove nothing, which is only a warning, as no change is known. With track_counts off
 nothing is counted.
-
-Every commit stores it, and the next increment compares it before and after its cut (snapshots/ddl/table_changes.py). A
-group's definition describes the rows; the state is everything else that decides whether older rows and later changes
-fit together:
-
-- that it is the same table, and was published without a gap. A table that leaves a publication and comes back has a new
-  pg_publication_rel row; an altered publication has a new xmin in its pg_publication row (freezing and rewriting a
-  catalog keep xmin). A published table can't be made unlogged, so that shows here, too;
-- that no ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A rewrite
-  gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first;
-- how many attributes it ever had: a column that was added and dropped again leaves no other trace;
-- that types whose values are printed as names (enum labels, fields of composites) are still printed the same.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A JVM writes it to the user's cache when it ends, once per pair of Java and Spark; later JVMs map it. It only affects
 speed: a JVM ignores an archive that does not fit, and without one Spark starts more slowly.
-`cli.spark.record_archive` makes one ahead of time.
+`cutline.spark.record_archive` makes one ahead of time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Before anything is made on a node or in the store, test every executor for the needs of the command's tasks.
 
-Spark asks its master only for executors. What its web page shows, another message of its protocol asks for, which has
-no place in PySpark.
-
 The answers are compared here, by the driver. Every problem is reported with the executor's name.
+
+Where executors are lacking, the error says what the master's workers have free. Spark's web page shows it; here another
+message of the master's protocol asks for it, which has no place in PySpark.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Run plain tasks as a Spark job, with progress, and with no more at a time on a node than it can take.
 
-An accumulator of the Spark context carries it. Spark may run a lane twice; it counts once.
-
 A Spark task costs 10 to 50 ms of processor time, however little it does, and a session of a node has to be free while
 it runs. So tasks are dealt to lanes. A lane is one Spark task, which does its tasks one after the other.
+
+An accumulator of the Spark context tells the driver which lanes have ended. Spark may run a lane twice; it counts once.
 """
 
 from __future__ import annotations

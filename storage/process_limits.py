@@ -2,8 +2,8 @@
 
 Libraries and executors report a limit that was reached as text.
 
-A command has about five on each node, and the limit that a shell or cron starts it with is often 1,024, under a hard
-limit of a million. Nothing here needs the low limit, which is kept for programs that call select().
+Of open files, a command has about five on each node, and the limit that a shell or cron starts it with is often 1,024,
+under a hard limit of a million. Nothing here needs the low limit, which is kept for programs that call select().
 
 Python waits in `Thread.start` until the new thread says that it has begun. A thread that gets no memory for its first
 call dies before, and that wait has no end. This concerns our threads as well as any library's, such as py4j's

@@ -93,7 +93,10 @@ def prune(
             pruned = prune_store(fleet, rules, recorded.activity, begin, force=force, ended=count)
             recorded.code = _code_of_all(pruned.removed)
             recorded.reason = _unfinished_text(pruned.removed)
-        emit(context, document_of(pruned), lines_of(pruned), code=recorded.code)
+        # With --quiet nobody has seen the plan.
+        unseen = pruned.plan.warnings if command_context(context).quiet else []
+        lines = [*(f"warning: {text}" for text in unseen), *lines_of(pruned)]
+        emit(context, document_of(pruned), lines, code=recorded.code)
         if recorded.code:
             raise typer.Exit(recorded.code)
 

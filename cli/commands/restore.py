@@ -169,7 +169,9 @@ def _ask(context: typer.Context, plan: RestorePlan, confirmation: Confirmation, 
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
     announce_plan(context, announced, plan, preview)
-    confirmation.ask(preview.replaces, "replace these databases?" if preview.replaces else "")
+    # Progress shows these warnings, too, but only when the answer is given.
+    lines = [*(f"{WARNING}{text}" for text in preview.warnings), *preview.replaces]
+    confirmation.ask(lines, "replace these databases?" if preview.replaces else "", losses=preview.replaces)
 
 
 def _run_plan(

@@ -105,4 +105,6 @@ def _why_nobody_is_asked(context: typer.Context) -> str:
         return "with --json nothing is asked"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return "there is no terminal to ask"
+    if not sys.stdout.isatty():
+        return "its plan would go to a file or a pipe, where nobody reads it before answering"
     return ""

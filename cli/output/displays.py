@@ -1,11 +1,11 @@
 """How progress is shown: bars on a terminal, lines for logs, JSON lines for programs.
 
-Both implement fleet.progress.Progress, write only to stderr and may be called from any thread. If the operation raises,
+All implement fleet.progress.Progress, write only to stderr and may be called from any thread. If the operation raises,
 its last step is shown as stopped, never as done. `verbose` also shows each point when it is reached, with the time
 since the start.
 
-A step has a line when it begins, then at most one a second for the whole and for each node, and one when it ends.
-Implements fleet.progress.Progress; may be called from any thread.
+In logs and in JSON, a step has a line when it begins, then at most one a second for the whole and for each node, and
+one when it ends.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def help_text(
     """The help of a command that was called as `path`, with sections before and after its options, and a last note."""
     width = min(shutil.get_terminal_size().columns, WIDTH_MAX)
     blocks = [f"Usage: {usage_of(command, path)}"]
-    blocks += [textwrap.fill(text, width) for text in _paragraphs(command.help or "")]
+    blocks += [textwrap.fill(text, width, break_on_hyphens=False) for text in _paragraphs(command.help or "")]
     shown = [one for one in command.params if not getattr(one, "hidden", False)]
     arguments = [(one.metavar or one.name.upper(), _described(one)) for one in shown if _is_argument(one)]
     options = [(_option(one), _described(one)) for one in shown if not _is_argument(one)]
@@ -41,7 +41,7 @@ def help_text(
     for title, rows in (("Arguments", arguments), *before, ("Options", options), *after):
         if rows:
             blocks.append("\n".join([f"{title}:", *rows_text(rows, width)]))
-    blocks += [textwrap.fill(note, width)] * bool(note)
+    blocks += [textwrap.fill(note, width, break_on_hyphens=False)] * bool(note)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -50,7 +50,7 @@ def rows_text(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
     column = max((len(name) for name, _ in rows if len(name) <= NAME_WIDTH_MAX), default=NAME_WIDTH_MAX) + 2
     lines = list[str]()
     for name, text in rows:
-        wrapped = textwrap.wrap(text, max(width - len(INDENT) - column, 20)) or [""]
+        wrapped = textwrap.wrap(text, max(width - len(INDENT) - column, 20), break_on_hyphens=False) or [""]
         if len(name) > NAME_WIDTH_MAX:
             lines.append(f"{INDENT}{name}")
         else:

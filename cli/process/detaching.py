@@ -29,9 +29,8 @@ from cutline.storage.errors import RefusedError
 PROGRAM = ("-P", "-c", "from cutline.cli.entry import main; main()")
 
 
-# Says to the process in the background which pipe leads to its starter, and whether a user sits there.
+# Says to the process in the background which pipe leads to its starter.
 VARIABLE = "CUTLINE_STARTED_BY"
-TERMINAL = "terminal"
 
 
 @dataclass(slots=True)
@@ -39,7 +38,6 @@ class _Starter:
     """The process that started this process. `pipe` is None once the operation was reported to it."""
 
     pipe: int | None
-    is_at_terminal: bool
 
 
 _starters: list[_Starter] = []
@@ -47,11 +45,10 @@ _starters: list[_Starter] = []
 
 def find_starter() -> None:
     """Find out whether this process runs in the background; no process that it starts is told so."""
-    if (started := os.environ.pop(VARIABLE, None)) is None:
+    if (pipe := os.environ.pop(VARIABLE, None)) is None:
         return
-    pipe, _, terminal = started.partition(",")
     os.set_inheritable(int(pipe), False)  # noqa: FBT003  # it takes no keyword
-    _starters.append(_Starter(int(pipe), terminal == TERMINAL))
+    _starters.append(_Starter(int(pipe)))
     # Its output goes to files: the end of a terminal is nothing to it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -59,11 +56,6 @@ def find_starter() -> None:
 def is_in_background() -> bool:
     """Whether this process runs in the background."""
     return bool(_starters)
-
-
-def is_user_present() -> bool:
-    """Whether somebody at a terminal has typed the command."""
-    return sys.stdin.isatty() or any(starter.is_at_terminal for starter in _starters)
 
 
 def announce(operation: str) -> None:
@@ -136,9 +128,8 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
     """
     files = _new_files()
     pipe, end = os.pipe()
-    present = f",{TERMINAL}" if sys.stdin.isatty() else ""
     # This process deletes its own folder for temporary files when it ends.
-    environment = os.environ | {VARIABLE: f"{end}{present}", "TMPDIR": lasting_folder()}
+    environment = os.environ | {VARIABLE: str(end), "TMPDIR": lasting_folder()}
     with files.result.open("wb") as result, files.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *PROGRAM, *words],

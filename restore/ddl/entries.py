@@ -1,14 +1,15 @@
 """The entries of a shard's archive that a restore runs: which they are, and as what each target runs them.
 
-A table moves to another schema with its indexes, its constraints and the sequences of its columns, so their names must
-be free there, too.
-
 Entries are chosen by their types and dependencies. Statements of owners, grants and extensions have one of few known
 forms, any other is refused; the text of no other statement decides what runs.
 
-They run after the tables are created, because some rows name tables (regclass). A row of the snapshot replaces the
-extension's own row with the same key. The server may refuse an entry like any other. The extensions' sequences are set
-with all others at the end; as entries they are also among the refused statements if their extension is refused.
+A table moves to another schema with its indexes, its constraints and the sequences of its columns, so their names must
+be free there, too.
+
+The rows of extensions' configuration tables are entries, too. They run after the tables are created, because some rows
+name tables (regclass). A row of the snapshot replaces the extension's own row with the same key. The server may refuse
+an entry like any other. The extensions' sequences are set with all others at the end; as entries they are also among
+the refused statements if their extension is refused.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Run a shard's DDL on a target, and collect the statements that the server refuses.
 
-Each transaction of several entries enters its mark in the database's ledger, and a mark for each of them that was
-refused. Indexes, keys and foreign keys that sessions create side by side need none: each is one statement, and is
-done if its object exists.
-
-No two run at once whose dependencies say that they lock the same table. Dependencies do not name the partitions that a
-statement on a partitioned table locks, nor the locks of an entry's second statement, such as CLUSTER ON after an index.
-Nor do they name the tables read by functions that an exclusion constraint calls while it locks its own. These could
-deadlock.
-
 Objects are created in transactions of OBJECTS_AT_ONCE, each of which holds a lock for every object until its commit. If
 the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all others are
 created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS sessions at once.
+
+Of these, no two run at once whose dependencies say that they lock the same table. Dependencies do not name the
+partitions that a statement on a partitioned table locks, nor the locks of an entry's second statement, such as CLUSTER
+ON after an index. Nor do they name the tables read by functions that an exclusion constraint calls while it locks its
+own. These could deadlock.
+
+Each transaction of several entries enters its mark in the database's ledger, and a mark for each of them that was
+refused. Indexes, keys and foreign keys that sessions create side by side need none: each is one statement, and is
+done if its object exists.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: 
 KEYS_MAX = 4_000_000
 BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
 
-# The same restore of 20 s takes up to a fifth longer another time, and one of another size says less (time_left.py).
+# The same restore of 20 s takes up to a fifth longer another time, and one of another size says less.
 SURE_SECONDS_MIN, SURE_SIZES_MAX = 30.0, 1.5
 SURE_FACTOR, ROUGH_FACTOR_MIN = 1.25, 2.0
 # Constants are of an idle machine. A busy one with slow disks took 31 times as long, most of it to start Spark.

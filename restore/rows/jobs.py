@@ -1,7 +1,8 @@
 """The load jobs: the task that reads a base object loads it; the folded changes are loaded at the same time.
 
-PostgreSQL hashes an enum value by its label's oid, and labels have other oids in a restored database: a row may belong
-to another partition there. pg_dump does the same (`--load-via-partition-root`).
+Below a table that is partitioned by the hash of an enum, rows are loaded through the root. PostgreSQL hashes an enum
+value by its label's oid, and labels have other oids in a restored database: a row may belong to another partition
+there. pg_dump does the same (`--load-via-partition-root`).
 """
 
 from __future__ import annotations

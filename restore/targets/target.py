@@ -1,7 +1,7 @@
 """Where a restore goes: the target of every shard, what keeps its server from it, and the sessions that lock it.
 
-It creates the roles that the snapshot names and the extensions, in databases that are empty: nothing of the source has
-run there, and no session of a superuser enters a database from then on.
+A superuser's session creates the roles that the snapshot names and the extensions, in databases that are empty: nothing
+of the source has run there, and no session of a superuser enters a database from then on.
 """
 
 from __future__ import annotations

@@ -243,13 +243,14 @@ def preview_abandon(
 
     Raises the same errors, except for those that only the undo itself meets: tables that others have changed or lock.
     """
-    report, to_confirm = AbandonReport(), list[str]()
+    report = AbandonReport()
     with hold_undoable(source, target, name, progress, nodes) as undoable:
         closed = find_closed(undoable.targets, undoable.connections)
         report.opened = list(closed)
+        # In the order of abandon_restore, which confirms the same lines.
+        to_confirm = [line for restore in undoable.found for line in _lines_to_confirm(undoable, restore)]
         for restore in reversed(undoable.found):
             own = undoable.own[restore.suffix]
-            to_confirm += _lines_to_confirm(undoable, restore)
             report.operations.append(_label_of(restore))
             report.slots_dropped += [f"{node}: {slot}" for node, slot in _find_slots(undoable, restore)]
             for place in own:

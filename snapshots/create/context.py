@@ -1,7 +1,7 @@
 """The context of a create: the request, the fleet's lock, its intent, and the chain that it continues.
 
-The attempts and their steps take it (`full_attempt`, `increment_attempt`, `prepare_tables`, `cut_attempt`,
-`definitions`). A function that needs one or two of its values takes those.
+The attempts and their steps take it (`full`, `increment`, `prepare_tables`, `cut_attempt`). A function that needs one
+or two of its values takes those.
 """
 
 from __future__ import annotations

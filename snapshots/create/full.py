@@ -1,7 +1,5 @@
 """Take a full snapshot: all checks before anything is changed, then slots, base copies, the first cut, the commit.
 
-Nothing here needs Arrow or Spark, so a refusal comes at once.
-
 The order ensures that no change is lost: a slot keeps every change from its position on; the base copy has the rows
 before that position; the cut archives the changes since, and covers the tables that DDL changed meanwhile. The snapshot
 does not exist until its commit is stored, and an error drops the slots.

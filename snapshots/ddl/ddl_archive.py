@@ -1,10 +1,10 @@
 """pg_dump's archive of a database's DDL: its entries, and archives made of it.
 
-These have other statements, or some of the entries alone.
+Those made of it have other statements, or some of the entries alone.
 
 The format is that of PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc; pg_backup_custom.c).
 An archive of DDL alone is a header and a table of contents. Type, name, owner, statements and dependencies of an entry
-are values of their own, so nothing is ever found in a statement's text. Texts are raw (fleet.nodes.encodings).
+are values of their own, so nothing is ever found in a statement's text. Texts are raw (nodes.encodings).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Dump the DDL of a shard, correct what pg_dump gets wrong, read it back, and list the roles that it names.
 
-The statement of a faulty identity sequence is written anew from the catalogs. In that of a faulty table, constraints
-are corrected where the catalogs say exactly what pg_dump wrote, and only outside of quotes: nothing else that an owner
-of tables can choose (names, defaults) stands outside. Texts are raw (fleet.nodes.encodings), all
-identifiers quoted.
-
 The stored object is pg_dump's own archive: pg_restore restores it, also without Cutline. Two things are added before
 its entries: statements that drop objects which every new database has and this database lacks, and its search_path.
+
+The statement of a faulty identity sequence is written anew from the catalogs. In that of a faulty table, constraints
+are corrected where the catalogs say exactly what pg_dump wrote, and only outside of quotes: nothing else that an owner
+of tables can choose (names, defaults) stands outside. Texts are raw (nodes.encodings), all identifiers quoted.
 """
 
 from __future__ import annotations

@@ -5,13 +5,11 @@ A table is *converted* to a new definition if all rows stored under the previous
 certain, the table is *copied again*, and its rows stored before no longer count. Nothing is guessed: columns are
 identified by their attribute numbers, which PostgreSQL never reuses.
 
-Plain values in and out; `snapshots.ddl.table_changes` asks the nodes.
-
 In a large database reading the tables and their states is the most expensive query. They are read once; after that the
 fingerprint and the stamps of the publications show whether they changed, and `read_current_tables` reads only changed
 nodes again.
 
-`snapshots.ddl.table_plan` compares the tables. Only `add_to_publications` changes a node: it adds new tables to the
+The plan is made of plain values alone. Only `add_to_publications` changes a node: it adds new tables to the
 publications.
 """
 

@@ -1,11 +1,10 @@
 """The keys that changed since a base: as exact sets or filters, and the base rows that they leave valid.
 
-It contains every key of the set, and may match others too. So base rows that it does not match are certainly unchanged;
-the others are compared with the changed keys in a shuffle. It is used if a set of all keys would not fit on the
-driver.
+They are sent to the executors that read base objects, so valid base rows need no shuffle. Keys of a set are looked up
+by hash and then compared, so a hash collision costs time but never a row.
 
-Keys are looked up by hash and then compared, so a hash collision costs time but never a row. The overlay is sent to
-the executors that read base objects, so valid base rows need no shuffle.
+A filter is used if a set of all keys would not fit on the driver. It contains every key, and may match others too. So
+base rows that it does not match are certainly unchanged; the others are compared with the changed keys in a shuffle.
 """
 
 from __future__ import annotations

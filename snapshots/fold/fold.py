@@ -52,7 +52,7 @@ class Fold:
     deleted row is missing; then its `partition` is the group. Or it is the report of an object that was readable at
     first, but not when Spark read it again.
 
-    `segment_images` are by segment, named by its object, the images that were left there (snapshots.fold.by_segment).
+    `segment_images` are by segment, named by its object, the images that were left there (snapshots.fold.changes).
 
     `changed` holds, by node number and group, the keys (in a group without a key: the lines) whose base rows are no
     longer valid; with `segment_images`, only those of groups with base rows. If it is a filter, the unchanged rows that

@@ -1,6 +1,7 @@
 """List a store: its snapshots and increments according to the commits, without reading any other object.
 
-Nothing else shows that somebody has removed the newest increments of a chain, or a whole snapshot, without Cutline.
+The records of operations are compared with them: nothing else shows that somebody has removed the newest increments of
+a chain, or a whole snapshot, without Cutline.
 """
 
 from __future__ import annotations

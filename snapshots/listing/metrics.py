@@ -36,7 +36,7 @@ class Sample:
 
 
 FLEET = "fleet"
-# The label `kind`, besides those of snapshots.activity.kinds. Other kinds in a store are shown as "other".
+# The label `kind`, besides those of snapshots.operations.ended_operations. Other kinds in a store are shown as "other".
 CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
 # The label `role`, as fleet.toml has it.
 PRIMARY, STANDBY = "primary", "standby"

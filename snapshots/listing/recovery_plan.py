@@ -1,6 +1,7 @@
 """Recovery plans: the position to recover each node's physical backup to, and the transactions in doubt at the cut.
 
-A coordinator that recovers asks for them. In a restored state each has been decided, the same way on all its nodes.
+A coordinator that recovers asks for those in doubt. In a restored state each has been decided, the same way on all its
+nodes.
 
 A cut's position is the end of a record, and its state is what begins before the position. So recovery stops before the
 first record that begins there or later (recovery_target_inclusive = off). Every transaction committed before the

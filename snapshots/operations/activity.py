@@ -1,7 +1,7 @@
 """The activity of this process: it passes progress on, stores signs of life, stops if asked to, and records its end.
 
-A thread does both, every few seconds. Its errors are ignored; the command continues. A command that ends within the
-first seconds stores nothing.
+A thread stores the signs and looks for requests to stop, every few seconds. Its errors are ignored. A command that ends
+within the first seconds stores nothing.
 
 A command may be an operation of its own, without an intent, and work on others meanwhile: a prune has one removal after
 the other. Then both have signs, and a request to either stops it.

@@ -1,10 +1,10 @@
 """Put a commit by one conditional put, and decide for good whether an operation whose process is gone committed.
 
-An executor on another machine that has the store's folder on a disk of its own stores everything there, and reports
-that it did.
+Before the put the store is asked for the objects that executors report: an executor on another machine that has the
+store's folder on a disk of its own stores everything there.
 
 If the answer to the put is lost, the commit is read back. If that is inconclusive, the result is indeterminate, and the
-next command decides it before it does anything else (snapshots/operations/committing.py).
+next command decides it before it does anything else.
 
 A put whose answer was lost may arrive late, and a suspended process may continue. So reading alone is not enough: if
 there is no commit, a *void* is put in its place, by the same conditional put. Exactly one of the two is stored, and the

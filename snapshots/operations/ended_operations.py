@@ -3,9 +3,8 @@
 All commands that need several of them read them here. Records of operations that have committed stay as long as their
 snapshot; others are removed by gc after 30 days. An unreadable record has a `problem`, and hides no other.
 
-Outcomes of checks are removed by gc after 30 days, and a check with credentials that only read stores none: a snapshot
-without a check here may still have been checked. Records that are unreadable twice are skipped and named; `history`
-gives the reasons.
+A check with credentials that only read stores no outcome: a snapshot without a check here may still have been checked.
+Records that are unreadable twice are skipped and named; `history` gives the reasons.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The slots of operations: which create made one, and how much WAL nodes may retain for it (invariant 9).
 
-The exception: past a node's limit on retained WAL, the slot guard drops a slot that is named as Cutline's in any case
-(snapshots/operations/slot_guard.py).
-
 Documents never decide which slot is dropped: somebody who can write to the store could name a slot of an application,
 or of another store's chain. The names of slots derive from the ids of operations, in lower case, so that two ids can
-have the same slot: then one of them was planted, and neither is believed.
+have the same slot: then one of them was planted, and neither is believed. The exception: past a node's limit on
+retained WAL, a slot that is named as Cutline's is dropped in any case.
 
 A node's limit protects its disk, so it holds for every chain, including a chain that is being continued. A chain past
 the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two leaves

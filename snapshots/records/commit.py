@@ -211,7 +211,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     """A resolved cut (`wal.cut.cut_values`), and how it was made.
 
     `causes` says why each earlier attempt failed. `seconds` is the time from the first start marker to the last finish
-    marker, and `made_at` when that was written, by the clocks of the nodes (`snapshots.create.cut_markers`): nothing
+    marker, and `made_at` when that was written, by the clocks of the nodes (`snapshots.create.make_cut`): nothing
     that was committed later is in the cut. `safe_at` is the fleet's safe time (`wal.cut.safe_time`); the clocks of the
     nodes differ by `skew_seconds` at most.
     """

@@ -1,12 +1,12 @@
 """The JSON documents of a store: each is written once, in one canonical form, under its key, with a digest.
 
-An object whose key has none of these forms is not Cutline's: it is reported, and never touched.
-
 A document is trusted only if it has at most DOCUMENT_BYTES_MAX, every byte is as it was written, no key stands twice,
 and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
 
 Each kind of document is a Record. Its module also has its key, the function that reads it and, in one function, the
 rules that types can't express.
+
+An object of a snapshot whose key has none of the forms of `Kind` is not Cutline's: it is reported, and never touched.
 """
 
 from __future__ import annotations

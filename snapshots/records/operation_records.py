@@ -68,7 +68,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """The intent of an operation, stored before it changes anything.
 
     `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes. `terminal`: the
-    operation may leave the fleet read-only. `by` is the label of the command (fleet.label). Only creates have
+    operation may leave the fleet read-only. `by` is the label of the command (fleet.own_process). Only creates have
     `fleet_id`, that of the store, and `only_cut`: they are without rows. Only restores have the fields that follow.
     `expires_at` is when the lease first expires. `targets` are the databases that the restore makes, as `system
     identifier/name`. `servers` are their addresses, as `host:port` or `folder of the socket:port`, and `started` when

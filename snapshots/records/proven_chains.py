@@ -1,13 +1,9 @@
 """Read commits and chains from the store, and prove them: the rules that types can't express hold for each commit.
 
-Rows are read by these documents: a succession that is missing, or belongs to another table, would drop or scramble rows
-without anything else showing it.
-
-An object's key names its node and kind, a standby has its primary's database, and the counts are the totals of all
-others.
-
 The digest proves that a commit is as it was written, its type that every value is valid. These rules prove that its
-parts are consistent, so that no command starts work from a commit that is not.
+parts are consistent, so that no command starts work from a commit that is not. An object's key names its node and kind,
+a standby has its primary's database, and the counts are the totals of all others. Rows are read by these documents: a
+succession that is missing, or belongs to another table, would drop or scramble rows without anything else showing it.
 
 A number whose commit was voided (snapshots/operations/committing.py) gets another *turn*. Turns are read in order, and
 the first that is not a void counts. A listing only finds candidates; every decision rests on a read by key.
@@ -166,7 +162,7 @@ def _check_continued(where: str, old: Group, new: Group) -> None:
     if keys[0] != keys[1]:
         raise ValueError(f"{where}: group {old.number} has another key than group {new.number}")
     was, now = ({column.number for column in group.columns} for group in (old, new))
-    # Attribute numbers grow; and a table in which columns were dropped and added is copied again (table_plan.py).
+    # Attribute numbers grow; and a table in which columns were dropped and added is copied again (table_changes.py).
     if 0 not in was | now and ((was - now and now - was) or any(number < max(was) for number in now - was if was)):
         raise ValueError(f"{where}: group {new.number} has other columns than group {old.number} could get")
 

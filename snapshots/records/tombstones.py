@@ -46,9 +46,9 @@ class Mark(Record, frozen=True):
     """The subject of a removal, and all that is needed to resume it: the slots, and the nodes that may have them.
 
     The stored field `schema`, here `format`, says whether the snapshot was deleted or its increments pruned. `chain`
-    and `points` are empty if the commits could not be read. `by` is the label of the command (fleet.label); `objects`
-    and `bytes` count the planned deletions. `servers` has the system identifiers of the nodes then, if they are known:
-    other servers may have taken their places.
+    and `points` are empty if the commits could not be read. `by` is the label of the command (fleet.own_process);
+    `objects` and `bytes` count the planned deletions. `servers` has the system identifiers of the nodes then, if they
+    are known: other servers may have taken their places.
     """
 
     format: Literal["cutline/deleted/1", "cutline/only-full/1"] = field(name="schema")

@@ -51,7 +51,7 @@ class Statement:
 class Transaction:
     """Statements by shard, in order. With `has_savepoints` a failed one is skipped; else it ends the transaction.
 
-    `at`: the point of the create after this interval at which it runs (snapshots.operations.crash_points); without
+    `at`: the point of the create after this interval at which it runs (fleet.crash_points); without
     one it runs before that create.
     """
 

@@ -255,7 +255,7 @@ class ModelLock:
 
 @contextmanager
 def exclusive(process: Process) -> Iterator[ModelLock]:
-    """Hold the fleet, as snapshots.operations.exclusive does."""
+    """Hold the fleet, as snapshots.operations.operation.exclusive does."""
     world = process.world
     process.ask_node("lock")
     if world.holder is not None:

@@ -4,7 +4,7 @@ It is the least of the nodes' own times. A node's time is that of its newest com
 marker if this is later: a node on which nothing is committed does not hold the fleet back, and a node that writes no
 marker has no cut. A server takes a commit's time shortly before it writes the record, so the safe time is exact but for
 transactions that were just between the two. A clock that was set back before the marker was written does not matter
-(wal.cut.last_commits); if a clock is set back later, commits after the cut may have times before it.
+(`with_last_commits`); if a clock is set back later, commits after the cut may have times before it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
 from cutline.wal.drain.quiet_connecting import quiet_connecting
 
 OBJECT_IN_USE = "55006"
-# So that several batches fit into AHEAD_BYTES (overlap.py).
+# So that several batches fit into AHEAD_BYTES (message_stream.py).
 BATCH_BYTES = 4 << 20
 
 

@@ -9,9 +9,6 @@ A few kilobytes can hold gigabytes: a value that is stored once in a dictionary,
 rows and the data of large objects as they are, so their size is that of the pages; only columns of short values have
 dictionaries.
 
-Pure values: code here reads no object. Segment n + 1 begins where segment n ends. This is checked whenever an archive
-is read, never assumed.
-
 A segment is created once, under the number after the last. Its metadata says which operation wrote it and which range
 of the node's WAL it holds. Segment n + 1 begins where segment n ends. This is checked whenever an archive is read,
 never assumed.
@@ -21,6 +18,8 @@ attempt leaves the segment at the end of an archive, the next attempt learns fro
 
 A segment that a commit lists is verified against the commit. One that no commit lists yet is verified by its seal: the
 digest of the whole file, with zeros in the place of the seal.
+
+Pure values: code here reads no object.
 """
 
 from __future__ import annotations

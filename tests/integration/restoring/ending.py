@@ -49,7 +49,7 @@ def abandon(place: Place) -> AbandonReport:
     assert place.databases() == before
     confirmed: list[str] = []
     report = abandon_restore(place.fleet, place.target, NAME, confirmed.extend, Silent())
-    assert sorted(confirmed) == sorted(entered)
+    assert confirmed == entered
     for name in ("put_back", "dropped", "emptied", "done", "opened", "slots_dropped"):
         assert sorted(getattr(said, name)) == sorted(getattr(report, name)), name
     assert sorted(said.operations) == sorted(report.operations)

@@ -84,7 +84,7 @@ def test_tables_that_do_not_fit_are_named_at_once_on_all_nodes(place: Place) -> 
         (gone,) = [one for one in found if one["node"] == "s3"]
         assert gone["message"] == "node s3: there is no database shop, whose tables --data-only needs"
         # The others have theirs, so only this one is made.
-        assert f"snapshot restore {NAME} --node s3 --schema-only\n" in gone["hint"]
+        assert f"snapshot restore {NAME} --node s3 --schema-only --increment 1\n" in gone["hint"]
 
 
 def test_tables_with_rows_are_emptied_as_the_hint_says(place: Place) -> None:

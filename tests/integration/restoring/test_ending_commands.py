@@ -22,16 +22,21 @@ from tests.integration.restoring.ending import abandon, restore_left, resume
 from tests.integration.restoring.target_place import NAME, SHARDS, Place, assert_old, old_databases
 
 
-def test_a_create_names_the_open_restore_into_its_databases(place: Place) -> None:
+def test_a_create_names_the_open_restore_into_its_databases(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     own = replace(place, target=place.fleet)
     restore_left(own, RestoreCrashPoint.CREATED, SHARDS)
     try:
         # No increment of the chain that the other modules share.
-        for take in (create_full, create_increment):
+        for take, text in (
+            (create_full, "is running: it ends the chain of a database that it puts aside"),
+            (create_increment, "the chain of a snapshot ends with the database that it was taken of"),
+        ):
             noting = Noting(Silent())
             take(place.fleet, CreateRequest("between"), Ready(place.spark), noting)
-            (note,) = [one for one in noting.notes if f" of {NAME} into database bank on" in one]
-            assert "the chain of a snapshot ends with the database that it was taken of" in note
+            (note,) = [note for note in noting.notes if f" of {NAME} into database bank on" in note]
+            assert text in note
+            # As a minute later.
+            monkeypatch.setattr("cutline.snapshots.operations.open_operations.shows_life", lambda *_: False)
     finally:
         abandon(own)
     with old_databases(place):

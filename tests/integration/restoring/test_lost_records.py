@@ -130,7 +130,7 @@ def test_a_published_database_without_its_record_is_loaded_again_as_the_hint_say
         execute(maintenance_of(place, shard), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
         with pytest.raises(UnfinishedRestoreError) as raised:
             resume(place)
-        assert "without what was written to it since" in raised.value.hint
+        assert "without later writes" in raised.value.hint
         execute(maintenance_of(place, shard), *re.findall("(?:DROP|CREATE) DATABASE .*?;", raised.value.hint))
         report = resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_restored(place)
@@ -368,7 +368,7 @@ def test_what_was_published_first_is_not_forgotten_without_its_record(
         for end in (abandon, resume):
             with pytest.raises(UnfinishedRestoreError, match=r"node s1: .* has no record of the restore") as raised:
                 end(place)
-        assert f"was there before, rename it to {DATABASE}_before_{suffix}, then" in raised.value.hint
+        assert f"if it is the previous database, rename it to {DATABASE}_before_{suffix}, then" in raised.value.hint
         execute(maintenance_of(place, 0), *re.findall("(?:DROP|CREATE) DATABASE .*?;", raised.value.hint))
         resume(place)
         assert_restored(place)

@@ -181,7 +181,7 @@ def _kept_lines(report: GcReport) -> Iterator[str]:
     for open_operation in report.open_operations:
         yield open_operation.text
     if report.unsettled:
-        yield f"earlier operations were not settled: {report.unsettled}"
+        yield f"warning: earlier operations were not settled: {report.unsettled}"
     if report.unknown:
         yield f"not written by Cutline, left alone: {list_some(report.unknown, NAMES_SHOWN_MAX)}"
 

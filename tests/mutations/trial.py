@@ -27,6 +27,8 @@ VARYING = frozenset({
     "age_seconds", "based_on", "free_bytes", "seconds_are_rough", "seconds_by_step",
     # An operation is taken to run for some time after its last heartbeat.
     "running",
+    "seconds_max",
+    "seconds_min",
 })  # fmt: skip
 
 

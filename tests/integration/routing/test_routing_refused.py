@@ -66,9 +66,9 @@ def test_tables_without_a_route_are_refused_all_by_name(place: RoutedPlace) -> N
     assert all(table in raised.value.message for table in left)
     with pytest.raises(UsageError, match="no stored column nothing"):
         place.plan(2, "*=hash(nothing)")
-    with pytest.raises(UsageError, match="of type integer"):
+    with pytest.raises(UsageError, match="has type integer"):
         place.plan(2, "*.log=column(at)", *ROUTES)
-    with pytest.raises(UsageError, match="of type numeric"):
+    with pytest.raises(UsageError, match="has type numeric"):
         place.plan(2, "public.rate=hash(value)", *ROUTES)
     with pytest.raises(UsageError, match="3 bounds for 2 targets"):
         place.plan(2, "public.account=range(id, 1, 2, 3)", *ROUTES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -25,10 +25,15 @@ def first(cases: Iterable[object], count: int = 1) -> list[Any]:
     return [_case(case, is_in_rest=number >= count) for number, case in enumerate(cases)]
 
 
-def first_of_each(cases: Iterable[tuple[object, ...]]) -> list[Any]:
-    """Return all cases for `parametrize`, of which `make test` runs enough to have each value of each parameter."""
+def first_of_each(
+    cases: Iterable[tuple[Any, ...]], kind: Callable[[tuple[Any, ...]], tuple[object, ...]] = tuple
+) -> list[Any]:
+    """Return all cases for `parametrize`, of which `make test` runs enough to have each value of each parameter.
+
+    With `kind` it runs enough to have each value of what that returns of a case.
+    """
     every = list(cases)
-    chosen = covering(every)
+    chosen = covering([kind(case) for case in every])
     return [_case(case, is_in_rest=number not in chosen) for number, case in enumerate(every)]
 
 

@@ -32,6 +32,7 @@ from cutline.storage.store import (
     check_key,
     check_prefix,
     check_range,
+    has_size,
     hint_of_status,
     is_key,
     store_errors,
@@ -105,11 +106,7 @@ class FsspecStore:
         return digest_of(read_pieces(self, key))
 
     def exists(self, key: str) -> bool:
-        try:
-            self.size(key)
-        except ObjectMissingError:
-            return False
-        return True
+        return has_size(self, key)
 
     def list(self, prefix: str) -> Keys:
         return [listed.key for listed in self.inventory(prefix)]

@@ -50,6 +50,7 @@ from cutline.storage.store import (
     check_key,
     check_prefix,
     check_range,
+    has_size,
 )
 
 # Inside the store, because a hard link can't cross file systems. No key begins with a dot.
@@ -116,11 +117,7 @@ class LocalStore:
         return digest_of(read_pieces(self, key))
 
     def exists(self, key: str) -> bool:
-        try:
-            self.size(key)
-        except ObjectMissingError:
-            return False
-        return True
+        return has_size(self, key)
 
     def list(self, prefix: str) -> Keys:
         with self._translate_errors():

@@ -299,6 +299,15 @@ class RequestStoppedError(UnreachableError):
         super().__init__("the store had not answered when the command was stopped", hint="repeat the command")
 
 
+def has_size(store: ObjectStore, key: str) -> bool:
+    """Whether there is an object under this key: for stores that answer that no faster than the object's size."""
+    try:
+        store.size(key)
+    except ObjectMissingError:
+        return False
+    return True
+
+
 def is_key(key: str) -> bool:
     """Whether `key` is valid in every store."""
     return KEY.fullmatch(key) is not None

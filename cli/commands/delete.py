@@ -66,11 +66,11 @@ def delete(
     if not confirmation.is_given:
         plan = preview_deletion(fleet, name, force=force)
         is_empty = plan.is_resumed and not plan.mark.objects
-        confirmation.ask(plan_lines(plan), "" if is_empty else f"delete {name} for good?")
+        confirmation.ask(plan_lines(plan), "" if is_empty else f"delete {name} for good?", losses=losses_of(plan))
 
     with activity(context, fleet, "delete") as shown:
         deletion = delete_snapshot(
-            fleet, name, shown, lambda plan: confirmation.announce(plan_lines(plan)), force=force
+            fleet, name, shown, lambda plan: confirmation.announce(plan_lines(plan), losses_of(plan)), force=force
         )
     code = code_of(deletion.removed) if deletion.removed else DONE
     emit(context, document_of(deletion), lines_of(deletion), code=code)
@@ -163,6 +163,11 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
     lines.append(f"keep the records of operations, and the name {mark.snapshot}, which can't be used again")
     lines += [f"in use: operation {lease.operation.id} is restoring it" for lease in plan.leases]
     return lines
+
+
+def losses_of(plan: DeletionPlan) -> list[str]:
+    """The lines of the plan that were confirmed: a snapshot that others take meanwhile changes only those of `keep`."""
+    return [line for line in plan_lines(plan) if not line.startswith("keep ")]
 
 
 def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str]) -> list[str]:

@@ -68,7 +68,7 @@ def gc(
     if not confirmation.is_given:
         with progress(context) as shown:
             found = preview_garbage(fleet, seconds, shown)
-        # More may be old enough under the lock: none of it is of a snapshot that can be restored.
+        # More may be garbage by then, but never an object of a snapshot that can be restored.
         if found.garbage:
             confirmation.ask(lines_of(found), "remove this garbage?")
     with leaving_metrics(context, fleet, "gc", metrics, is_dry=dry_run):

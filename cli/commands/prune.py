@@ -73,14 +73,15 @@ def prune(
         return
     if not confirmation.is_given:
         plan = preview_prune(fleet, rules, force=force)
-        confirmation.ask(plan_lines(plan), "delete these for good?" if plan.steps else "")
+        question = "delete these for good?" if plan.steps else ""
+        confirmation.ask(plan_lines(plan), question, losses=losses_of(plan))
 
     with leaving_metrics(context, fleet, "prune", metrics):
         # Each removal is an operation, and so is the whole: what is announced, waited for and cancelled.
         with recorded_activity(context, fleet, "prune", begins_at_once=False) as recorded:
 
             def begin(plan: PrunePlan) -> None:
-                confirmation.announce(plan_lines(plan))
+                confirmation.announce(plan_lines(plan), losses_of(plan))
                 if plan.steps:
                     recorded.begin()
 
@@ -197,6 +198,19 @@ def plan_lines(plan: PrunePlan) -> list[str]:
         return [*lines, "nothing to prune"]
     what = f"{quantity_text(plan.objects, 'objects')} with commit files to delete"
     return [*lines, f"{what}, {size_text(plan.bytes)} to free"]
+
+
+def losses_of(plan: PrunePlan) -> list[str]:
+    """The removals that were confirmed. The reasons for them and the kept snapshots may change with the time."""
+    return [
+        line
+        for step in plan.steps
+        for line in (
+            f"{step.kind} {step.mark.snapshot}",
+            *point_lines(step.mark),
+            *slot_lines(step.mark, step.slots, step.left_behind),
+        )
+    ]
 
 
 def lines_of(pruned: PruneResult) -> list[str]:

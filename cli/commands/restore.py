@@ -114,6 +114,8 @@ def restore(
         if not confirmation.is_given:
             plan = plan_restore(source, target, request)
             _ask(context, plan, confirmation, announced)
+            # The restore begins with the answer: until its first heartbeat others judge it by this time.
+            plan = plan.begun_now()
         with leaving_metrics(context, source, "restore", metrics, is_dry=dry_run):
             plan = plan or plan_restore(source, target, request)
             if dry_run:

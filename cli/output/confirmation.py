@@ -5,7 +5,8 @@ Where nobody can be asked they need --yes. Without it they refuse before they co
 a usage mistake, so that cron reports the line that never worked. --dry-run prints the plan and asks nothing.
 
 The question is asked before any lock is taken: nobody has to wait until it is answered. The plan is therefore made
-again under the lock, and has to be the same.
+again under the lock, and has to lose the same. gc alone does not compare: it settles dead operations first, whose
+objects are then garbage, too, and never removes an object that a commit lists.
 """
 
 from __future__ import annotations
@@ -71,20 +72,20 @@ class Confirmation:
         if typed.strip().lower() not in ANSWERS:
             raise NotConfirmedError("not confirmed; nothing was changed", hint="to see the plan again, add --dry-run")
 
-    def check(self, plan: Iterable[str]) -> None:
-        """Raise PlanChangedError unless this plan, made under the lock, is the confirmed one."""
-        if not self.is_given and list(plan) != self.confirmed:
+    def check(self, losses: Iterable[str]) -> None:
+        """Raise PlanChangedError unless the plan made under the lock loses what was confirmed."""
+        if not self.is_given and list(losses) != self.confirmed:
             raise PlanChangedError(
                 "the plan has changed since it was confirmed; nothing was changed",
                 hint="repeat the command: it prints the new plan",
             )
 
-    def announce(self, plan: Iterable[str]) -> None:
-        """Print the plan of a command that was confirmed beforehand; else check it, as it was printed then."""
+    def announce(self, plan: Iterable[str], losses: Iterable[str]) -> None:
+        """Print the plan of a command that was confirmed beforehand; otherwise compare its losses."""
         if self.is_given:
             show_preview(self.context, plan)
         else:
-            self.check(plan)
+            self.check(losses)
 
 
 def require_confirmation(context: typer.Context, command: str, *, yes: bool) -> Confirmation:

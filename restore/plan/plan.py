@@ -36,7 +36,7 @@ from cutline.snapshots.operations.open_operations import (
     naming_open_operations,
     read_open_operations,
 )
-from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
 from cutline.snapshots.records.operation_records import Intent
@@ -79,6 +79,10 @@ class RestorePlan:
     next_cut: datetime | None = None
     doubts: tuple[str, ...] = ()
     superusers: Superusers | None = None
+
+    def begun_now(self) -> RestorePlan:
+        """Return the plan of a restore that begins now, some time after it was planned."""
+        return replace(self, intent=structs.replace(self.intent, began_at=current_time()))
 
     @property
     def wanted(self) -> Wanted:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from msgspec import structs
 
 from cutline.cli.commands.delete import code_of, document_of, lines_of, plan_document, plan_lines
+from cutline.cli.commands.delete import losses_of as confirmed_deletion
 from cutline.cli.commands.prune import document_of as prune_document
 from cutline.cli.commands.prune import lines_of as prune_result_lines
+from cutline.cli.commands.prune import losses_of as confirmed_prune
 from cutline.cli.commands.prune import plan_document as prune_plan_document
 from cutline.cli.commands.prune import plan_lines as prune_plan_lines
 from cutline.fleet.config import Retention
@@ -55,6 +57,21 @@ def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays(
     assert document["nodes_unknown"] == ["b"]
     assert document["kept"] == ["new"]
     assert not document["drops_publications"]
+
+
+def test_a_snapshot_that_is_taken_meanwhile_changes_no_confirmed_loss() -> None:
+    store, _ = new_store_of_two_chains()
+    deletion = plan_deletion(store, FLEET, "old", force=False)
+    prune = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    store_chain(store, "newer", "2020-02-02T10:00:00Z")
+    later = plan_deletion(store, FLEET, "old", force=False)
+    assert plan_lines(later) != plan_lines(deletion)
+    assert confirmed_deletion(later) == confirmed_deletion(deletion)
+    kept = plan_prune(store, FLEET, Retention(keep_full=2), force=False)
+    assert prune_plan_lines(kept) != prune_plan_lines(prune)
+    assert confirmed_prune(kept) == confirmed_prune(prune)
+    # This one loses a snapshot more.
+    assert confirmed_prune(plan_prune(store, FLEET, Retention(keep_full=1), force=False)) != confirmed_prune(prune)
 
 
 def test_slots_on_servers_that_others_have_replaced_are_left_and_named_with_what_drops_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -93,6 +94,22 @@ def test_a_terminal_is_asked_and_only_yes_goes_ahead(
     assert "remove this garbage? [y/N]" in shown
     assert (code, "nothing was changed" in shown) == ((0, False) if is_done else (3, True)), shown
     assert builder.store.exists(leftover) is not is_done
+
+
+def test_a_plan_that_goes_to_a_file_is_not_asked_about(fleet: Fleet, builder: StoreBuilder, leftover: str) -> None:
+    terminal, other_end = os.openpty()
+    try:
+        os.write(terminal, b"y\n")
+        done = subprocess.run(
+            command_line(fleet, "gc", "--grace", "0"), stdin=other_end, stdout=subprocess.PIPE, stderr=other_end,
+            timeout=SECONDS_MAX, check=False,
+        )  # fmt: skip
+        shown = os.read(terminal, 4096).decode()
+    finally:
+        os.close(terminal)
+        os.close(other_end)
+    assert (done.returncode, builder.store.exists(leftover)) == (2, True)
+    assert "would go to a file or a pipe" in shown
 
 
 def test_the_end_of_the_input_is_a_no(fleet: Fleet, builder: StoreBuilder, leftover: str) -> None:

@@ -162,7 +162,7 @@ def start_fleet(
 
 
 def programs_of(shards: int, folder: Path | None) -> dict[str, Path]:
-    """The argument `programs` for a fleet whose shards all run the programs in `folder`; None: the wheel's."""
+    """The `programs` argument for a fleet whose shards all run those in `folder`, or the wheel's if it is None."""
     return {shard: folder for shard, backup_of in shape_of(shards, 0) if backup_of is None} if folder else {}
 
 

@@ -767,7 +767,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 def _remember_password(node: Node, password: bytes | None) -> None:
     """Let no error show a password that libpq took from a password file or a service, which the dsn does not have."""
     if password:
-        # It is as the user wrote it, in any encoding of the session.
+        # The password's bytes are as the user wrote them, whatever the session's encoding.
         remember_secrets_of(make_conninfo(node.dsn, password=password.decode(errors="replace")))
 
 

@@ -1,7 +1,7 @@
 """Errors of servers: their wording, which of them a row causes, and which say nothing about the statement.
 
-After an error that says nothing about the statement, the same statement succeeds later. So it was not refused, and
-nothing must be done without it.
+Some errors say nothing about the statement, and it succeeds when it is repeated. Such a statement does not count as
+refused, and a restore must not continue without it.
 
 Of a message, the line with the error comes first, because DETAIL and CONTEXT alone say nothing.
 """

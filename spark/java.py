@@ -59,7 +59,7 @@ class Java:
 
     @property
     def major(self) -> int:
-        """17 of 17.0.15; 8 of 1.8.0."""
+        """The major version: 17 for 17.0.15, 8 for 1.8.0."""
         return major_version(self.version)
 
 

@@ -97,8 +97,8 @@ NAMED_SECONDS = 30.0
 # S3 refuses requests that are signed a quarter of an hour earlier or later.
 CLOCK_SECONDS_MAX = 300.0
 ARCHIVE_HINT = (
-    "let executors reach this command at driver.host and cutline.archive.port of [spark], and their user have a cache"
-    " folder with room for 1 GB: docs/cluster.md"
+    "make sure that executors can reach this command at driver.host and cutline.archive.port of [spark], and that their"
+    " user has a cache folder with 1 GB free: docs/cluster.md"
 )
 
 

@@ -1,9 +1,9 @@
 """The session folder: one folder for all temporary files of a command and of its children, deleted when it ends.
 
-It is made by mkdtemp: 0700, with a name that nobody can foresee, so nothing planted is ever used. The living command
-holds an flock on the folder itself. If a command was killed, the next one of the same user finds its folder without
-that lock, and deletes it, unless its JVM may still be starting. A pid would prove nothing: it may belong to another
-process by now.
+mkdtemp creates it with mode 0700 and an unpredictable name, so nobody can plant a folder for a command to use. The
+living command holds an flock on the folder itself. If a command was killed, the next one of the same user finds its
+folder without that lock, and deletes it, unless its JVM may still be starting. A pid would prove nothing: it may belong
+to another process by now.
 
 Hosts may share the folder for temporary files, and don't see each other's locks. So the name has the host (hostname and
 machine id) and its boot. A command deletes only folders of its own boot, where the lock decides, and those that its

@@ -32,8 +32,8 @@ from cutline.storage.errors import SnapshotError
 NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
 # A command that names its target itself.
 ELSEWHERE = re.compile(r" --to\b")
-# A command in a hint, up to its end: `; and …` or, after three spaces, `or: …`.
 WORD = r"""(?:'[^']*'|"[^"]*"|[^\s;'"])+"""
+# Matches a command in a hint. It ends before `; and …`, or before three spaces and `or: …`.
 RESTORE_COMMAND = re.compile(rf"snapshot (?:restore(?:-[a-z]+)?|drill)(?: {WORD})*(?=;|$| {{3}})")
 # What only the command knows: hints of rows that are refused, say, come from executors.
 UNNAMED = re.compile(r"(snapshot (?:restore(?:-[a-z]+)?|drill|show) )NAME\b")

@@ -189,7 +189,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, print 
 
 
 def parse_moment(option: str, text: str) -> datetime:
-    """The moment that an option's value names; raise UsageError."""
+    """Parse an option's value as a time; raise UsageError if it is none, or has no UTC offset."""
     why = ""
     try:
         moment = datetime.fromisoformat(text)

@@ -24,7 +24,7 @@ def check_operation(text: str) -> str:
 
 
 def check_snapshot(name: str | None) -> str | None:
-    """The name of a snapshot that was given; raise UsageError if it can't be one."""
+    """Return the given name of a snapshot; raise UsageError if it is not a valid name."""
     if name is not None:
         check_name(name)
     return name

@@ -333,8 +333,8 @@ def _cuts(figures: StoreFigures) -> Section:
     ]
     shown, note = newest_rows(cells, "cuts")
     texts = [
-        "The width of a cut is the time from its first start marker to its last finish marker; in flight are the global"
-        " transactions that were prepared, but not committed on all of their nodes."
+        "The width of a cut is the time from its first start marker to its last finish marker. In flight counts the"
+        " global transactions that were prepared but not yet committed on all of their nodes."
     ]
     texts += [f"Median width {width_text(median(widths))}, widest {width_text(max(widths))}."] if widths else []
     return Section(

@@ -46,7 +46,7 @@ def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str
         # A hint may have several lines.
         with_hint = f"{text} (hint: {'; '.join(hint.splitlines())})" if hint else text
         line = f"{at[:19]}Z {printable(with_hint)}"
-    # A disk that is full, or a terminal that is gone: the watch continues.
+    # The watch continues even if the disk is full or the terminal is gone.
     with suppress(OSError):
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
@@ -221,7 +221,7 @@ class Notices:
         before = self._troubles.get(about)
         if error is not None:
             failed = (before or Task(about, 0.0)).failed(utc_now(), error.message)
-            # First, so that a reader does not wait for the notified command.
+            # Record the failure first, so that readers don't wait for the notify command.
             self._troubles[about] = failed
             if before is None:
                 failure = CommandFailure(error.exit_code, error.slug, error.message, error.hint)

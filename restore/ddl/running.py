@@ -402,7 +402,7 @@ class DdlRun:
     def _session(self, path: str = PINNED_PATH) -> Iterator[psycopg.Connection[Any]]:
         """A session in which statements are run, and which began with the search_path `path`.
 
-        It is raw from the beginning: each message is converted as a whole.
+        It uses the encoding RAW from the start, so that each message of the server is converted as a whole.
         """
         with (
             raising_unreachable(self.node),

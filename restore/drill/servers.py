@@ -144,7 +144,7 @@ def drill_servers(
 ) -> Iterator[DrillPlace]:
     """Make the servers of a plan whose target is `without_servers`; yield the plan into them.
 
-    Raises UnconfinedError, and what start_sandboxed raises.
+    Raises UnconfinedError, and any error of start_sandboxed.
     """
     rules = source.drill
     programs = check_programs_folder(Path(rules.postgresql).expanduser()) if rules.postgresql else None

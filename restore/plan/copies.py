@@ -78,7 +78,7 @@ Damages: TypeAlias = Mapping[str, Damage]
 
 def list_entries(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
     """Yield the objects of these nodes that the chain's commits name, node by node; object lists are not expanded."""
-    # A large fleet's commit has thousands of entries: they are gone through once, not once for every node.
+    # A large fleet's commit has thousands of entries, so go through them once and not once per node.
     by_node: dict[tuple[str, int], list[NamedObject]] = {}
     for commit in chain.commits:
         for entry in commit.entries:

@@ -195,7 +195,8 @@ def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> t
     hint = "if their rows are not needed, empty them"
     if not referring.to_truncate:
         return hint, f"TRUNCATE {', '.join(names)}"
-    # Tables without rows keep TRUNCATE from it, too. In one statement: these may refer to each other.
+    # TRUNCATE refuses even if the tables that refer to these are empty, so delete instead: in one statement, as
+    # the tables may refer to each other.
     *others, last = names
     ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
     return hint, f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"

@@ -1,7 +1,7 @@
 """Keep others from altering the tables that are filled, and wait for those who write to them.
 
-The lock forbids DDL, and neither reading nor writing. But behind a session that waits to alter a table everybody else
-waits, the load too. Transactions that have written to the tables, or to those at the other end of their foreign keys,
+The lock blocks DDL, but not reads or writes. Behind a session that waits to alter a table, however, all others wait,
+even the load. Transactions that have written to the tables, or to those at the other end of their foreign keys,
 may end after the rows are loaded: their changes are seen only then.
 """
 

@@ -75,7 +75,7 @@ def load_large_objects(
 
     `roles` are as text.
 
-    Raises the first error of a task, and LoadError if a target has another number of large objects afterwards.
+    Raises the first task's error, or LoadError if a target ends up with a different number of large objects.
     """
     tasks = [
         LargeLoadTask(objects, target.node, target.ledger, store, roles)

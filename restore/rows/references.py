@@ -130,8 +130,9 @@ SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname)
    AND has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
  ORDER BY 1
 """
-# For each key a query that returns the values of one row that refers to none. As in ri_triggers.c both values are cast
-# to the types of the constraint's operator: anybody may make another one of its name for the columns' own types.
+# For each foreign key, a query that returns the values of one row whose referenced row is missing. As in
+# ri_triggers.c both values are cast to the types of the constraint's operator: anybody may create another operator of
+# that name for the columns' own types.
 ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
        k.confrelid IN (SELECT relid FROM own),

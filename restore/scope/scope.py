@@ -14,7 +14,7 @@ from cutline.storage.errors import UsageError
 
 
 def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:
-    """Those of `primaries` that are named; all if none is. Raises UsageError naming an id that is not among them."""
+    """Return the primaries that `nodes` names, all of them if it is empty. Raises UsageError naming an unknown id."""
     wanted, primaries = set(nodes), list(primaries)
     if unknown := sorted(wanted - set(primaries)):
         raise UsageError(

@@ -84,7 +84,8 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
 
     `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
     changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
-    restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first database.
+    restore's intent, and therefore its decision, is in the store. If not, the decision is `publishes` in the first
+    database's record.
     `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables that were
     filled have their values. `undoing`: whether the process that fills tables has begun to empty them again; a process
     that resumes the restore resets it. `allow_refused_ddl`: the restore continues without the statements that the

@@ -282,7 +282,7 @@ def settle_recorded(
     done: list[str] = []
     failed: list[str] = []
     for intent, is_done in list(find_recorded(store, targets, connections)):
-        # A store that accepts no writes keeps it open.
+        # If the store accepts no writes, the restore stays open.
         with suppress(UnreachableError, IndeterminateError):
             record_outcome(store, intent, DONE if is_done else FAILED, "found so on its targets")
             (done if is_done else failed).append(intent.operation)

@@ -66,7 +66,7 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
 
 
 def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
-    """The rules of an increment: those of the full snapshot, and what fleet.toml excludes or admits since then.
+    """The rules for an increment: those of the full snapshot, and the tables that fleet.toml excludes or admits since.
 
     A table that was excluded stays out of the chain even if fleet.toml includes it again: its stored rows no longer
     count.

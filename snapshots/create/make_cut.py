@@ -306,7 +306,7 @@ def _raise_problems(reports: list[DrainReport]) -> None:
     """Raise the error that ended a drain; retry only if every failure is an unreachable node."""
     failures = [(report.node, error_of(report.problem)) for report in reports if report.problem]
     final = [error for _, error in failures if not _is_transient(error)]
-    # A new plan resolves unknown definitions, on all nodes that met one. It resolves no other final error.
+    # Planning again resolves unknown definitions on every node that reported some. It resolves no other final error.
     moved = [error for error in final if isinstance(error, SchemaMovedError)]
     if moved and len(moved) == len(final):
         moved[0].details["moved"] = [table for error in moved for table in cast(list[object], error.details["moved"])]

@@ -381,7 +381,7 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
 
 
 def _up_to(size_max: int, lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines; raise _TooManyError once they have more bytes."""
+    """Yield the lines; raise _TooManyError once they exceed `size_max` bytes."""
     size = 0
     for line in lines:
         size += len(line)

@@ -51,7 +51,7 @@ TEXTS = frozenset({25, 1043})
 
 @dataclass(frozen=True, slots=True)
 class TableBefore:
-    """A table as the previous commit has it, or as segments that no commit lists have it.
+    """A table as recorded in the previous commit, or in archived segments that no commit lists.
 
     For the latter `state` is None, and `is_copied` says that the attempt that archived them copied the table.
     """

@@ -85,10 +85,10 @@ class _Known:
 
     @property
     def may_stay(self) -> bool:
-        """Whether it is as it was read until its listings change. A damaged object may be repaired in its place."""
+        """Whether these facts hold until the snapshot's listings change. A damaged object may be repaired in place."""
         if self.entry is None:
             return True
-        # The mark of another chain of its name: that of its own would change no listing.
+        # Another chain of the same name left the mark; a mark of its own would change no listing.
         is_of_another = LOST_FOLDER in self.listed.files and self.entry.lost is None
         return self.entry.problem is None and not is_of_another
 

@@ -1,8 +1,8 @@
 """The header of the object with the rows of extensions' configuration tables: its first line.
 
 The object is a script for psql, compressed. Its first line is a comment with this document; the statements of the
-tables follow, one after the other, in the encoding of the shard's database. They are as the server reads them with
-standard_conforming_strings on.
+tables follow, one after the other, in the encoding of the shard's database. They are written for a
+server with standard_conforming_strings on.
 """
 
 from __future__ import annotations

@@ -611,8 +611,8 @@ class _GarbageSearch:
         self._store = store
         self._report = report
         self._progress = progress
-        # Objects have the store's time. In a folder it is the machine's time, which the nodes' clocks may have
-        # corrected.
+        # Object timestamps come from the store's clock. For a folder that is the machine's clock, which utc_now() may
+        # have corrected by the nodes' clocks.
         self._now = min(utc_now(), machine_now())
         self._owners: set[str] = set()
 

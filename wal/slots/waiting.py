@@ -54,7 +54,7 @@ class SlotWaitError(RefusedError):
 
 
 class AwaitedKey(NamedTuple):
-    """What identifies a transaction among all that are waited for."""
+    """Identifies one of the transactions that an operation waits for."""
 
     node: str
     kind: str
@@ -323,7 +323,7 @@ def await_standbys(
 
 
 def check_replayed(connection: psycopg.Connection[Any], node: Node, needed: Lsn) -> None:
-    """Raise ReplayLagError unless the standby has replayed everything up to `needed`, or soon has."""
+    """Raise ReplayLagError unless the standby replays everything up to `needed` within REPLAYED_SECONDS_MAX."""
     deadline = time.monotonic() + REPLAYED_SECONDS_MAX
     while state := read_replay(node.id, connection, needed):
         if time.monotonic() > deadline:

@@ -208,7 +208,7 @@ class SnapshotGroup(typer.core.TyperGroup):
         self.commands.update({name: LazyCommand(name, entry) for name, entry in COMMANDS.items()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the commands by what they are for, the shared options, and the meanings of the exit codes."""
+        """Show the commands by purpose, the shared options, and the meanings of the exit codes."""
         rows = {name: (name, entry.help) for name, entry in COMMANDS.items()}
         sections = [(title, [rows[name] for name in names]) for title, names in SECTIONS.items()]
         codes = [(f"{code:>3}", meaning) for code, meaning in MEANINGS.items()]

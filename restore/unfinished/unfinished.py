@@ -315,7 +315,7 @@ def find_recorded(
 
 
 NONE_UNFINISHED = "no restore into these databases is unfinished"
-WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; what has ended needs no end"
+WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; a restore that has ended needs nothing more"
 # The last restore of the snapshot is searched among so many of the newest restores.
 READ_MAX = 20
 

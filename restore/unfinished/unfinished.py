@@ -315,7 +315,9 @@ def find_recorded(
 
 
 NONE_UNFINISHED = "no restore into these databases is unfinished"
-WHERE_UNFINISHED = "see: snapshot list   If one had --to FILE, give the same; a restore that has ended needs nothing more"
+WHERE_UNFINISHED = (
+    "see: snapshot list   If one had --to FILE, give the same; a restore that has ended needs nothing more"
+)
 # The last restore of the snapshot is searched among so many of the newest restores.
 READ_MAX = 20
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Silent
-from cutline.wal.slots.slots import drop_slot, slot_name
+from cutline.wal.drain.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

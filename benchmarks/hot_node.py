@@ -31,8 +31,8 @@ from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.drain.drain import SEGMENT_BYTES_MAX, drain
 from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.drain.peek import peek, peek_query
+from cutline.wal.drain.slots import create_exported_slot
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, Definition, SegmentRange, create_segment
-from cutline.wal.slots.slots import create_exported_slot
 
 CHANGES, TEXT_BYTES, REPEATS = 1_000_000, 12, 3
 # The changes of a transaction.

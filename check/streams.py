@@ -20,8 +20,8 @@ from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
-from cutline.columns.arrow_streams import from_stream, to_stream
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
+from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold import limits

@@ -1,4 +1,4 @@
-"""Split tables of rows into batches that fit a JVM with little memory, however long the rows are."""
+"""Batches of rows for the JVM, which may have little memory, and tables as streams between driver and tasks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_numpy
+
+COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+def to_stream(table: pa.Table) -> bytes:
+    """The table as an Arrow stream, compressed."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=COMPRESSED) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def from_stream(stream: bytes) -> pa.Table:
+    """The table of an Arrow stream."""
+    return pa.ipc.open_stream(stream).read_all()
+
 
 BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from cutline.cli.output.activity import check_operation, check_snapshot, what_text
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
 from cutline.cli.output.completing import complete_operations, complete_snapshots
 from cutline.cli.output.failure import BUSY, DONE, REFUSED, UNREACHABLE
-from cutline.cli.output.operations import check_operation, check_snapshot, what_text
 from cutline.cli.output.results import emit, progress
 from cutline.snapshots.operations.cancelling import Cancelled, CancelResult, cancel_operations
 from cutline.snapshots.operations.ended_operations import read_ended

@@ -23,11 +23,10 @@ from cutline.cli.output.arguments import (
     command_context,
     parse_at,
 )
-from cutline.cli.output.drill import drill_document, drill_lines
 from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.restore_report import announce_plan
+from cutline.cli.output.restore_report import announce_plan, drill_document, drill_lines
 from cutline.cli.output.restore_scope import check_options, parse_role_map
 from cutline.cli.output.results import emit
 from cutline.fleet.progress import Noting

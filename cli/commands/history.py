@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cutline.cli.output.activity import check_snapshot, result_cell, volumes_text, what_text
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.completing import complete_snapshots
-from cutline.cli.output.operations import check_snapshot, result_cell, volumes_text, what_text
 from cutline.cli.output.results import answer
 from cutline.cli.output.tables import Cell, FittingTable, Shorter, minute_text, moment_text, seconds_text
 from cutline.cli.process.stopping import owner_text

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
+from cutline.cli.output.activity import what_text
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.node_status import NodeStatus, read_nodes
-from cutline.cli.output.operations import what_text
 from cutline.cli.output.results import answer, drawn_live
 from cutline.cli.output.tables import (
     FittingTable,

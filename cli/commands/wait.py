@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from cutline.cli.commands.history import SCHEMA
+from cutline.cli.output.activity import check_operation, result_text, volumes_text, what_text
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
 from cutline.cli.output.completing import complete_operations
 from cutline.cli.output.failure import DONE, REFUSED
-from cutline.cli.output.operations import check_operation, result_text, volumes_text, what_text
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import seconds_text
 from cutline.fleet.config import Fleet

@@ -1,4 +1,4 @@
-"""Progress of a command that others may watch and stop: heartbeats in the store, while its progress is shown here."""
+"""Operations as people read them, and the heartbeats in the store while a command shows its progress."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 import typer
 
 from cutline.cli.output.results import progress
+from cutline.cli.output.tables import Shorter, quantity_text
 from cutline.cli.process.detaching import announce, is_in_background
 from cutline.cli.process.stopping import stop_process
 from cutline.fleet.config import Fleet
@@ -17,12 +18,66 @@ from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import StepTimes
 from cutline.snapshots.listing.spans import traced
 from cutline.snapshots.operations.activity import Activity, Command, Ending, record_without_intent
+from cutline.snapshots.operations.ended_operations import Ended
 from cutline.snapshots.operations.operation import code_of, reason_of
+from cutline.snapshots.operations.under_way import UnderWay
 from cutline.snapshots.records.operation_records import CheckedPoint
+from cutline.snapshots.records.proven_chains import check_name
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import SnapshotError
-from cutline.storage.ids import new_operation_id
+from cutline.storage.errors import SnapshotError, UsageError
+from cutline.storage.ids import OPERATION_ID, new_operation_id
+
+# What says nothing of how much work it was.
+UNSHOWN = ("groups",)
+
+
+def check_operation(text: str) -> str:
+    """The id of an operation that was given; raise UsageError if it is none."""
+    if not OPERATION_ID.fullmatch(text):
+        raise UsageError(
+            f"{text[:100]!r} is no id of an operation",
+            hint="ids are such as 20261124T193137Z-65c4c093aa; see: snapshot status",
+        )
+    return text
+
+
+def check_snapshot(name: str | None) -> str | None:
+    """Return the given name of a snapshot; raise UsageError if it is not a valid name."""
+    if name is not None:
+        check_name(name)
+    return name
+
+
+def what_text(one: UnderWay | Ended) -> str:
+    """`create nightly, increment 3`."""
+    what = f"{one.kind or 'unknown'} {one.snapshot}".rstrip()
+    return f"{what}, increment {one.increment}" if one.increment else what
+
+
+def result_text(one: Ended) -> str:
+    """`done`, or how it failed: the error's name, and the exit code."""
+    if one.outcome is None:
+        return f"unknown: {one.problem}"
+    reason = f": {one.outcome.reason}" if one.outcome.reason else ""
+    code = f" (exit {one.code})" if one.code else ""
+    return f"{one.outcome.state}{reason}{code}"
+
+
+def result_cell(one: Ended) -> Shorter:
+    """As `result_text`, with the reason of a failure below the row on narrow terminals."""
+    if one.outcome is None:
+        return Shorter(result_text(one), "unknown", one.problem)
+    if one.outcome.state == "done":
+        return Shorter(result_text(one), result_text(one))
+    code = f" (exit {one.code})" if one.code else ""
+    return Shorter(result_text(one), f"{one.outcome.state}{code}", one.outcome.reason)
+
+
+def volumes_text(one: Ended) -> str:
+    """`1,000 rows, 2.0 MiB`."""
+    parts = [quantity_text(amount, unit) for unit, amount in one.volumes.items() if amount and unit not in UNSHOWN]
+    return ", ".join(parts)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from cutline.nodes.lock import LockAnswer, ask_lock_holders
 from cutline.snapshots.listing.metrics import PRIMARY, STANDBY
 from cutline.snapshots.listing.metrics_gathering import archived_positions, chains_by_cut, read_entries
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.lags import LagsQuery, NodeLags
+from cutline.wal.drain.lags import LagsQuery, NodeLags
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A restore as JSON and for people: its plan, the rows that it takes from standbys' copies, and its result."""
+"""The reports of a restore and of a drill, in a terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import typer
+from msgspec import UNSET
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.junit import NO_ASSERTIONS
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.results import show_preview, write_document
 from cutline.cli.output.tables import age_text, count_text, quantity_text, seconds_text, size_text, time_text
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import to_builtins
+from cutline.restore.drill.assertions import AssertionResult, rows_text
+from cutline.restore.drill.drill import DrillReport
 from cutline.restore.estimates.estimate import BegunShard
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.report import RefusedStatement, RestoreReport
@@ -180,6 +184,7 @@ SHOWN_IN_BRIEF = 3
 COUNTED_MIN = 4
 ALL_IN_JSON = "--json names each"
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
+DRILL_SCHEMA = "cutline/drill/1"
 
 
 def document_of(report: RestoreReport) -> dict[str, Any]:
@@ -406,3 +411,62 @@ def _missing_roles(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     return sorted(
         {f"{target.node.id}: {role}" for target in plan.targets for role in preview.roles_missing.get(target.shard, [])}
     )
+
+
+SQL_SHOWN_MAX = 100
+
+
+def drill_document(report: DrillReport) -> dict[str, Any]:
+    """The command's JSON."""
+    restored = report.restored
+    return {
+        "schema": DRILL_SCHEMA,
+        "result": report.result,
+        "snapshot": restored.snapshot,
+        "increment": restored.increment,
+        "seconds": round(report.seconds, 3),
+        "rows": restored.rows,
+        "bytes": restored.bytes,
+        "nodes": [{"node": n.node, "rows": n.rows, "seconds": round(n.seconds, 3)} for n in restored.nodes],
+        "left_out": restored.left_out,
+        "refused": [statement.document() for statement in restored.refused],
+        "assertions": [_assertion_document(assertion) for assertion in report.assertions],
+        **borrowed_document(restored),
+    }
+
+
+def _assertion_document(one: AssertionResult) -> dict[str, Any]:
+    assertion = one.assertion
+    return {
+        "node": assertion.node,
+        "sql": assertion.sql,
+        "expected": None if assertion.expected is UNSET else to_builtins(assertion.expected),
+        "found": [list(row) for row in one.found],
+        "holds": one.holds,
+        "why": one.why,
+        "seconds": round(one.seconds, 3),
+    }
+
+
+def drill_lines(report: DrillReport) -> list[str]:
+    """The output for people; its plan has named the items that are left out."""
+    restored = report.restored
+    size, rows, seconds = (
+        size_text(restored.bytes),
+        quantity_text(restored.rows, "rows"),
+        seconds_text(restored.seconds),
+    )
+    lines = [f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} restored in {seconds}"]
+    lines += [f"{node.node}: {quantity_text(node.rows, 'rows')}" for node in restored.nodes]
+    lines += borrowed_lines(restored)
+    lines += refused_lines("refused", restored.refused)
+    lines += [_assertion_line(assertion) for assertion in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]
+    return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
+
+
+def _assertion_line(one: AssertionResult) -> str:
+    sql = " ".join(one.assertion.sql.split())
+    what = f"{one.assertion.node}: {sql[:SQL_SHOWN_MAX]}{'…' * (len(sql) > SQL_SHOWN_MAX)}"
+    if one.holds:
+        return f"holds: {what}: {rows_text(one.found)}"
+    return f"{'skipped' if one.holds is None else 'FAILS'}: {what}: {one.why}"

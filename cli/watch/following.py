@@ -17,7 +17,7 @@ from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
 from cutline.cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
 from cutline.fleet.progress import Silent
-from cutline.snapshots.create.supersede import supersede
+from cutline.snapshots.create.full import supersede
 from cutline.snapshots.listing.name_templates import read_template
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_numpy
-from cutline.columns.arrow_streams import to_stream
 from cutline.columns.bytes_column import runs
 from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.row_batches import to_stream
 from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.groups import Group
 from cutline.restore.rows.load import (

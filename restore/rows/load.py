@@ -23,8 +23,8 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 
 from cutline.columns.arrow_numbers import to_mask
-from cutline.columns.arrow_streams import from_stream
 from cutline.columns.bytes_column import column_of, runs
+from cutline.columns.row_batches import from_stream
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import connect, disrupted_error, unreachable_error
@@ -33,8 +33,7 @@ from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.restore.ddl.statements import NOT_FOUND, path_of_owner
 from cutline.restore.estimates.pace import LOADING
-from cutline.restore.scope.placing import EVERYWHERE, NOWHERE, Places, place_rows
-from cutline.restore.scope.table_routes import SourceRoutes
+from cutline.restore.scope.table_routes import EVERYWHERE, NOWHERE, Places, SourceRoutes, place_rows
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows

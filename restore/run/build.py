@@ -69,7 +69,7 @@ def create_tables(
     """Create in the empty database everything that the rows need, and the ledger of the load.
 
     Groups whose tables are refused are left out. Raises what `check` raises, which is given a session in the database
-    and the groups (restore/run/against_ddl.py).
+    and the groups (restore/run/loading.py).
     """
     run = DdlRun(database, ddl, watch)
     run.before_rows()

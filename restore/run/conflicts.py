@@ -19,8 +19,7 @@ from cutline.columns.python_workers import broadcast, map_batches
 from cutline.columns.row_batches import row_batches
 from cutline.fleet.progress import Progress
 from cutline.restore.plan.topology import Topology
-from cutline.restore.scope.placing import place_rows
-from cutline.restore.scope.table_routes import RouteKind, SourceRoutes
+from cutline.restore.scope.table_routes import RouteKind, SourceRoutes, place_rows
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_bases
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader

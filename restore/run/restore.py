@@ -41,8 +41,7 @@ from cutline.restore.run.preview import (
 )
 from cutline.restore.run.refused import DdlRefusedError
 from cutline.restore.run.run import RestoreRun, running
-from cutline.restore.targets.crash_points import RestoreCrashPoint
-from cutline.restore.targets.databases import Phase, clear_records, end_chains, find_owner_changes
+from cutline.restore.targets.databases import Phase, RestoreCrashPoint, clear_records, end_chains, find_owner_changes
 from cutline.restore.targets.swap import close_databases, publish_database
 from cutline.restore.targets.target import (
     Target,

@@ -25,10 +25,10 @@ from cutline.restore.estimates.pace import RestorePace, rows_tally
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.report import RestoreReport
 from cutline.restore.rows.filling import Filling
-from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.restore.targets.databases import (
     DatabaseRecord,
     Phase,
+    RestoreCrashPoint,
     close_quietly,
     drop_database,
     list_databases,

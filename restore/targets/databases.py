@@ -49,7 +49,45 @@ from cutline.snapshots.operations.slot_guard import mark_ended
 from cutline.snapshots.records.commit import DatabasePrivilege, DatabaseProperties
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.slots import list_own_slots
+from cutline.wal.drain.slots import list_own_slots
+
+
+class RestoreCrashPoint(StrEnum):
+    """An effect of a restore that is visible from outside the process; the value is the text that `--verbose` prints.
+
+    Each is reported to `Progress.reached` after it. Between two points there may be an effect on each node: each
+    database is created before its record, and databases are closed, put back or dropped in turn.
+    """
+
+    LOCKED = "targets locked"
+    INTENT_STORED = "intent stored"
+    ROLES_CREATED = "roles created"
+    CREATED = "created"
+    LOADING = "loading"
+    ROWS_LOADED = "rows loaded"
+    INDEXING = "indexing"
+    FINISHED = "finished"
+    CLOSED = "old databases closed"
+    DECIDED = "publishing decided"
+    RENAMED = "renamed"
+    PUBLISHED = "published"
+    SLOTS_RELEASED = "slots of ended chains dropped"
+    OUTCOME_STORED = "outcome stored"
+    ABANDONED = "abandoned"
+
+
+PER_NODE = frozenset(
+    {
+        RestoreCrashPoint.CREATED,
+        RestoreCrashPoint.LOADING,
+        RestoreCrashPoint.INDEXING,
+        RestoreCrashPoint.FINISHED,
+        RestoreCrashPoint.RENAMED,
+        RestoreCrashPoint.PUBLISHED,
+        RestoreCrashPoint.ABANDONED,
+    }
+)
+
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),

@@ -16,9 +16,9 @@ from cutline.nodes.problems import quote
 from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.restore.rows.filling import Filling
-from cutline.restore.targets.crash_points import RestoreCrashPoint
 from cutline.restore.targets.databases import (
     Phase,
+    RestoreCrashPoint,
     drop_database,
     find_closed,
     find_slots,

@@ -30,6 +30,7 @@ from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.database_facts import read_fingerprint
 from cutline.storage.store import ObjectStore
+from cutline.wal.drain.slots import ExportedSlot, create_exported_slot, drop_slots
 from cutline.wal.segments.segments import (
     COMMIT_PREPARED,
     PREPARE,
@@ -39,7 +40,6 @@ from cutline.wal.segments.segments import (
     read_events,
     read_positions_and_groups,
 )
-from cutline.wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
 
 
 @contextmanager

@@ -20,10 +20,10 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import check_not_lost
 from cutline.snapshots.records.proven_chains import check_not_pruned, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
-from cutline.spark.own_tasks import THREADS_MAX, run_own_tasks
+from cutline.spark.spark_jobs import THREADS_MAX, run_own_tasks
 from cutline.storage.errors import UnreachableError, error_of
-from cutline.wal.slots.lags import is_little, read_waiting
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.lags import is_little, read_waiting
+from cutline.wal.drain.slots import slot_name
 
 # Less of it is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
@@ -78,7 +78,7 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
     from cutline.wal.cut.markers import Marker, write_markers
     from cutline.wal.decoding.known_definitions import SchemaMovedError
     from cutline.wal.drain.drain import drain
-    from cutline.wal.slots.waiting import await_standbys
+    from cutline.wal.drain.waiting import await_standbys
 
     sessions, store = context.sessions, context.store
     node_tables = check_continuable(store, sessions, chain)

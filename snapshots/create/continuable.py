@@ -37,8 +37,8 @@ from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS
 from cutline.snapshots.records.proven_chains import commit_missing_error, read_chain
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.drain.slots import check_slot, slot_name, slot_state
 from cutline.wal.segments.segments import archive_prefix, last_number, segment_key
-from cutline.wal.slots.slots import check_slot, slot_name, slot_state
 
 PLACE_QUERY = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END

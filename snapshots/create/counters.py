@@ -29,7 +29,7 @@ from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
 from cutline.storage.errors import RefusedError
-from cutline.wal.slots.waiting import NOTE_SECONDS
+from cutline.wal.drain.waiting import NOTE_SECONDS
 
 
 def check_append_only(

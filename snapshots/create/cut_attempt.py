@@ -33,9 +33,9 @@ from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain_task import DrainTask
+from cutline.wal.drain.lags import is_little, read_waiting
+from cutline.wal.drain.slots import copy_slot_name, slot_name
 from cutline.wal.segments.segments import Definition
-from cutline.wal.slots.lags import is_little, read_waiting
-from cutline.wal.slots.slots import copy_slot_name, slot_name
 
 # Ends all writes to the fleet; returns, by primary, the WAL position after which nothing may be written. It is given
 # what archives the WAL afterwards.

@@ -59,9 +59,9 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.spark_jobs import SparkSource, start_session
+from cutline.wal.drain.lags import is_little, read_waiting
+from cutline.wal.drain.slots import copy_slot_name, slot_name
 from cutline.wal.segments.own_store import check_own_store
-from cutline.wal.slots.lags import is_little, read_waiting
-from cutline.wal.slots.slots import copy_slot_name, slot_name
 
 
 def take_increment(

@@ -28,8 +28,7 @@ from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.records.commit import CutRecord
-from cutline.spark.own_tasks import run_own_tasks
-from cutline.spark.spark_jobs import NodeShares, SparkSource, run_tasks, start_session
+from cutline.spark.spark_jobs import NodeShares, SparkSource, run_own_tasks, run_tasks, start_session
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, UnreachableError, error_of
 from cutline.storage.store import ObjectStore
@@ -40,8 +39,8 @@ from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_t
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
+from cutline.wal.drain.waiting import ReplayLagError, await_standbys
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, ArchivedSegment, Segment, read_events
-from cutline.wal.slots.waiting import ReplayLagError, await_standbys
 
 
 class AttemptFailedError(Exception):

@@ -25,7 +25,7 @@ from cutline.nodes.sessions import Sessions
 from cutline.snapshots.records.commit import CutRecord
 from cutline.wal.cut.in_doubt import included_and_prepared
 from cutline.wal.drain.prepare_record import changes_catalogs
-from cutline.wal.slots.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
+from cutline.wal.drain.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
 
 POLL_SECONDS = 0.1
 # The locks that rows need are no sign of DDL, nor are those of large objects (pg_largeobject, its metadata and their

@@ -33,8 +33,8 @@ from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.drain_task import DrainTask
+from cutline.wal.drain.slots import slot_name
 from cutline.wal.segments.own_store import check_own_store
-from cutline.wal.slots.slots import slot_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.operations.operation import Operation
 from cutline.snapshots.records.commit import EXTENSION_ROWS, Commit, StoredObject
 from cutline.snapshots.records.documents import ddl_prefix, decompress
-from cutline.snapshots.records.extension_rows import ExtensionRows, ExtensionSequence, ExtensionTable
+from cutline.snapshots.records.kinds import ExtensionRows, ExtensionSequence, ExtensionTable
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

@@ -18,10 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from cutline.columns.arrow_streams import from_stream, to_stream
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, runs, xxhash64
 from cutline.columns.python_workers import broadcast, map_batches
-from cutline.columns.row_batches import row_batches
+from cutline.columns.row_batches import from_stream, row_batches, to_stream
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY

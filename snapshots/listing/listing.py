@@ -41,8 +41,8 @@ from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fle
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.lags import Retained, RetainedAnswers, RetainedQuery
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.lags import Retained, RetainedAnswers, RetainedQuery
+from cutline.wal.drain.slots import slot_name
 
 COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
 

@@ -55,7 +55,7 @@ from cutline.snapshots.records.tombstones import tombstone_key
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.lags import LagsQuery, NodeLags
+from cutline.wal.drain.lags import LagsQuery, NodeLags
 
 # For each snapshot the size of its newest commits is kept in memory, and a kilobyte for each increment.
 KEPT_MAX = 256

@@ -24,7 +24,7 @@ from cutline.snapshots.records.operation_records import Intent, read_failure, re
 from cutline.snapshots.records.proven_chains import increment_label
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.storage.store import ObjectMissingError, ObjectStore
-from cutline.wal.slots.slots import copy_slot_name, drop_slots, slot_name
+from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 
 # The mark of a deletion or a pruning: once it is stored, the next delete or prune resumes it.
 MARKS = {"delete": tombstone_key, "prune": only_full_key}

@@ -31,8 +31,8 @@ from cutline.snapshots.records.proven_chains import increment_numbers, listed_nu
 from cutline.snapshots.records.store_identity import read_fleet_id
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.storage.store import ObjectMissingError, ObjectStore
-from cutline.wal.slots.lags import Retained, RetainedAnswers, query_retained, read_retained
-from cutline.wal.slots.slots import COPY_SUFFIX, drop_slots, slot_name
+from cutline.wal.drain.lags import Retained, RetainedAnswers, query_retained, read_retained
+from cutline.wal.drain.slots import COPY_SUFFIX, drop_slots, slot_name
 
 
 @dataclass(frozen=True, slots=True)

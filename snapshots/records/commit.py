@@ -35,7 +35,7 @@ BASE = "base"
 DDL = "archive"
 # The globals of a shard's server (snapshots/records/server_globals.py).
 GLOBALS = "globals"
-# The rows of extensions' configuration tables (snapshots/records/extension_rows.py).
+# The rows of extensions' configuration tables (snapshots/records/kinds.py).
 EXTENSION_ROWS = "extension-rows"
 # Few objects of these kinds belong to a commit, and no rows of groups to them.
 WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)

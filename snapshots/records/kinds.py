@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from cutline.fleet.record import json_schema
+from cutline.fleet.record import Count, Record, json_schema
 from cutline.snapshots.records.commit import FullSnapshot, Increment, ListedObjects, Void
-from cutline.snapshots.records.extension_rows import ExtensionRows
 from cutline.snapshots.records.lost_chains import LostChain
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
@@ -31,6 +30,39 @@ from cutline.snapshots.records.store_identity import BaselineRecord, StoreIdenti
 from cutline.snapshots.records.tombstones import Mark
 from cutline.storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
 from cutline.wal.segments.segments import SegmentMetadata
+
+EXTENSION_ROWS_FORMAT = "cutline/extension-rows/1"
+
+
+class ExtensionTable(Record, frozen=True, kw_only=True):
+    """A table that `extension` has marked as its configuration; `size` is that of its statements in bytes."""
+
+    extension: str
+    schema: str
+    name: str
+    rows: Count
+    size: Count
+
+
+class ExtensionSequence(Record, frozen=True, kw_only=True):
+    """A sequence that `extension` has marked, too. Its value at the cut is among those of all sequences."""
+
+    extension: str
+    schema: str
+    name: str
+
+
+class ExtensionRows(Record, frozen=True, kw_only=True, tag_field="schema", tag=EXTENSION_ROWS_FORMAT):
+    """The header of the object with the rows of extensions' configuration tables.
+
+    It lists the tables that have rows, referenced tables first, and the marked sequences. The object is a compressed
+    script for psql. Its first line is a comment with this document. The statements of the tables follow, in the
+    encoding of the shard's database, for a server with standard_conforming_strings on.
+    """
+
+    tables: tuple[ExtensionTable, ...]
+    sequences: tuple[ExtensionSequence, ...] = ()
+
 
 DIGEST_SCHEMA = {
     "type": "string",

@@ -63,7 +63,7 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import DeletionRefusedError, Listed, ObjectMissingError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
-from cutline.wal.slots.slots import chain_of_slot, drop_slots, list_own_slots, slot_name
+from cutline.wal.drain.slots import chain_of_slot, drop_slots, list_own_slots, slot_name
 
 DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8

@@ -50,7 +50,7 @@ from cutline.snapshots.removal.retention import (
 from cutline.snapshots.removal.survey import CHAIN_FOLDERS, SurveyedSnapshot, of_increments, survey_snapshots
 from cutline.storage.clock import utc_now
 from cutline.storage.store import Listed, ObjectStore
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 
 NAMES_SHOWN_MAX = 10
 

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node
 from cutline.nodes.connections import with_database
-from cutline.wal.slots.slots import drop_slot
+from cutline.wal.drain.slots import drop_slot
 from tests.commands.snapshot_runs import configure_fleet
 from tests.servers.installed import has
 from tests.tables.encoded_tables import (

@@ -30,7 +30,7 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.proven_chains import snapshot_names
-from cutline.wal.slots.slots import drop_slot
+from cutline.wal.drain.slots import drop_slot
 from tests.run.quick_spark import with_spark
 
 if TYPE_CHECKING:

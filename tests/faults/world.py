@@ -23,7 +23,7 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.records.proven_chains import increment_numbers, read_chain
 from cutline.storage.errors import BusyError, SnapshotError
-from cutline.wal.slots.slots import drop_slot, slot_name
+from cutline.wal.drain.slots import drop_slot, slot_name
 from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.faults.awaited import QUIET_SECONDS_MAX, await_none, is_running

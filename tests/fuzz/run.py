@@ -19,7 +19,7 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.storage.errors import RefusedError, SnapshotError
-from cutline.wal.slots.waiting import SlotWaitError
+from cutline.wal.drain.waiting import SlotWaitError
 from tests.commands.snapshot_runs import Runs
 from tests.fuzz.databases import drop_databases
 from tests.fuzz.during import During

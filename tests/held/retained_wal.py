@@ -12,7 +12,7 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.listing import list_store
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.commands.snapshot_runs import Ready, Runs, slots_of
 from tests.integration.refusing import execute
 

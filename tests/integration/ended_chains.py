@@ -9,7 +9,7 @@ from cutline.fleet.config import Node
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import SnapshotError
-from cutline.wal.slots.slots import drop_slots
+from cutline.wal.drain.slots import drop_slots
 from tests.commands.snapshot_runs import Runs, slots_of
 from tests.integration.refusing import refused, take_increment
 

@@ -16,7 +16,7 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.snapshots.operations.open_operations import read_open_intents
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, slots_of
 from tests.faults.cancelled_command import BEGUN, STEP, cancel_at

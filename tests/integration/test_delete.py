@@ -28,7 +28,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.tombstones import is_deleted
 from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.pruning import preview_prune
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import (
     Ready,

@@ -10,13 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-import cutline.wal.decoding.undecodable
+import cutline.wal.decoding.decoder
 import cutline.wal.drain.drain
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect
-from cutline.wal.decoding.undecodable import LINE_BYTES_MAX
+from cutline.wal.decoding.decoder import LINE_BYTES_MAX
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place
 from tests.run.soak import SOAK_SECONDS
@@ -141,7 +141,7 @@ def test_a_row_whose_line_copy_could_not_read_is_named(
     key = "00000000-0000-0000-0000-00000000002a"
     # 7, its uuid, two separators, and 60 newlines of two characters each; a newline ends the line.
     fits = 1 + 36 + 3 + 2 * 60
-    monkeypatch.setattr(cutline.wal.decoding.undecodable, "LINE_BYTES_MAX", fits)
+    monkeypatch.setattr(cutline.wal.decoding.decoder, "LINE_BYTES_MAX", fits)
     place.connection.execute("INSERT INTO escaped VALUES (repeat(E'\n', 60), 7, %s)", (key,))
     follower.drain_fully(place.write_finish())
     place.connection.execute("INSERT INTO escaped VALUES (repeat(E'\n', 61), 8, %s)", (key,))

@@ -28,7 +28,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from cutline.storage.digest import digest
 from cutline.storage.ids import new_operation_id
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.encrypted_attacks import ATTACKS, planted_by_strangers

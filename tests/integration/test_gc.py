@@ -26,7 +26,7 @@ from cutline.snapshots.records.proven_chains import increment_numbers, read_chai
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.removal.gc import GarbageReason, GcReport, collect_garbage, preview_garbage
 from cutline.storage.errors import BusyError, IndeterminateError
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, removing_new_transfers, runs_on, slots_of, sorted_copies
 from tests.commands.watching import Reached, Watching

@@ -22,7 +22,7 @@ from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.operations.slot_guard import read_kept_chains
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.store_identity import ensure_identity
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.held.retained_wal import Notes
 from tests.integration.own_shard import database_on
 

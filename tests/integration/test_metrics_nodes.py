@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 import pytest
 
-import cutline.wal.slots.lags as module
+import cutline.wal.drain.lags as module
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.metrics_gathering import MetricsGatherer
 from cutline.snapshots.records.proven_chains import read_chain
-from cutline.wal.slots.lags import LagsQuery, NodeLags
+from cutline.wal.drain.lags import LagsQuery, NodeLags
 from tests.commands.in_process import run_here, run_with_stderr
 from tests.commands.snapshot_runs import Runs, command_line, runs_on, slots_of
 from tests.faults.ports import HOST, free_ports

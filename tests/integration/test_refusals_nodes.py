@@ -27,7 +27,7 @@ from cutline.snapshots.records.lost_chains import ChainLostError
 from cutline.snapshots.removal.deletion import DeletionPlan, delete_snapshot
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
-from cutline.wal.slots.slots import check_slot, slot_name, slot_state
+from cutline.wal.drain.slots import check_slot, slot_name, slot_state
 from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.ended_chains import assert_refused, begin_chain, continue_chain

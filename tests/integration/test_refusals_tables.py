@@ -25,7 +25,7 @@ from cutline.nodes.connections import with_database
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.commit import DefinitionChanges
-from cutline.wal.slots.slots import drop_slots
+from cutline.wal.drain.slots import drop_slots
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
 from tests.integration.refusing import create, execute, publication_name, refused, take_increment
 from tests.tables.changes_between import CHANGES, LIKE_PERSON, RENAMED, SET_TABLES, TAKEN_OUT

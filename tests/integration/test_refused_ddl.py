@@ -20,7 +20,7 @@ from cutline.nodes.programs import run_tool
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.commands.watching import Reached, Watching

@@ -30,7 +30,7 @@ from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing.listing import Listing, list_store
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.snapshots.records.lost_chains import ChainLostError, lost_key
-from cutline.wal.slots.slots import create_exported_slot, drop_slot, slot_name
+from cutline.wal.drain.slots import create_exported_slot, drop_slot, slot_name
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots, sorted_copies
 from tests.faults.ports import HOST, free_ports

@@ -21,7 +21,7 @@ import pytest
 
 import cutline.nodes.connections
 import cutline.nodes.watch
-import cutline.wal.slots.slots
+import cutline.wal.drain.slots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
@@ -61,7 +61,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutline.nodes.watch, "ANSWER_SECONDS_MAX", 1.0)
     monkeypatch.setattr(cutline.nodes.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
     monkeypatch.setattr(cutline.nodes.connections, "CONNECT_SECONDS_MAX", 2)
-    monkeypatch.setattr(cutline.wal.slots.slots, "DROP_CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setattr(cutline.wal.drain.slots, "DROP_CONNECT_SECONDS_MAX", 2)
 
 
 @pytest.fixture(scope="module")

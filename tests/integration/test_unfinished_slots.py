@@ -16,7 +16,7 @@ from cutline.snapshots.operations.operation import Operation, new_operation, rec
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.storage.errors import IndeterminateError
 from cutline.storage.memory import InMemoryStore
-from cutline.wal.slots.slots import create_exported_slot, drop_slot, slot_name
+from cutline.wal.drain.slots import create_exported_slot, drop_slot, slot_name
 from tests.commands.snapshot_runs import slots_of
 from tests.commands.watching import Watching
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import cutline.wal.slots.waiting as waiting
+import cutline.wal.drain.waiting as waiting
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node, load_fleet
 from cutline.fleet.progress import Silent
@@ -24,8 +24,8 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.storage.errors import SnapshotError
-from cutline.wal.slots.slots import create_exported_slot, drop_slot
-from cutline.wal.slots.waiting import SlotWaitError
+from cutline.wal.drain.slots import create_exported_slot, drop_slot
+from cutline.wal.drain.waiting import SlotWaitError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, slots_of
 from tests.integration.refusing import execute
 

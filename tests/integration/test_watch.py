@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet
-from cutline.wal.slots.slots import drop_slot
+from cutline.wal.drain.slots import drop_slot
 from tests.commands.snapshot_runs import configure_fleet, run_command, slots_of
 from tests.s3.server import free_port
 from tests.servers.dealt import start_fleet

@@ -22,8 +22,8 @@ from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
+from cutline.wal.drain.slots import create_exported_slot
 from cutline.wal.segments.segments import Definition, check_contiguous
-from cutline.wal.slots.slots import create_exported_slot
 
 FLEET = "test"
 RULES = GroupRules(append_only=("*.append_only",))

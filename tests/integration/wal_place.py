@@ -18,7 +18,7 @@ from cutline.fleet.config import Node
 from cutline.nodes.connections import NodeUnreachableError, connect, with_database
 from cutline.nodes.groups import Group
 from cutline.wal.cut.markers import Marker
-from cutline.wal.slots.slots import drop_slot
+from cutline.wal.drain.slots import drop_slot
 from tests.integration.wal_follower import Follower, copy_lines, follow, prepare_groups
 from tests.wal.markers import write_marker
 

@@ -16,7 +16,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.pruning import PrunePlan
 from cutline.snapshots.removal.retention import RetentionFate
 from cutline.storage.digest import digest
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.simulation.faulty_store import Bucket, FaultyStore
 from tests.simulation.repository_model import NODES, CreateRun, RepositoryWorld
 from tests.simulation.store_faults import Fault, FaultSource

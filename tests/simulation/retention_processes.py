@@ -20,7 +20,7 @@ from cutline.snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove
 from cutline.snapshots.removal.pruning import PrunePlan, prune_locked
 from cutline.storage.errors import RefusedError, UnreachableError
 from cutline.storage.store import StoreUnreachableError
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.simulation.create_processes import FLEET
 from tests.simulation.repository_promises import check_prune_plan
 from tests.simulation.store_processes import ModelLock, Process, exclusive

@@ -17,7 +17,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.deletion import RemovalRun
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.unit.made_commits import begun_at, commit, counted
 
 FLEET = Fleet(

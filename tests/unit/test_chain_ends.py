@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cutline.storage.errors import ERRORS, ChainEnd, ReportedError, error_of, report_of
-from cutline.wal.slots.slots import SlotLostError
+from cutline.wal.drain.slots import SlotLostError
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "restore", "check", "snapshots", "spark", "wal", "nodes", "fleet", "storage")

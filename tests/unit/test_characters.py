@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from cutline.cli.output.drill import SQL_SHOWN_MAX, drill_lines
+from cutline.cli.output.restore_report import SQL_SHOWN_MAX, drill_lines
 from cutline.cli.process.streams import ASCII_LEVELS, BLOCKS, FORMS, RULE, writable
 from cutline.fleet.config import AssertionTable, load_fleet
 from cutline.fleet.record import Time

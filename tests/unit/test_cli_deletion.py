@@ -20,7 +20,7 @@ from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune, prune_locked
 from cutline.storage.memory import InMemoryStore
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.unit.made_chains import FLEET, InMemoryNodes, new_removal_run, nodes_of, store_chain
 from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import identity, memory

@@ -25,7 +25,7 @@ from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import only_full_key
 from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune
-from cutline.wal.slots.lags import RetainedAnswers
+from cutline.wal.drain.lags import RetainedAnswers
 from tests.unit.made_chains import FLEET
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.metric_values import of, read

@@ -26,7 +26,7 @@ from cutline.snapshots.removal.deletion import (
 from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import DeletionRefusedError, ObjectStore
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.unit.made_chains import FLEET, InMemoryNodes, nodes_of, store_chain
 from tests.unit.made_commits import memory, point, unused_url
 from tests.unit.made_deletions import (

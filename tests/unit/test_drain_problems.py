@@ -8,7 +8,7 @@ from cutline.snapshots.create.make_cut import AttemptFailedError, _raise_problem
 from cutline.storage.errors import SnapshotError, UnreachableError, report_of
 from cutline.wal.decoding.known_definitions import SchemaMovedError, TableDescription
 from cutline.wal.drain.drain_task import DrainReport
-from cutline.wal.slots.slots import SlotLostError
+from cutline.wal.drain.slots import SlotLostError
 from tests.unit.made_changes import FULL, KEYED
 
 AWAY = UnreachableError("node a: away", details={"node": "a"})

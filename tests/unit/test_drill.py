@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cutline.cli.output.drill import drill_document, drill_lines
 from cutline.cli.output.junit import junit_of_drill
+from cutline.cli.output.restore_report import drill_document, drill_lines
 from cutline.embedded.server import EmbeddedNode
 from cutline.fleet.config import AssertionTable, Expected, FleetFileError, Node, check_drill, load_fleet
 from cutline.restore.drill import servers

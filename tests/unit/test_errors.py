@@ -22,7 +22,7 @@ from cutline.storage.errors import (
     remember_secret,
     report_of,
 )
-from cutline.wal.slots.slots import SlotLostError
+from cutline.wal.drain.slots import SlotLostError
 
 LOST = SlotLostError("node a: its slot is gone", hint="take a new snapshot", details={"node": "a"})
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.faults.cases import FAULTS, KINDS, Case, all_steps
 from tests.run.selection import FIXED, read_fixed_set
 from tests.run.soak import covering, first, first_of_each

@@ -21,7 +21,7 @@ from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChec
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.operation_records import CheckedPoint
 from cutline.snapshots.records.proven_chains import SnapshotMissingError
-from cutline.wal.slots.lags import RetainedAnswers
+from cutline.wal.drain.lags import RetainedAnswers
 from tests.chains.redefined_chain import STATES, build_chain
 from tests.unit.made_commits import full_commit, increment_commit, memory
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutline.wal.cut.global_ids import global_ids
+from cutline.wal.decoding.transactions import global_ids
 
 
 def derive_global_ids(gids: list[str], form: str) -> list[str]:

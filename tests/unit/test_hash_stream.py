@@ -13,7 +13,7 @@ import cutline.check.streams
 import cutline.wal.segments.segments
 from cutline.check.report import Copies, Findings, SnapshotReport
 from cutline.check.streams import LastTask, StreamReport, StreamTask, hash_stream, hash_streams
-from cutline.columns.arrow_streams import from_stream
+from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold.changes import ChangeForm

@@ -28,7 +28,7 @@ from cutline.snapshots.listing.metrics_gathering import (
 from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
-from cutline.wal.slots.lags import NodeLags, ReplayLag, SlotLag
+from cutline.wal.drain.lags import NodeLags, ReplayLag, SlotLag
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_chains import FLEET as SHARD_FLEET
 from tests.unit.made_commits import unused_url

@@ -33,7 +33,7 @@ from cutline.snapshots.records.tombstones import is_deleted, only_full_key, put_
 from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.unit.made_chains import FLEET
 from tests.unit.made_checks import ended, point
 from tests.unit.made_commits import mark

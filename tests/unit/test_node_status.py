@@ -7,7 +7,7 @@ import pytest
 from cutline.cli.output.node_status import NodeStatus
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.lock import LockAnswer
-from cutline.wal.slots.lags import NodeLags
+from cutline.wal.drain.lags import NodeLags
 
 LATE, LATER = "no answer within 2 s", "no answer within 5 s"
 AT = NodeLags("a", position=Lsn(0x50))

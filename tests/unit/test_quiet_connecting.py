@@ -8,8 +8,8 @@ import platform
 
 import pytest
 
-from cutline.wal.drain import quiet_connecting as module
-from cutline.wal.drain.quiet_connecting import quiet_connecting
+from cutline.wal.drain import peek as module
+from cutline.wal.drain.peek import quiet_connecting
 
 LIBC = ctypes.CDLL(None)
 LIBC.fputs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)

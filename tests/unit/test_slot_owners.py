@@ -19,8 +19,8 @@ from cutline.snapshots.records.tombstones import (
 from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.store import ObjectStore
-from cutline.wal.slots.lags import Retained
-from cutline.wal.slots.slots import chain_of_slot, slot_name
+from cutline.wal.drain.lags import Retained
+from cutline.wal.drain.slots import chain_of_slot, slot_name
 from tests.unit.made_chains import FLEET, nodes_of, store_chain
 from tests.unit.made_commits import memory
 from tests.unit.made_deletions import (

@@ -1,5 +1,8 @@
 """Assign messages to their transactions, and extract transaction events and markers from a batch.
 
+The parts of a distributed transaction have a *global id* in common. `[cut] global_id` in fleet.toml is the rule that
+derives it from a two-phase gid. A gid that the rule does not match is its own global id.
+
 A slot yields a transaction's messages in one piece, between its BEGIN and its COMMIT or PREPARE.
 
 A transaction that commits in one phase can be tagged with a global id, by a transactional logical message with the
@@ -9,6 +12,7 @@ is ignored, and so is a tag of a prepared transaction, which has its own gid.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_list, gather
+from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_list, gather, texts_array
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.encodings import Texts
-from cutline.wal.cut.global_ids import global_ids
 from cutline.wal.cut.markers import MARKER_PREFIX
 from cutline.wal.decoding import pgoutput
 from cutline.wal.decoding.pgoutput import Messages, convert_texts, is_text
@@ -34,6 +37,34 @@ from cutline.wal.segments.segments import (
     ROLLBACK_PREPARED,
     SEGMENT_SCHEMA,
 )
+
+# The JDBC driver's gids (RecoveredXid.xidToString): format id, which is a signed integer, global transaction id,
+# branch qualifier, the last two in base64.
+XA = r"^(?P<global>-?\d+_[A-Za-z0-9+/=]+)_[A-Za-z0-9+/=]*$"
+# Citus's (Assign2PCIdentifier): citus_<initiating group>_<process>_<transaction number>_<connection number>, all
+# of them unsigned.
+CITUS = r"^(?P<global>citus_\d+_\d+_\d+)_\d+$"
+
+
+def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
+    """The global id of each gid; `form` is exact, xa, citus, or a regular expression with a group named global."""
+    if form == "exact" or len(gids) == 0:
+        return gids
+    builtin = {"xa": XA, "citus": CITUS}.get(form)
+    if builtin:
+        return pc.coalesce(pc.struct_field(pc.extract_regex(gids, builtin), "global"), gids)
+    # Arrow's regular expressions are RE2: no look-around, no unnamed groups. The operator's rule was validated as a
+    # Python regular expression, so Python matches it, once per distinct gid.
+    encoded = gids.dictionary_encode()
+    pattern = re.compile(form)
+    names = texts_array(_global_id(pattern, gid) for gid in encoded.dictionary.to_pylist())
+    return names.take(encoded.indices)
+
+
+def _global_id(pattern: re.Pattern[str], gid: str) -> str:
+    match = pattern.search(gid)
+    return (match and match["global"]) or gid
+
 
 TAG_PREFIX = b"snapshot.gid"
 # PostgreSQL's limit for gids (GIDSIZE without the terminating zero).

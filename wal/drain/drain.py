@@ -31,7 +31,9 @@ from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask,
 from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, read_ahead
 from cutline.wal.drain.peek import SlotInUseError, peek, slot_in_use
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
+from cutline.wal.drain.slots import SlotLostError, advance_slot, check_slot, slot_state
 from cutline.wal.drain.unprintable import find_unprintable
+from cutline.wal.drain.waiting import check_replayed
 from cutline.wal.segments.own_store import check_own_store
 from cutline.wal.segments.segments import (
     SEGMENT_SCHEMA,
@@ -44,8 +46,6 @@ from cutline.wal.segments.segments import (
     create_segment,
     list_unlisted,
 )
-from cutline.wal.slots.slots import SlotLostError, advance_slot, check_slot, slot_state
-from cutline.wal.slots.waiting import check_replayed
 
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000

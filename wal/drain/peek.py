@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import adbc_driver_manager as adbc
@@ -27,7 +32,60 @@ from cutline.nodes.connections import (
 )
 from cutline.nodes.encodings import RAW
 from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
-from cutline.wal.drain.quiet_connecting import quiet_connecting
+
+_lock = threading.Lock()
+# How many sessions are being opened, and what `stderr` was before the first of them.
+_opening = 0
+_before: int | None = None
+_stream: int | None = None
+
+
+@contextmanager
+def quiet_connecting() -> Iterator[None]:
+    """While the block runs, in any number of threads, C code writes nothing on stderr.
+
+    While libpq opens a session, the server may warn, for example of a database whose collation version differs. It
+    ignores the session's client_min_messages, which it reads later (PostgreSQL's postinit.c). libpq writes such a
+    warning on C's `stderr`, because the driver sets a function for warnings only once the session is open. Between
+    lines of progress or JSON the warning has no context; Cutline reports it itself (nodes/collation_versions.py).
+
+    The descriptor stays as it is: Python and started programs write as before.
+    """
+    global _opening, _before  # C's variable is one for the process
+    variable = _stderr_variable()
+    if variable is None:
+        yield
+        return
+    with _lock:
+        if not _opening:
+            _before, variable.value = variable.value, _null_stream() or variable.value
+        _opening += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _opening -= 1
+            if not _opening:
+                variable.value = _before
+
+
+@cache
+def _stderr_variable() -> ctypes.c_void_p | None:
+    """C's `stderr`; None if it is not glibc's: elsewhere it has another name, or can't be changed."""
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    return ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stderr")
+
+
+def _null_stream() -> int | None:
+    """A C stream that leads nowhere; None if no more files can be opened: then the session can't be, either."""
+    global _stream  # one for the process
+    if _stream is None:
+        fopen = ctypes.CDLL(None).fopen
+        fopen.restype, fopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p)
+        _stream = fopen(os.fsencode(os.devnull), b"we")
+    return _stream
+
 
 OBJECT_IN_USE = "55006"
 # So that several batches fit into AHEAD_BYTES (message_stream.py).

@@ -19,7 +19,7 @@ from cutline.nodes.connections import connect, connect_replication
 from cutline.nodes.encodings import RAW
 from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error
 from cutline.storage.errors import SnapshotError
-from cutline.wal.decoding.undecodable import RowUndecodableError
+from cutline.wal.decoding.decoder import RowUndecodableError
 from cutline.wal.drain.message_stream import stream_messages
 
 # Printing a value of another type may run somebody's code.

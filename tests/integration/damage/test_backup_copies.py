@@ -18,7 +18,7 @@ from cutline.restore.plan.report import RestoreReport
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
 from cutline.restore.scope.scope import RestoreScope, TableMove
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.storage.errors import UsageError
 from cutline.wal.segments.damage import ObjectDamagedError

@@ -14,7 +14,7 @@ from cutline.nodes.connections import NodeUnreachableError
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.operations import object_lists
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.snapshot_runs import Ready

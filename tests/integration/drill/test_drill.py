@@ -23,7 +23,7 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.restore.drill.drill import run_drill, settle_dead_drills
 from cutline.restore.drill.servers import DrillUnfitError
 from cutline.restore.plan.request import RestoreRequest
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.operations.ended_operations import read_history
 from cutline.snapshots.operations.open_operations import read_open_intents, read_open_operations
 from cutline.snapshots.records.chain import Chain

@@ -12,8 +12,7 @@ import pytest
 from msgspec import structs
 
 import cutline.restore.drill.servers
-from cutline.cli.output.drill import drill_lines
-from cutline.cli.output.restore_report import preview_lines
+from cutline.cli.output.restore_report import drill_lines, preview_lines
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.sandbox import find_confinement
 from cutline.fleet.config import AssertionTable, DrillTable, Fleet, load_fleet

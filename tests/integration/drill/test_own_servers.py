@@ -33,7 +33,7 @@ from cutline.restore.drill.servers import DrillUnfitError
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.plan.roles import missing_roles
 from cutline.restore.scope.scope import RestoreScope
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError, target_of
 from cutline.storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here

@@ -13,7 +13,7 @@ from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
 from cutline.restore.scope.scope import RestoreScope, TableMove
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.parts.two_places import NAME, OWNER, TwoPlaces, ask, await_sessions_over, value

@@ -10,7 +10,7 @@ from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
 from cutline.restore.scope.scope import RestoreScope
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.in_process import run_here
 from tests.commands.watching import Reached, Watching
 from tests.integration.parts.two_places import PLAIN, TwoPlaces, ask, await_sessions_over, databases, value

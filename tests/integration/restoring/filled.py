@@ -16,7 +16,7 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.rows.load import TablesInUseError
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute

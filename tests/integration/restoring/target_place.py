@@ -21,7 +21,7 @@ from cutline.nodes.connections import with_database
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.operations.open_operations import read_open_intents
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies

@@ -12,7 +12,7 @@ from cutline.nodes.lock import FleetBusyError, lock_fleet
 from cutline.nodes.sessions import open_sessions
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.run.restore import restore_fleet
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Node
-from cutline.restore.targets.crash_points import PER_NODE, RestoreCrashPoint
+from cutline.restore.targets.databases import PER_NODE, RestoreCrashPoint
 from cutline.snapshots.operations.open_operations import RESTORE
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.faults.cancelled_command import CancelledRun, cancel_at, cancel_when

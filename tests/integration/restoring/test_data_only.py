@@ -17,7 +17,7 @@ from cutline.restore.rows.fill_checks import find_used
 from cutline.restore.rows.load import LoadError
 from cutline.restore.rows.references import ForeignKeyViolatedError
 from cutline.restore.scope.scope import RestoreScope
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.in_process import run_and_capture, run_here

@@ -10,7 +10,7 @@ from cutline.nodes.connections import with_database
 from cutline.restore.rows.filled_tables import TablesUnfitError
 from cutline.restore.rows.filling import TablesChangedError
 from cutline.restore.rows.references import KeyUntrustedError
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume
 from tests.integration.restoring.filled import acting_at, assert_empty, leave, load, rows_of

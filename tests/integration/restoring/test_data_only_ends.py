@@ -15,7 +15,7 @@ from cutline.restore.rows.filled_tables import TablesUnfitError
 from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.load import LoadError
 from cutline.restore.run.restore import resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.commands.in_process import run_and_capture, run_here

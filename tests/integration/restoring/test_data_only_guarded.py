@@ -15,7 +15,7 @@ from cutline.restore.rows.filling import find_fillings
 from cutline.restore.rows.held_tables import BLOCKING, SECONDS_MAX
 from cutline.restore.rows.load import TablesInUseError
 from cutline.restore.run.preview import preview_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore

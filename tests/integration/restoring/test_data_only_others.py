@@ -21,7 +21,7 @@ from cutline.restore.rows.filled_tables import TablesUnfitError
 from cutline.restore.rows.held_tables import ALTERING, LOOK_SECONDS, SECONDS_MAX, STOP_SECONDS_MAX, refusing_waiting
 from cutline.restore.rows.load import LoadError, TablesInUseError
 from cutline.restore.rows.references import ForeignKeyViolatedError
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.watching import Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume

@@ -10,7 +10,7 @@ import pytest
 from cutline.fleet.progress import Noting, Silent
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest

@@ -14,7 +14,7 @@ from cutline.fleet.progress import Silent
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.run.ending import ALL_RESTORED
 from cutline.restore.run.restore import restore_fleet
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore, discard_old
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import StoppedError

@@ -8,7 +8,7 @@ import pytest
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.rows.filled_tables import TablesUnfitError
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, resume

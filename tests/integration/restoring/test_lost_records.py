@@ -17,7 +17,7 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.preview import preview_resumed
 from cutline.restore.run.restore import restore_fleet, resume_restore
 from cutline.restore.scope.scope import RestoreScope
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.targets.swap import RestoredMissingError, publish_database
 from cutline.restore.targets.target import Target, TargetExistsError
 from cutline.restore.unfinished.undoing import abandon_restore

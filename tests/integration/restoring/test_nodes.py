@@ -21,7 +21,7 @@ from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.operations import signs
 from tests.commands.at_terminal import answer
 from tests.commands.in_process import run_as_text, run_here

@@ -16,7 +16,7 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError
 from cutline.restore.unfinished.undoing import OldDatabaseMissingError, abandon_restore, discard_old
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError

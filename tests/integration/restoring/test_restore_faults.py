@@ -20,7 +20,7 @@ from cutline.fleet.progress import Silent
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
-from cutline.restore.targets.crash_points import PER_NODE, RestoreCrashPoint
+from cutline.restore.targets.databases import PER_NODE, RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.storage.errors import SnapshotError

@@ -16,7 +16,7 @@ import pytest
 from cutline.fleet.progress import Silent
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import resume_restore
-from cutline.restore.targets.crash_points import PER_NODE, RestoreCrashPoint
+from cutline.restore.targets.databases import PER_NODE, RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.commands.snapshot_runs import Ready

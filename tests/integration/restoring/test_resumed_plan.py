@@ -16,7 +16,7 @@ from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.preview import RestorePreview
 from cutline.restore.run.restore import resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.in_process import run_and_capture, run_here, run_with_stderr
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import restore_left

@@ -22,8 +22,7 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.ending import RestoreAbandonedError
 from cutline.restore.run.preview import preview_resumed
 from cutline.restore.run.restore import restore_fleet, resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
-from cutline.restore.targets.databases import REHEARSAL
+from cutline.restore.targets.databases import REHEARSAL, RestoreCrashPoint
 from cutline.restore.unfinished.undoing import OldDatabaseMissingError, abandon_restore, preview_abandon
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
@@ -31,7 +30,7 @@ from cutline.snapshots.create.full import create_full
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import read_decision
 from cutline.storage.store import StoreUnreachableError
-from cutline.wal.slots.slots import slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching

@@ -15,7 +15,7 @@ from cutline.nodes.connections import NodeUnreachableError, with_database
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.targets.swap import end_sessions
 from cutline.restore.targets.target import TargetUnfitError
 from cutline.storage.store import StoreUnreachableError

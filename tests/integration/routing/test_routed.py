@@ -18,7 +18,7 @@ from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.report import RestoreReport
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.commands.watching import Reached, Watching
 from tests.integration.routing.routed_place import (

@@ -14,7 +14,7 @@ from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
-from cutline.restore.targets.crash_points import RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError
 from cutline.restore.unfinished.undoing import abandon_restore
 from tests.commands.watching import Reached, Watching

@@ -13,7 +13,7 @@ from cutline.restore.plan.topology import LargeObjectsUnroutedError, SourcesDiff
 from cutline.restore.run.conflicts import KeyConflictError
 from cutline.restore.run.refused import DdlRefusedError
 from cutline.restore.run.restore import restore_fleet
-from cutline.restore.scope.placing import RowWithoutTargetError
+from cutline.restore.scope.table_routes import RowWithoutTargetError
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.storage.errors import UsageError
 from tests.integration.refusing import execute

@@ -18,7 +18,7 @@ from cutline.nodes.connections import raising_unreachable, unreachable_error
 from cutline.nodes.other_databases import OldDatabase, read_old
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.watch import NodeAnswers, NodesQuery
-from cutline.wal.slots.slots import POSITION, RETAINING_SLOTS
+from cutline.wal.drain.slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0
 # Every function is evaluated once: a slot's lag is that of the position that is reported with it.

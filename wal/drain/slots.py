@@ -25,7 +25,7 @@ from cutline.nodes.connections import connect, connect_replication, shut_down_af
 from cutline.nodes.problems import lacks_function, read_role, unfit_error
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
-from cutline.wal.slots.waiting import (
+from cutline.wal.drain.waiting import (
     Awaited,
     ReplayState,
     WaitNotes,

@@ -1,1 +1,1 @@
-"""Check: reads a chain back and proves it complete, or names the damage. A check that compared nothing can't pass."""
+"""Read a chain back and prove that it is complete, or name the damage. A check that compared nothing can't pass."""

@@ -1,7 +1,7 @@
 """Hash base copies: the work of one task of the base hash job in an executor.
 
-The task that reads base rows hashes them; they are never shuffled. Rows whose key changed after the copy are left out:
-the folded changes have them.
+The task that reads base rows also hashes them, so they are never shuffled. Rows whose key changed after the copy are
+left out, because the folded changes contain them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from cutline.wal.segments.damage import ObjectDamagedError
 
 @dataclass(frozen=True, slots=True)
 class BaseHashTask:
-    """A base object to hash; `changed` broadcasts the node's changed keys by group.
+    """A base object to hash; `changed` is a broadcast of the node's changed keys by group.
 
-    `partitions` is the number of partitions by group, for every group number that the object's rows may have.
+    `partitions` maps every group number that may occur in the object to the group's number of partitions.
     """
 
     base: BaseSource
@@ -48,7 +48,7 @@ class BaseHashReport:
 
 
 def hash_base(task: BaseHashTask) -> BaseHashReport:
-    """Hash the rows of the object whose key did not change."""
+    """Hash the object's rows, except those whose key changed after the copy."""
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     parts: list[Sums] = []
     rows: dict[int, int] = {}
@@ -75,12 +75,12 @@ def _check_rows(task: BaseHashTask, rows: Mapping[int, int]) -> None:
 
 def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
     source, expected = task.base.source, dict(task.base.rows)
-    detail = f"it has {found} instead of {expected}"
+    detail = f"it contains {found} instead of {expected}"
     return ObjectDamagedError(key=source.key, kind="rows", node=source.node, detail=detail)
 
 
 def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys]) -> Iterator[Sums]:
-    """Check that the rows of a stored batch are in their partitions, and yield the batch's combined hashes."""
+    """Check that the rows of a stored batch are in the right partitions, and yield their combined hashes."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
     _check_partitions(task, batch, key_hashes)
     if task.base.mapping is None:
@@ -108,7 +108,7 @@ def _hash(
 
 
 def _check_partitions(task: BaseHashTask, batch: pa.RecordBatch, key_hashes: npt.NDArray[np.uint64]) -> None:
-    """Raise ObjectDamagedError unless every row is in its key's partition: copies are compared by partition."""
+    """Raise ObjectDamagedError unless every row is in its key's partition, because copies are compared by partition."""
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
     rows = from_arrow(batch.column("row"))
@@ -120,5 +120,5 @@ def _check_partitions(task: BaseHashTask, batch: pa.RecordBatch, key_hashes: npt
         if np.any((hashes & np.uint64(task.partitions[number] - 1)).astype(np.int64) != partition[at]):
             source = task.base.source
             raise ObjectDamagedError(
-                key=source.key, kind="partition", node=source.node, detail="a row is in a wrong partition"
+                key=source.key, kind="partition", node=source.node, detail="a row is in the wrong partition"
             )

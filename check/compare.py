@@ -1,4 +1,4 @@
-"""Compare the copies of a shard: each backup copy with the primary copy, by group and partition."""
+"""Compare each backup copy of a shard with the primary copy, by group and partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENTS = 0
 
 
 def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) -> None:
-    """Compare the rows and row versions of every partition; note conflicts and what could not be compared."""
+    """Compare the rows and row versions of every partition; add conflicts and skipped parts to the report."""
     report = findings.report
     entries, writers = _by_node(copies, hashes.rows), _by_node(copies, hashes.versions)
     for primary, backup in copies.pairs:
@@ -29,12 +29,12 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
         ]
         report.conflicts += conflicts[:NAMED_MAX]
         if len(conflicts) > NAMED_MAX:
-            detail = f"{len(conflicts) - NAMED_MAX} more conflicts in partitions are not listed"
+            detail = f"{len(conflicts) - NAMED_MAX} more partitions with conflicts are not listed"
             report.conflicts.append(Conflict("partition", detail, node=primary, other_node=backup))
     for shard in sorted(set(copies.shard.values())):
         if not any(primary == shard for primary, _ in copies.pairs):
             too_old = [f"; {out.name}: {out.why}" for out in copies.chain.too_old if out.node == shard]
-            why = f"it has no backup copy to compare with{''.join(too_old)}"
+            why = f"no backup copy to compare with{''.join(too_old)}"
             report.skipped.append(Skipped(f"rows of shard {shard}", why))
 
 
@@ -70,7 +70,7 @@ def _compare_place(
 
 
 def compare_streams(copies: Copies, sums: Sums, findings: Findings) -> None:
-    """Compare the changes in the copies' WAL by group, and their transaction events."""
+    """Compare the changes in the copies' WAL archives by group, and the transaction events."""
     streams = _by_node(copies, sums)
     for primary, backup in copies.pairs:
         if primary in findings.damaged or backup in findings.damaged:
@@ -102,7 +102,7 @@ def _is_skipped(primary: str, backup: str, findings: Findings) -> bool:
 
 
 def _by_node(copies: Copies, sums: Sums) -> dict[str, dict[tuple[int, ...], tuple[int, ...]]]:
-    """The combined hashes by node, then by the rest of their key: a key begins with the node's number."""
+    """Group the combined hashes by node, the first number of each key; map the rest of the key to the hash."""
     by_node: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
     for key, value in sums.as_dict().items():
         by_node.setdefault(copies.nodes[key[0]], {})[key[1:]] = value

@@ -1,8 +1,8 @@
-"""Resolve every cut of a chain again, from the archived events, and compare it with its commit.
+"""Resolve every cut of a chain again from the archived events, and compare the result with its commit.
 
-A position that is changed a little includes or leaves out whole transactions, in every copy alike: comparing the copies
-with each other does not show it. The driver holds the events of a single cut in memory, as when the cut was made, and
-at most READS_AT_ONCE segments that are being read.
+If a position is wrong by a little, every copy gains or loses the same whole transactions, so comparing the copies with
+each other doesn't show it. As when the cut was made, the driver holds the events of only one cut in memory, plus at
+most READS_AT_ONCE segments that are being read.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ TOTALS = ("global_transactions", "included_early", "in_flight")
 
 
 def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Progress) -> None:
-    """Note a conflict for every cut that differs from its events' cut; skipped if a primary's archive is damaged.
+    """Report a conflict for every cut that its archived events don't confirm; stop if a primary's archive is damaged.
 
-    `read` is `read_events` of the chain's store, or returns the same from memory.
+    `read` returns a segment's events, like `read_events`, from the chain's store or from memory.
 
-    Raises StoreUnreachableError: a store that does not answer says nothing about a cut.
+    Raises StoreUnreachableError if the store does not answer: that proves nothing about a cut.
     """
     progress.step("resolve cuts again", total=len(chain.commits), unit="cuts")
     archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.full.primaries]
@@ -68,7 +68,7 @@ def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Pr
 
 @dataclass(slots=True)
 class _ShardArchive:
-    """Where a shard's next window begins, and the segments of its archive that reach into it."""
+    """The start of a shard's next window, and the segments of its archive that extend into that window."""
 
     shard: str
     position: Lsn
@@ -78,7 +78,7 @@ class _ShardArchive:
     segments: tuple[Segment, ...] = ()
 
     def extend(self, commit: Commit) -> tuple[Segment, ...]:
-        """Add the commit's segments; return those of the window that ends at its cut."""
+        """Add the commit's segments; return all segments of the window that ends at the commit's cut."""
         known = (*self.segments, *commit.segments.get(self.shard, ()))
         self.segments = tuple(segment for segment in known if segment.through > self.position)
         return self.segments
@@ -90,7 +90,7 @@ class _ShardArchive:
 
 
 def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventReader) -> dict[str, NodeWindow]:
-    """The events of every shard between the cut before and the commit's own cut; raise ObjectDamagedError."""
+    """Read every shard's events between the previous cut and the commit's cut; raises ObjectDamagedError."""
     listed = [(archive.shard, segment) for archive in archives for segment in archive.extend(commit)]
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
         event_tables = threads.map(lambda entry: read(entry[1]).cast(SEGMENT_SCHEMA), listed)
@@ -119,13 +119,11 @@ def _differences(commit: Commit, resolved: Cut) -> Iterable[tuple[str | None, st
         for name in NODE_FIELDS:
             expected, given = _comparable(again, name), _comparable(stored, name)
             if given != expected:
-                yield again.node, f"the commit says {name} {_shown(given)}, the archived events {_shown(expected)}"
+                yield again.node, f"{name} is {_shown(given)} in the commit, {_shown(expected)} in the archived events"
     for name in TOTALS:
         if getattr(resolved, name) != getattr(commit.cut, name):
-            yield (
-                None,
-                f"the commit says {name} {getattr(commit.cut, name)}, the archived events {getattr(resolved, name)}",
-            )
+            given, expected = getattr(commit.cut, name), getattr(resolved, name)
+            yield None, f"{name} is {given} in the commit, {expected} in the archived events"
 
 
 def _comparable(cut: NodeCut, name: str) -> object:
@@ -134,11 +132,11 @@ def _comparable(cut: NodeCut, name: str) -> object:
 
 
 def _shown(value: object) -> str:
-    return f"of {len(value)} transactions" if isinstance(value, frozenset) else str(value)
+    return f"a list of {len(value)} transactions" if isinstance(value, frozenset) else str(value)
 
 
 def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
-    """Check that every undamaged archive has both markers of every cut at the positions that the commit has."""
+    """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit."""
     for node, contents in markers.items():
         if node in findings.damaged:
             continue
@@ -156,7 +154,7 @@ def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], find
 
 
 def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:
-    """Read every object and resolve the cut again; note a conflict for everything damaged or different."""
+    """Read every object and resolve the cut again; report a conflict for every damaged object and every difference."""
     segments = [segment for node in chain.nodes for segment in chain.segments(node.node)]
     progress.step("read WAL archive", total=len(segments), unit="objects")
     markers: dict[str, dict[bytes, Lsn]] = {node.node: {} for node in chain.nodes}
@@ -174,7 +172,7 @@ def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, pr
 
 
 def _read_markers(store: ObjectStore, segment: Segment) -> dict[bytes, Lsn]:
-    """The segment's markers with their positions; all of its bytes are verified."""
+    """Verify all bytes of the segment; return its markers with their positions."""
     read_listed(store, segment.node, segment.key, (segment.size, segment.digest))
     events = read_events(store, segment)
     markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))

@@ -1,8 +1,8 @@
-"""Combined hashes of many entries: independent of their order, and mergeable from parts.
+"""Combined hashes of many entries, which don't depend on the order of the entries and can be merged from parts.
 
 An entry's hash is 64 bits over key and row together. A set of entries is represented by their number, the exclusive or
-of their hashes, and the sums of the hashes' lower and upper halves: a difference that the first misses, the others
-show.
+of their hashes, and the sums of the lower and upper halves of the hashes. The sums show differences that cancel out in
+the exclusive or.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ HALF = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """For every row of `keys` (n by columns, all different) the combined hash of its entries in `values` (n by 4)."""
+    """Combined hashes by key: row i of `values` (n by 4) belongs to row i of `keys` (n by columns, all different)."""
 
     keys: Ints
     values: Ints
 
     def as_dict(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """The combined hashes by key; at most as many as the copies have partitions."""
+        """Return the combined hashes by key, at most one per partition of the copies."""
         return {tuple(key): tuple(value) for key, value in zip(self.keys.tolist(), self.values.tolist(), strict=True)}
 
 
@@ -61,16 +61,16 @@ def combine(keys: Ints, values: Ints) -> Sums:
 
 
 def _runs(keys: Ints) -> tuple[Ints, Ints]:
-    """An order of the rows that puts equal keys next to each other, and where each run of equal keys begins."""
+    """Return an order of the rows that puts equal keys next to each other, and the start of each run of equal keys."""
     codes = _codes(keys)
-    # numpy uses radix sort for 16-bit numbers; the codes of the partitions in a batch of a group always fit.
+    # numpy sorts 16-bit numbers by radix sort; the codes of one group's partitions always fit into 16 bits.
     order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
     codes = codes[order]
     return order, np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
 
 
 def _codes(keys: Ints) -> Ints:
-    """One number for every row of `keys`; two are equal if and only if the rows are."""
+    """Number the rows of `keys` so that two numbers are equal if and only if the rows are equal."""
     codes = np.zeros(len(keys), np.int64)
     for column in keys.T:
         low, high = int(column.min()), int(column.max())
@@ -82,7 +82,7 @@ def _codes(keys: Ints) -> Ints:
 
 
 def combine_all(parts: list[Sums], width: int) -> Sums:
-    """Merge the combined hashes of a set's parts; `width` is the number of key columns."""
+    """Merge the combined hashes of the parts of a set; `width` is the number of key columns."""
     keys = [np.empty((0, width), np.int64), *(part.keys for part in parts)]
     values = [np.empty((0, len(HASH_COLUMNS)), np.int64), *(part.values for part in parts)]
     return combine(np.concatenate(keys), np.concatenate(values))
@@ -96,7 +96,7 @@ def sums_of_table(table: pa.Table, key_columns: list[str], prefix: str = "") -> 
 
 
 def hash_aggregates(hashed: Any, prefix: str = "", where: Any = None) -> list[Any]:
-    """Spark aggregates that compute the same combined hash of the bigint column `hashed`, over rows where `where`."""
+    """Return Spark aggregates for the same combined hash of the bigint column `hashed`, over the rows where `where`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def of(value: Any) -> Any:

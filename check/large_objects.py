@@ -1,6 +1,7 @@
 """Read stored large objects back: verify their digests, definitions, order and number.
 
-Only the primary's are stored, so there is no copy to compare them with: the report counts them separately.
+Only the primary's large objects are stored, so they can't be compared with another copy. The report counts them
+separately.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class LargeCheckTask:
 def check_large_objects(
     session: SparkSession, full: FullSnapshot, store: StoreLocation, findings: Findings, progress: Progress
 ) -> None:
-    """Read all of them; a damaged one is a conflict, but the rows of its node are still compared.
+    """Read all stored large objects; a damaged object is a conflict, but the rows of its node are still compared.
 
-    Raises the error of a task if the store did not answer.
+    Raises the error of a task for which the store did not answer.
     """
     tasks = [LargeCheckTask(objects, store) for objects in group_by_copy_task(list_large_objects(full))]
     if not tasks:
@@ -67,7 +68,7 @@ def check_large_objects(
 
 
 def read_large(task: LargeCheckTask) -> list[ErrorReport | None]:
-    """Read the task's objects; return the problem with each, None if it is intact."""
+    """Read the task's objects; return the problem with each object, None for an intact object."""
     try:
         store = task.store.open()
     except SnapshotError as error:
@@ -81,7 +82,7 @@ def _read(store: ObjectStore, stored: StoredObject, order: PartOrder) -> ErrorRe
         body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
         count = sum(part.definition is not None for parts in read_parts(stored, body, order) for part in parts)
         if count != stored.rows.get(LARGE_OBJECTS_COUNT, 0):
-            detail = f"it has {count} large objects instead of {stored.rows.get(LARGE_OBJECTS_COUNT, 0)}"
+            detail = f"it contains {count} large objects instead of {stored.rows.get(LARGE_OBJECTS_COUNT, 0)}"
             raise ObjectDamagedError(key=stored.key, kind="rows", node=stored.node, detail=detail)
     except SnapshotError as error:
         order.interrupt()

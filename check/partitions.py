@@ -32,7 +32,7 @@ from cutline.wal.segments.segments import DELETE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Rows hashed in one batch: their hash columns stay small compared with the rows.
+# The number of rows hashed in one batch, small enough that the hash columns take little memory.
 HASHED_AT_ONCE = 1 << 19
 ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
@@ -40,9 +40,9 @@ ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
 
 @dataclass(frozen=True, slots=True)
 class PartitionHashes:
-    """Combined hashes by (node number, group, partition): of the rows, and of their versions.
+    """Combined hashes of rows and of row versions, by (node number, group, partition).
 
-    A row's version is the commit position of its last writer. Only rows written after all base copies have one.
+    A row's version is the commit position of its last writer. It is known only for rows written after all base copies.
     """
 
     rows: Sums
@@ -57,16 +57,16 @@ def hash_partitions(
     progress: Progress,
     streams: StreamHashes,
 ) -> PartitionHashes:
-    """Fold the changes and hash every copy's rows; unreadable objects are noted as damage.
+    """Fold the changes and hash every copy's rows; report unreadable objects as damage.
 
-    The last changes are those of `streams`, if they are there.
+    Uses the reports of last changes in `streams` if they are complete; otherwise folds the segments.
     """
     progress.step("fold changes", unit="tasks")
     reported: Reported | None = None
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
         reported = hash_reported(sources, copies, streams.last)
-        # Of damaged copies, and of all if Spark has to fold them: up to half a gigabyte.
+        # Free unused reports (those of damaged copies, or all if the segments are folded), up to half a gigabyte.
         streams.last.clear()
         with stage_progress(session, progress):
             folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
@@ -101,7 +101,7 @@ def hash_partitions(
 
 @dataclass(slots=True)
 class Reported:
-    """The result of the reports of last changes: combined hashes by node as in PartitionHashes, and `Fold.changed`."""
+    """What the reports of last changes yield: combined hashes by node as in PartitionHashes, and `Fold.changed`."""
 
     rows: list[Sums] = field(default_factory=list)
     versions: list[Sums] = field(default_factory=list)
@@ -109,16 +109,16 @@ class Reported:
 
 
 def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str, bytes | None]) -> Reported | None:
-    """Hash the rows from the reports of the tasks that read the segments; None if Spark has to fold them.
+    """Hash the rows in the reports of the tasks that read the segments; None if Spark has to fold the changes.
 
-    Used entries of `reports` are removed.
+    Removes the entries of `reports` that it uses.
     """
     reported, keys_bytes = Reported(), 0
     for last in last_by_node(sources, reports):
         if last is None:
             return None
         in_base = in_base_tables(last.select(["node", "group", "key", "op"]), sources)
-        # The driver holds the keys of all nodes, and so does a worker that has read objects of each.
+        # The driver holds the keys of all nodes, and so does a worker that has read objects of every node.
         keys_bytes += keys_size(in_base)
         if keys_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
             return None
@@ -141,7 +141,7 @@ def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sour
 
 
 def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
-    """The bases of all copies. Damaged copies are not folded but still read, to name all damage."""
+    """Return the bases of all copies: damaged copies are not folded, but are read so that all damage is reported."""
     folded = {bases.number for bases in sources.bases.nodes}
     unfolded = [
         node_bases(copies.chain, number, node) for number, node in enumerate(copies.nodes) if number not in folded
@@ -185,7 +185,7 @@ def _hash_bases(
 
 
 def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
-    """Note rows whose earlier images are not in the snapshot, although every object of their copy is intact."""
+    """Report rows whose earlier images are not in the snapshot although every object of the copy is intact."""
     for (number, group, place), (count, *_) in images.as_dict().items():
         node = copies.nodes[number]
         if group == PROBLEM and node not in findings.damaged:
@@ -196,7 +196,7 @@ def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
 
 
 def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
-    """Hash the rows and their versions that the driver has folded, as Spark does those that it has folded."""
+    """Hash rows that the driver folded, and their versions, to the same hashes as `hash_folded`."""
     numbers = ("node", "group", "partition", "lsn")
     node, group, partition, lsn = (to_numpy(images[name]).astype(np.int64) for name in numbers)
     hashed = xxhash64(column_of(images["key"]))
@@ -204,7 +204,7 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
     entries = to_numpy(images[ENTRY]).view(np.uint64) if has_entries else xxhash64(column_of(images["row"]), hashed)
     positions = BytesColumn(np.ascontiguousarray(lsn).view(np.uint8), np.arange(len(lsn) + 1, dtype=np.int64) * 8)
     is_compared = np.zeros(len(lsn), np.bool_)
-    # Of one node mostly: to ask for the positions of all would take seconds for each slice of a large fleet.
+    # Most slices contain rows of one node. Computing the positions of all nodes takes seconds in a large fleet.
     for number in np.unique(node).tolist():
         name, of_node = copies.nodes[number], node == number
         is_compared |= of_node & (lsn >= copies.since(name))
@@ -218,7 +218,7 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
 
 
 def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
-    """Hash the rows that Spark has folded, and their versions."""
+    """Hash rows that Spark folded, and their versions."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     compared = _written_after_bases(copies)
@@ -226,7 +226,7 @@ def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongIma
     keys = ["node", "group", "partition"]
     entries = images.select(*keys, "key", "lsn", F.coalesce(ENTRY, F.xxhash64("key", "row")).alias(ENTRY))
     if folded.long_images is not None:
-        # A function's own goes with every task: the object lists of all nodes would.
+        # Broadcast the reader: in the function's closure, the object lists of all nodes would be sent with every task.
         sent = broadcast(images.sparkSession, reader)
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -249,7 +249,7 @@ def _divide(rows: DataFrame, by: str) -> DataFrame:
 
 
 def hash_images(batches: Iterable[pa.RecordBatch], reader: LongImageReader) -> Iterator[pa.RecordBatch]:
-    """Turn LONG_IMAGE_ROWS into ENTRY_ROWS, with the same hash as Spark computes for the other rows."""
+    """Convert LONG_IMAGE_ROWS to ENTRY_ROWS, with the same hash that Spark computes for the other rows."""
     for batch in reader.read_images(batches):
         hashes = xxhash64(from_arrow(batch.column("row")), xxhash64(from_arrow(batch.column("key"))))
         columns = [batch.column(name) for name in ("node", "group", "partition", "key", "lsn")]
@@ -257,7 +257,7 @@ def hash_images(batches: Iterable[pa.RecordBatch], reader: LongImageReader) -> I
 
 
 def _written_after_bases(copies: Copies) -> Column:
-    """Whether a row was last written after the base copies of its group on all nodes of the shard."""
+    """Return the condition that a row was last written after its group's base copies on all nodes of the shard."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def numbers(values: Iterable[int]) -> Column:

@@ -1,7 +1,6 @@
 """The findings and the result of a check.
 
-A check that compared nothing, or skipped anything, is inconclusive: it never passes because there was nothing to
-compare (docs/architecture.md, invariant 7).
+A check that compared nothing, or skipped something, is inconclusive (docs/architecture.md, invariant 7).
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from cutline.storage.errors import ErrorReport, UnreachableError, UsageError, er
 
 SCHEMA = "cutline/check/1"
 EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
-# Outcomes name so many examples of skipped objects.
+# An outcome lists at most this many examples of skipped parts.
 EXAMPLES_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Something that is wrong with a snapshot. Fields that do not apply are None."""
+    """A defect of a snapshot. Fields that do not apply are None."""
 
     kind: str
     detail: str
@@ -47,14 +46,14 @@ class Conflict:
     global_id: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The conflict as scripts read it."""
+        """Return the conflict for the JSON document."""
         names = ("kind", "node", "other_node", "group", "partition", "object", "global_id", "detail")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that was not compared, and why."""
+    """A part of a snapshot that was not compared, and the reason."""
 
     what: str
     why: str
@@ -76,8 +75,9 @@ class Compared:
 class SnapshotReport:
     """The report on a snapshot up to `increment`.
 
-    `append_only`: groups whose updates and deletes are not captured. `warned`: these groups, and everything else that a
-    restore may bring back different. `large_objects`: how many were read back intact; they are compared with nothing.
+    `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
+    else that may differ after a restore. `large_objects` counts those read back intact, which have no other copy to be
+    compared with.
     """
 
     name: str
@@ -91,21 +91,21 @@ class SnapshotReport:
 
     @property
     def result(self) -> CheckResult:
-        """Valid only if something was compared and nothing was skipped."""
+        """Conflicts if there are any; else valid only if something was compared and nothing was skipped."""
         if self.conflicts:
             return CONFLICTS
         return INCONCLUSIVE if self.skipped or not self.compared.objects else VALID
 
     @property
     def figures(self) -> CheckFigures:
-        """The snapshot's figures for the check's outcome."""
+        """The snapshot's figures in the outcome of the check."""
         examples = (
             SkippedPart(shortened(skipped.what), shortened(skipped.why)) for skipped in self.skipped[:EXAMPLES_MAX]
         )
         return CheckFigures(asdict(self.compared), len(self.conflicts), len(self.skipped), tuple(examples))
 
     def to_json(self) -> dict[str, Any]:
-        """The snapshot's part of the JSON document."""
+        """Return the snapshot's part of the JSON document."""
         names = ("objects", "bytes", "rows", "changes", "partitions", "transactions")
         return {
             "name": self.name,
@@ -122,7 +122,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The check of one or more snapshots, and the operations on them that had no outcome when it began."""
+    """The reports on all checked snapshots, and the operations on them that had no outcome when the check began."""
 
     snapshots: tuple[SnapshotReport, ...]
     seconds: float
@@ -142,7 +142,7 @@ class CheckReport:
         return EXIT_CODES[self.result]
 
     def to_json(self) -> dict[str, Any]:
-        """The whole JSON document."""
+        """Return the whole JSON document."""
         return {
             "schema": SCHEMA,
             "result": self.result,
@@ -152,7 +152,7 @@ class CheckReport:
         }
 
 
-# The store did not answer; an executor lacks a file that fleet.toml names.
+# Errors that prove nothing about an object: the store did not answer, or an executor lacks a file named in fleet.toml.
 NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)
 
 
@@ -176,9 +176,9 @@ class Findings:
         self.report.conflicts.append(conflict)
 
     def damage(self, problem: ErrorReport) -> None:
-        """Add a damaged object to the report, once; the copy of its node is no longer compared.
+        """Add a damaged object to the report once, and exclude its node's copy from the comparison.
 
-        Raises the problem if the store did not answer, or can't be asked: that says nothing about the object.
+        Raises the problem's error instead if the store did not answer or can't be opened (NOT_OF_THE_OBJECT).
         """
         if problem["exit_code"] in NOT_OF_THE_OBJECT:
             raise error_of(problem)
@@ -190,7 +190,7 @@ class Findings:
 
 
 def conflict_of(problem: ErrorReport) -> Conflict:
-    """The conflict for an error that a task raised for an object."""
+    """Return the conflict for the error that a task reported about an object."""
     details = problem["details"]
 
     def text(name: str) -> str | None:
@@ -203,7 +203,7 @@ def conflict_of(problem: ErrorReport) -> Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A chain's copies: their nodes, and the shard that each is a copy of."""
+    """A chain's copies: their nodes, and the shard of each node."""
 
     nodes: tuple[str, ...]
     shard: Mapping[str, str]
@@ -211,32 +211,32 @@ class Copies:
 
     @classmethod
     def of(cls, chain: Chain) -> Copies:
-        """The copies of `chain`."""
+        """Return the copies of `chain`."""
         nodes = tuple(chain.baseline)
         return cls(nodes, {node: chain.shard_of(node) for node in nodes}, chain)
 
     def since(self, node: str) -> Lsn:
-        """The latest base position of the shard's copies: from there on, all copies have the same WAL."""
+        """Return the latest base position of the shard's copies, from which all of them have the same WAL."""
         return max(self.chain.full.base[other] for other in self.same_shard(node))
 
     def recopied_since(self, node: str) -> dict[int, Lsn]:
-        """For each group that was copied again: the position from which all copies have the same changes."""
+        """Return, for each group that was copied again, the position from which all copies have the same changes."""
         mapping = mapping_to_cut(self.chain, node, self.same_shard(node))
         return {number: position for number, position in mapping.since.items() if number in mapping.unchanged}
 
     def same_shard(self, node: str) -> list[str]:
-        """All nodes that are copies of the node's shard, itself included."""
+        """Return all nodes that have a copy of the node's shard, including the node itself."""
         return [other for other in self.nodes if self.shard[other] == self.shard[node]]
 
     def partitions(self, node: str) -> dict[int, int]:
-        """The number of partitions of each of the node's groups, by the numbers of all its definitions."""
+        """Return the number of partitions by group number, for all definitions of the node's groups."""
         return {number: group.partitions for number, group in self.chain.definitions(node).items()}
 
     def group_name(self, node: str, number: int) -> str | None:
-        """The name of the group with this number; None if there is none, as for events."""
+        """Return the name of the group with this number; None if no group has it, such as the number of events."""
         return {group.number: group.name for group in self.chain.groups(node)}.get(number)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Every primary with each of its standbys that has a copy, as (primary, backup)."""
+        """A pair (primary, backup) for every standby that has a copy."""
         return [(self.shard[node], node) for node in self.nodes if self.shard[node] != node]

@@ -1,8 +1,8 @@
-"""The last changes of all keys, from the tasks that hash the segments: so each segment is read once.
+"""Hash the segments, and find the last change of every key in the same tasks, so that each segment is read once.
 
-A task reports, of every key that its segment changes, the last change that belongs to the state, with a hash instead of
-the row. By comparing keys and positions, the driver has the same result as a fold. Spark folds reports larger than the
-driver should hold, and changes that need rows: groups without a key, and partial images.
+For every key that its segment changes, a task reports the last change that belongs to the state, with a hash instead of
+the row. By comparing keys and positions, the driver gets the same result as from a fold. Spark folds the changes if the
+reports are larger than the driver should hold, or if changes need their rows (groups without a key, partial images).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ REPORTED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class LastTask:
-    """A segment whose last changes are wanted, unless they take more than `bytes_max`."""
+    """A segment whose last changes are to be reported unless they take more than `bytes_max`."""
 
     segment: SegmentSource
     form: ChangeForm
@@ -70,9 +70,9 @@ class LastChanges:
     is_complete: bool = True
 
     def add(self, table: pa.Table) -> None:
-        """Add rows as they are stored (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't fit the commit.
+        """Add stored rows (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't match the commit.
 
-        Once there will be no report, does nothing.
+        Does nothing after it is clear that no report can be made.
         """
         if not self.is_complete:
             return
@@ -88,12 +88,12 @@ class LastChanges:
                 self.tables.append(changes)
 
     def report(self) -> bytes | None:
-        """The changes (REPORTED_SCHEMA, an Arrow stream); None if some need their rows, or they are too many."""
+        """Return the changes (REPORTED_SCHEMA, an Arrow stream); None if some need their rows or there are too many."""
         return to_stream(pa.concat_tables(self.tables)) if self.is_complete else None
 
 
 def last_tasks(sources: Sources) -> dict[str, LastTask]:
-    """By object, what to find in each segment; nothing if Spark has to fold them."""
+    """Return the tasks by object key; an empty dictionary if Spark has to fold the changes."""
     if not sources.segments or sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
         return {}
     if (shares := reported_shares(sources.segments)) is None:
@@ -105,9 +105,9 @@ def last_tasks(sources: Sources) -> dict[str, LastTask]:
 
 
 def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[pa.Table | None]:
-    """For every node the last changes of its keys (node, and REPORTED_SCHEMA); None if Spark has to fold them.
+    """Yield the last changes of every node (`node` and REPORTED_SCHEMA), or None if Spark has to fold them.
 
-    One node's are in memory at a time: its reports are removed from `reports`.
+    Removes each node's entries from `reports`, so that the changes of only one node are in memory.
     """
     keys: dict[int, list[str]] = {}
     for segment in sources.segments:
@@ -125,8 +125,8 @@ def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -
         yield last
 
 
-# The driver keeps up to this many events of primaries (10 to 30 bytes each, compressed), so that their segments are not
-# read again.
+# The driver keeps at most this many events of primaries (10 to 30 bytes each, compressed), so that their segments are
+# not read again.
 EVENTS_MAX = 2_000_000
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
@@ -135,9 +135,9 @@ ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 class StreamTask:
     """A segment to hash: its changes and events from `since` up to, but not including, the segment's `position`.
 
-    Transactions at its `excluded` are left out: PostgreSQL may omit any part of a transaction that was rolled back
-    before it is decoded. Its `mapping` omits changes of a group from before the position where all copies have them.
-    `last` and `with_events` are what else is wanted of it.
+    Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
+    was rolled back before it is decoded. The segment's `mapping` omits changes of a group from before the position
+    where all copies have them. `last` and `with_events` request further results.
     """
 
     segment: SegmentSource
@@ -148,7 +148,7 @@ class StreamTask:
 
 
 class MarkerMessage(NamedTuple):
-    """A marker as it is stored, and its position in the WAL."""
+    """A stored marker, and its position in the WAL."""
 
     content: bytes
     position: Lsn
@@ -156,9 +156,9 @@ class MarkerMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """Combined hashes by (node number, group), where group 0 is the events; or the problem with the segment.
+    """Combined hashes by (node number, group), where group 0 holds the events; or the problem with the segment.
 
-    `last` (of LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams.
+    `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams.
     """
 
     sums: Sums | None
@@ -170,7 +170,7 @@ class StreamReport:
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
-    """Read the whole segment once and hash it; its events also where a reader of events alone finds them."""
+    """Read the whole segment and hash it; also read its events in the way create does, which reads only events."""
     store, source = HeldObjects.of(task.store), task.segment.source
     parts: list[Sums] = []
     markers: list[MarkerMessage] = []  # two per cut
@@ -200,10 +200,10 @@ def hash_stream(task: StreamTask) -> StreamReport:
 
 
 def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
-    """Read the events from the end of the segment, as create does; raise ObjectDamagedError if they are not its own."""
+    """Read the events from the end of the segment, as create does; raise ObjectDamagedError if changes are there."""
     events = read_events(store, segment)
     if np.isin(to_numpy(events["op"]), CHANGES).any():
-        detail = "it has changes where its events should be"
+        detail = "it contains changes where its events should be"
         raise ObjectDamagedError(key=segment.key, kind="rows", node=segment.node, detail=detail)
     return events
 
@@ -221,10 +221,7 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
 
 
 def _hashes(table: pa.Table) -> Any:
-    """The hash of every change and event, without the fields that may differ by node.
-
-    These are the transaction's xid, and the times of events.
-    """
+    """Hash every change and event, except the fields that may differ by node: the xid and the times of events."""
     count = len(table)
     lsn, end, seq, op, group, partition = (
         np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "end_lsn", "seq", "op", "group", "partition")
@@ -241,13 +238,13 @@ def _hashes(table: pa.Table) -> Any:
 
 
 def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
-    """The numbers of rows, in the order of ROW_COUNTS."""
+    """Count the rows of each kind, in the order of ROW_COUNTS."""
     changes = int(np.isin(op, CHANGES).sum())
     return changes, len(op) - changes, int((op == PARTIAL).sum()), int((op == TRUNCATE).sum())
 
 
 def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
-    """Raise ObjectDamagedError unless the commit has the same counts; two of them decide how segments are read."""
+    """Raise ObjectDamagedError unless the commit states the same counts, two of which decide how segments are read."""
     source, segment = task.segment.source, task.segment.segment
     expected = (segment.changes, segment.events, segment.partials, segment.truncates)
     if counts != expected:
@@ -255,7 +252,7 @@ def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
             key=source.key,
             kind="rows",
             node=source.node,
-            detail=f"it has {counts} rows ({', '.join(ROW_COUNTS)}) instead of {expected}",
+            detail=f"it contains {counts} rows ({', '.join(ROW_COUNTS)}) instead of {expected}",
         )
 
 
@@ -263,8 +260,8 @@ def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
 class StreamHashes:
     """Combined hashes of all streams by (node number, group), and each node's markers: position by content.
 
-    `store` is where the segments were read. By object, `last` are the reports of last changes, of `sources`, until they
-    are used, and `events` those of primaries, if they were wanted.
+    `store` is where the segments were read. `last` maps object keys to the reports of last changes of `sources` until
+    they are used. `events` maps object keys to the events of primaries, None if they were not kept.
     """
 
     sums: Sums
@@ -276,16 +273,16 @@ class StreamHashes:
 
     @property
     def held(self) -> HeldObjects | None:
-        """The segments, if they are held."""
+        """The segments, if the driver holds them."""
         return self.store if isinstance(self.store, HeldObjects) else None
 
     @property
     def has_events(self) -> bool:
-        """Whether `read_events` needs no request."""
+        """Whether `read_events` works without requests to the store."""
         return self.events is not None or self.held is not None
 
     def read_events(self, segment: Segment) -> pa.Table:
-        """The segment's events, from the store if they are not here; raises ObjectDamagedError."""
+        """Return the segment's events, read from the store if they were not kept; raises ObjectDamagedError."""
         stream = (self.events or {}).get(segment.key)
         return from_stream(stream) if stream is not None else read_events(self.store.open(), segment)
 
@@ -298,9 +295,10 @@ def hash_streams(
     progress: Progress,
     sources: Sources | None = None,
 ) -> StreamHashes:
-    """Hash every copy's segments, in a Spark job unless they are held; unreadable segments are noted as damage.
+    """Hash every copy's segments, in a Spark job unless the driver holds them; report unreadable segments as damage.
 
-    With `sources`, what else is wanted of them is found, so that they need not be read again; unless it is too much.
+    With `sources`, the last changes and the events of primaries are kept if they are small enough, so that the segments
+    are not read again.
     """
     segments = [
         segment_source

@@ -1,4 +1,4 @@
-"""Check what commits and listings show: commits that fit together, archives without a hole, objects that exist."""
+"""Check, from commits and listings alone, that commits fit together, archives have no gaps and all objects exist."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not
 from cutline.storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore
 
-# Objects whose sizes are asked for in one batch.
+# The number of objects whose sizes are requested in one batch.
 OBJECTS_AT_ONCE = 100_000
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Every snapshot that exists, and every recorded snapshot that was not deleted."""
+    """Return every snapshot that exists, and every recorded snapshot that was not deleted."""
     return sorted({*snapshot_names(store), *(name for name in recorded if not _is_known_deleted(store, name))})
 
 
@@ -49,15 +49,15 @@ def check_structure(
 ) -> tuple[Chain | None, SnapshotReport]:
     """Read the chain and check that it is complete; return it, or None if it can't be read.
 
-    `recorded` has the increments that operations have recorded as committed, by operation: if the last commit file is
-    missing, nothing else shows it.
+    `recorded` maps operations to the increments that they recorded as committed. Nothing else shows that the last
+    commit file is missing.
     """
     try:
         chain = read_chain_lists(store, read_chain(store, name, increment), allow_damage=True)
     except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
         raise
     except SnapshotError as error:
-        # A mark that can't be read is the error that is reported below.
+        # An unreadable mark is the error itself, which is reported below.
         with suppress(ManifestError):
             check_not_deleted(store, name)
             if increment and is_only_full(store, name):
@@ -91,7 +91,7 @@ def check_structure(
 
 
 def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
-    # Ids of different seconds sort by time: operations before the full snapshot's worked on another chain of that name.
+    # Ids of different seconds sort by time. Operations older than the full snapshot worked on an earlier chain.
     second = chain.full.operation.rpartition("-")[0]
     numbers = {number for operation, number in recorded.items() if operation >= second}
     return [
@@ -106,14 +106,14 @@ def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
 
 
 def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, recorded: Mapping[str, int]) -> bool:
-    """Whether the missing commit once existed: a later one does, or an operation recorded it as committed."""
+    """Whether the missing commit once existed: a later commit exists, or an operation recorded it as committed."""
     if "increment" not in missing.details:
-        # Its increments were pruned meanwhile.
+        # The increments have been pruned in the meantime.
         return False
     number = int(str(missing.details["increment"]))
     if number < max(increment_numbers(store, name), default=-1):
         return True
-    # An increment belongs to a full snapshot.
+    # A recorded increment implies a full snapshot.
     return number in recorded.values() or (number == 0 and bool(recorded))
 
 
@@ -123,11 +123,11 @@ def _text(error: SnapshotError, name: str) -> str | None:
 
 
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
-    """Check that every object of the chain exists in its size; note conflicts, and the parts not checked."""
+    """Check that every object of the chain exists with the right size; report conflicts and the parts not checked."""
     objects = (entry for commit in chain.commits for entry in commit.named_and_listed)
     count = size_bytes = 0
     while some := list(islice(objects, OBJECTS_AT_ONCE)):
-        # Each key is looked up: a listing may be out of date.
+        # Look up each key, because a listing may be out of date.
         stored_sizes = sizes_of(store, (entry.key for entry in some))
         for entry in some:
             count, size_bytes, stored_size = count + 1, size_bytes + entry.size, stored_sizes[entry.key]
@@ -137,7 +137,7 @@ def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> N
                 detail = f"object {entry.key} is not in the store"
                 report.conflicts.append(Conflict("missing", detail, node=entry.node, object=entry.key))
             else:
-                detail = f"object {entry.key} has {stored_size} bytes instead of {entry.size}"
+                detail = f"object {entry.key} is {stored_size} bytes long instead of {entry.size}"
                 report.conflicts.append(Conflict("size", detail, node=entry.node, object=entry.key))
     why = "--metadata-only"
     contents = f"contents of the objects ({size_text(size_bytes)} in {count} objects)"

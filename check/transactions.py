@@ -1,4 +1,4 @@
-"""Compare the global transactions that pairs of primaries share, as a Spark job.
+"""Compare the global transactions that pairs of primaries share.
 
 A transaction with parts on two nodes belongs to the state at the cut on both or on neither. A part is a prepared
 transaction, or a transaction that was committed in one phase and tagged with the global id. Each node's parts are
@@ -37,13 +37,13 @@ PAIR_ORDER = ("node", "other", "global_id")
 NAMED_MAX = 100
 PAIRS_AT_ONCE = 1 << 20
 
-# An unreadable object is a transaction that these two share: so its report comes through the join as a pair's would.
+# An unreadable object is represented as a transaction shared by these two nodes, so that its report survives the join.
 UNREAD_NODES = (-2, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """How many shared transactions were compared, where two nodes differ, and the problems of unreadable objects."""
+    """The number of shared transactions compared, the conflicts between nodes, and the errors of unreadable objects."""
 
     transactions: int
     conflicts: list[Conflict]
@@ -57,9 +57,9 @@ def compare_pairs(
     store: StoreLocation,
     read: EventReader | None = None,
 ) -> PairReport:
-    """Compare the parts of every transaction that two of the primaries share, in a Spark job.
+    """Compare the parts of every transaction that two of the primaries share.
 
-    Without a job, if there is a `read` that has the events.
+    Runs in the driver if `read` returns the events from memory, otherwise as a Spark job.
     """
     if len(nodes) < 2 or not segments:
         return PairReport(0, [], [])
@@ -91,10 +91,10 @@ def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], r
 
 
 def _torn_pairs(by_node: pa.Table, torn: pa.Table) -> pa.Table:
-    """The first NAMED_MAX transactions of every pair of nodes that differ in them, in PAIR_ORDER.
+    """Return the first NAMED_MAX differing transactions of every pair of nodes, in PAIR_ORDER.
 
-    `by_node` are the parts, `torn` the transactions (global_id, node_count) that differ. In memory are PAIRS_AT_ONCE,
-    and of those before up to NAMED_MAX rows for each pair of nodes.
+    `by_node` are the parts, `torn` the transactions (global_id, node_count) that differ. Holds about PAIRS_AT_ONCE
+    pairs in memory, plus up to NAMED_MAX rows for each pair of nodes.
     """
     named: list[pa.Table] = []
     at = np.cumsum(to_numpy(torn["node_count"]).astype(np.int64) ** 2) // PAIRS_AT_ONCE
@@ -110,7 +110,7 @@ def _torn_pairs(by_node: pa.Table, torn: pa.Table) -> pa.Table:
 
 
 def _first_of_pairs(pairs: pa.Table) -> pa.Table:
-    """NAMED_MAX of each pair of nodes, in PAIR_ORDER."""
+    """Return the first NAMED_MAX rows of each pair of nodes, in PAIR_ORDER."""
     pairs = pairs.sort_by([(name, "ascending") for name in PAIR_ORDER])
     pair = (to_numpy(pairs["node"]).astype(np.int64) << 32) + to_numpy(pairs["other"])
     first = np.flatnonzero(np.concatenate([[True], pair[1:] != pair[:-1]])) if len(pair) else np.zeros(0, np.int64)
@@ -152,14 +152,14 @@ def _compare_in_job(
 
 
 def pair_up(parts: DataFrame) -> DataFrame:
-    """Join PART_ROWS, one per node and transaction, to pairs: node, other, global_id, here, there."""
+    """Join PART_ROWS (one row per node and transaction) to pairs: node, other, global_id, here, there."""
     left = parts.selectExpr("global_id", "node", "included AS here")
     right = parts.selectExpr("global_id", "node AS other", "included AS there")
     return left.join(right, "global_id").where("node < other")
 
 
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
-    """PART_ROWS of the segments; an unreadable segment has its report as the `global_id`, on both of UNREAD_NODES."""
+    """Read the PART_ROWS of the segments; an unreadable segment's error report is a `global_id` of UNREAD_NODES."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     listed = broadcast(spark, balance_by_size(segments, tasks))
 
@@ -196,7 +196,7 @@ def _torn_conflict(nodes: tuple[str, ...], row: Any) -> Conflict:
     has, lacks = (here, there) if row["here"] else (there, here)
     return Conflict(
         "transaction",
-        f"the state on {has} includes it, the state on {lacks} does not",
+        f"it belongs to the state on {has}, but not to the state on {lacks}",
         node=here,
         other_node=there,
         global_id=row["global_id"],

@@ -1,4 +1,4 @@
-"""`check`: read one snapshot or all of them back and compare."""
+"""The `check` command: read one snapshot or all snapshots back, and compare their copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cutline.check.compare import compare_copies, compare_streams
-from cutline.check.cuts import EventReader, check_cuts, check_markers
+from cutline.check.cuts import EventReader, check_cuts, check_markers, check_restore_point
 from cutline.check.large_objects import check_large_objects
 from cutline.check.partitions import hash_partitions
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What to check: the snapshot `name` up to an increment (None: the newest), or all snapshots if `name` is None."""
+    """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None."""
 
     name: str | None = None
     increment: int | None = None
@@ -57,7 +57,7 @@ class CheckRequest:
 
 
 def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
-    """Check what `request` names. Spark is started only when there are contents to read."""
+    """Check the snapshots that `request` names; start Spark only if there are contents to read."""
     began = time.monotonic()
     store = fleet.store.open()
     fleet_id = read_identity(store, fleet).fleet_id
@@ -74,13 +74,13 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
         except SnapshotDeletedError:
             if request.name:
                 raise
-            # It was deleted after it was listed: there is nothing left to check.
+            # The snapshot was deleted after it was listed.
             continue
         if chain is not None:
             findings = Findings(report)
             with _replace_if_deleted(store, chain, report):
                 _check_chain(chain, fleet.store, findings, request, spark, progress)
-        # An unreadable operation may have worked on any snapshot, so every report has it.
+        # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
         ]
@@ -97,35 +97,30 @@ def _check_chain(
     progress: Progress,
 ) -> None:
     store = location.open()
-    # The record of this check is compared with those of others, by the time at which they ended.
+    # Records of checks are compared by the times at which they ended.
     note_late_clock(cut_time(chain.last), progress)
     if request.metadata_only:
         check_listing(store, chain, findings.report)
         _note_lost_lists(chain, findings)
         return
     if chain.full.only_cut:
-        # Imported here, as contents are: only when there is something to read.
-        from cutline.check.cuts import check_restore_point
-
         check_restore_point(chain, store, findings, progress)
         return
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
     _check_ddl(store, chain, findings)
-    from cutline.check.verify import check_contents
-
     check_contents(spark, chain, location, findings, progress)
 
 
 @contextmanager
 def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport) -> Iterator[None]:
-    """If the snapshot is deleted or pruned while the block reads it, report only that, and no damage."""
+    """If the snapshot is deleted or pruned while the block reads it, report only the removal, not the damage."""
     problem: SnapshotError | None = None
     try:
         yield
     except SnapshotError as error:
         problem = error
-    # A mark that can't be read proves nothing.
+    # An unreadable mark proves nothing.
     with suppress(ManifestError):
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
@@ -136,21 +131,21 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
 
 def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
     if is_deleted(store, chain.name):
-        return Skipped(f"snapshot {chain.name}", "it was deleted while it was read")
+        return Skipped(f"snapshot {chain.name}", "it was deleted during the check")
     if chain.increments and is_only_full(store, chain.name):
-        return Skipped(f"increments of {chain.name}", "they were pruned while they were read")
+        return Skipped(f"increments of {chain.name}", "they were pruned during the check")
     return None
 
 
 def _note_lost_lists(chain: Chain, findings: Findings) -> None:
-    """Note the object lists that are missing or altered: copies of their nodes lack the rows listed there."""
+    """Report object lists that are missing or altered as damage: copies of their nodes lack the rows listed there."""
     for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
         if isinstance(object_list, LostList):
             findings.damage(report_of(lost_list_error(object_list)))
 
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all stored DDL and globals; a damaged object is a conflict. Counts object lists, too."""
+    """Read all stored DDL, globals and extension rows, and count object lists; a damaged object is a conflict."""
     for stored in [
         own_object for commit in chain.commits for own_object in commit.own_objects if own_object.kind in WITHOUT_ROWS
     ]:
@@ -162,11 +157,11 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
             else:
                 read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:
-            # It holds no rows, so the copy can still be compared.
+            # The object holds no rows of tables, so the copy can still be compared.
             findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
             continue
         findings.count(objects=1, size_bytes=stored.size)
-    # Their bytes were compared when the chain was read.
+    # The bytes of the object lists were verified when the chain was read.
     for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
         if not isinstance(object_list, LostList):
             findings.count(objects=1, size_bytes=object_list.size)
@@ -191,7 +186,7 @@ def check_contents(
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
-    """The objects of the chain's archives, to be read once by the driver, if that is less work than jobs are."""
+    """Return the holder through which the driver reads the chain's archives once; None if Spark jobs are faster."""
     segments = [segment for node in chain.baseline for segment in chain.segments(node)]
     if (
         sum(segment.size for segment in segments) > STORED_BYTES_MAX
@@ -202,11 +197,11 @@ def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
 
 
 def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None:
-    """The sources for folding the copies; None if a segment with a TRUNCATE can't be read."""
+    """Return the sources for folding the copies; None if a segment with a TRUNCATE can't be read."""
     try:
         return sources_of(copies.chain, tuple(copies.nodes), store.open())
     except ObjectDamagedError:
-        # The job that reads all segments will name it.
+        # The job that reads all segments will report the damaged object.
         return None
 
 
@@ -217,13 +212,13 @@ def _compare_transactions(
     pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store, events)
     findings.report.compared.transactions += pairs.transactions
     findings.report.conflicts += pairs.conflicts
-    # These objects were intact when they were first read: earlier results hold, only this comparison is dropped.
+    # The objects were intact when they were first read, so earlier results hold and only this comparison is dropped.
     for problem in pairs.problems:
         findings.damage(problem)
 
 
 def _undamaged_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
-    """All segments of undamaged copies, including those that hold only events."""
+    """Return all segments of undamaged copies, including segments that hold only events."""
     return tuple(
         segment_source
         for number, node in enumerate(nodes)

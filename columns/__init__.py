@@ -4,5 +4,5 @@ A *line* is one row in COPY's text format. A *bytes column* holds many byte stri
 Code here does not loop over rows in Python, and does not interpret rows. `python_workers` runs functions on Arrow
 batches in Spark's Python workers.
 
-Imports nothing of the project.
+This package imports no other package of the project.
 """

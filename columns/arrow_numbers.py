@@ -1,6 +1,6 @@
-"""Convert numbers between numpy and Arrow by their buffers.
+"""Convert numbers between numpy and Arrow by sharing buffers.
 
-pyarrow's own conversions import pandas first, which costs a quarter of a second of CPU time in every process that
+pyarrow's own conversions import pandas first, which takes a quarter of a second of CPU time in every process that
 decodes or copies.
 """
 

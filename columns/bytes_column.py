@@ -1,7 +1,7 @@
 """Bytes columns: byte strings in numpy arrays, with whole-column operations.
 
-The layout is Arrow's: one data buffer and n + 1 offsets. Every operation costs a constant number of numpy calls per
-column; hashing, one per 8 bytes of the longest value. Only long values are ever handled one by one in Python.
+The layout is Arrow's: one data buffer and n + 1 offsets. Every operation makes a constant number of numpy calls per
+column, except hashing, which makes one per 8 bytes of the longest value. Only long values are handled one by one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
-# Gathering writes its output in blocks, so that its index arrays stay in the CPU cache.
+# gather() writes its output in blocks, so that the index arrays stay in the CPU cache.
 GATHER_BLOCK_BYTES = 1 << 20
-# Hashing works in blocks of rows, for the same reason.
+# Hashing works in blocks of rows for the same reason.
 HASH_BLOCK_ROWS = 1 << 14
 STRIPE_BYTES = 32
-# Longer values are hashed one by one, outside of numpy: numpy passes over few rows take a second per megabyte.
+# Longer values are hashed one by one without numpy, whose passes over few rows take a second per megabyte.
 HASHED_BY_COLUMN_BYTES_MAX = 1 << 10
 # Arrow's binary type has 32-bit offsets.
 ARROW_BYTES_MAX = (1 << 31) - 1
 
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
-# Spark's seed, so that Spark's xxhash64(key) gives the same number.
+# Spark's seed: xxhash64(key) in Spark returns the same number.
 HASH_SEED = np.uint64(42)
 
 
@@ -60,7 +60,7 @@ class BytesColumn:
         return from_arrow(self.to_large_arrow().take(to_arrow(rows)))
 
     def part(self, rows: slice) -> BytesColumn:
-        """The values of a range of rows, without copying data."""
+        """Return the values of a range of rows, without copying data."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return BytesColumn(self.data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
@@ -69,12 +69,12 @@ class BytesColumn:
         return to_flags(pc.equal(self.to_large_arrow(), other.to_large_arrow()))
 
     def to_large_arrow(self) -> pa.Array[Any]:
-        """The column as Arrow large binary, without copying."""
+        """Return the column as Arrow large binary, without copying."""
         buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
 
     def to_arrow(self) -> pa.Array[Any]:
-        """The column as Arrow binary, without copying the data; raise OverflowError from 2 GiB on."""
+        """Return the column as Arrow binary, without copying the data; raise OverflowError from 2 GiB on."""
         if int(self.offsets[-1]) > ARROW_BYTES_MAX:
             raise OverflowError(f"a column of {int(self.offsets[-1])} bytes is too large for one Arrow array")
         offsets = pa.py_buffer(self.offsets.astype(np.int32))
@@ -97,10 +97,10 @@ def from_arrow(array: pa.Array[Any]) -> BytesColumn:
 def column_of(values: pa.Array | pa.ChunkedArray) -> BytesColumn:
     """Convert an Arrow binary array or chunked array to one column."""
     if isinstance(values, pa.ChunkedArray):
-        # Combining copies, a single chunk too.
+        # combine_chunks() copies even a single chunk.
         values = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
         if isinstance(values, pa.ChunkedArray) and values.num_chunks > 1:
-            # More than 2 GiB.
+            # The values take more than 2 GiB.
             values = values.cast(pa.large_binary()).combine_chunks()
         if isinstance(values, pa.ChunkedArray):
             values = values.chunk(0)
@@ -108,25 +108,25 @@ def column_of(values: pa.Array | pa.ChunkedArray) -> BytesColumn:
 
 
 def from_list(values: list[bytes]) -> BytesColumn:
-    """A column of the given values."""
+    """Return a column of the given values."""
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     return BytesColumn(np.frombuffer(b"".join(values), np.uint8), offsets_of(lengths))
 
 
 def texts_array(values: Iterable[str]) -> pa.Array[Any]:
-    """An Arrow array of the given texts."""
+    """Return an Arrow string array of the given texts."""
     return from_list([value.encode() for value in values]).to_arrow().cast(pa.string())
 
 
 def runs(values: npt.NDArray[Any]) -> Iterator[slice]:
-    """Yield every run of adjacent equal values."""
+    """Yield the slice of every run of adjacent equal values."""
     starts = np.flatnonzero(values[1:] != values[:-1]) + 1
     bounds = [0, *starts.tolist(), len(values)] if len(values) else []
     yield from (slice(low, high) for low, high in pairwise(bounds))
 
 
 def offsets_of(lengths: Ints) -> Ints:
-    """The n + 1 offsets of consecutive values with these lengths."""
+    """Return the n + 1 offsets of consecutive values with these lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -152,9 +152,9 @@ def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
 
 
 def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
-    """XXH64 of every value, with Spark's seed: equals Spark's xxhash64() of the same binary.
+    """Return the XXH64 of every value, with Spark's seed: the result of Spark's xxhash64() of a binary column.
 
-    With the hashes of another column as `seeds` it equals Spark's xxhash64() of both columns.
+    With the hashes of another column as `seeds`, the result is that of Spark's xxhash64() of both columns.
     """
     if seeds is None:
         seeds = np.full(len(column), HASH_SEED, np.uint64)
@@ -163,7 +163,7 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
         return _hash_short(column, seeds)
     result = np.empty(len(column), np.uint64)
     short = np.flatnonzero(is_short)
-    # Copying long values would take their memory once more.
+    # Copy only the short values: copying long values would double their memory.
     result[short] = _hash_short(gather(column.data, column.offsets[short], column.lengths[short]), seeds[short])
     for row in np.flatnonzero(~is_short):  # bounded by the bytes of such long values
         value = column.data[column.offsets[row] : column.offsets[row + 1]]
@@ -172,7 +172,7 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
 
 
 def _hash_short(column: BytesColumn, seeds: Hashes) -> Hashes:
-    """XXH64 of values of at most HASHED_BY_COLUMN_BYTES_MAX."""
+    """Return the XXH64 of values of at most HASHED_BY_COLUMN_BYTES_MAX."""
     low, high = int(column.offsets[0]), int(column.offsets[-1])
     padded = np.concatenate([column.data[low:high], np.zeros(8, np.uint8)])
     starts, lengths = column.offsets[:-1] - low, column.lengths
@@ -185,14 +185,14 @@ def _hash_short(column: BytesColumn, seeds: Hashes) -> Hashes:
 
 
 def partition_of(keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
-    """The partition of every key: the lowest bits of its hash. `partitions` must be a power of two."""
+    """Return the partition of every key, the lowest bits of its hash; `partitions` must be a power of two."""
     if partitions == 1:
         return np.zeros(len(keys), np.int32)
     return (xxhash64(keys) & np.uint64(partitions - 1)).astype(np.int32)
 
 
 def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
-    """XXH64 of ranges of `data`, which must end with 8 bytes of padding."""
+    """Return the XXH64 of ranges of `data`, which must end with 8 bytes of padding."""
     words = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, strides=(1,))
     halves = np.ndarray((len(data) - 3,), np.dtype("<u4"), data, strides=(1,))
     state: Hashes = seeds + _P5
@@ -225,7 +225,7 @@ def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
 
 
 def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
-    """The state of values after their `counts` whole stripes; each value has at least one."""
+    """Return the state of values after their `counts` whole stripes; every value has at least one stripe."""
     order: Any = slice(None)
     if counts.min() < counts.max():
         # Values with the most stripes come first, so that those with stripes left are always at the front.
@@ -246,7 +246,7 @@ def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
 
 
 def _rows(chosen: Flags) -> Any:
-    """An index of the chosen rows; if all are chosen, a slice, which copies nothing."""
+    """Return an index of the chosen rows: a slice, which copies nothing, if all rows are chosen."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 

@@ -1,6 +1,6 @@
-"""One column of many lines: cut out its fields, and read their values.
+"""Extract the fields of one column from many lines, and convert them to values.
 
-A field is in COPY's text format, as COPY TO writes it (PostgreSQL manual, COPY, "Text Format").
+A field is in the text format that COPY TO writes (PostgreSQL manual, COPY, "Text Format").
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ for _digit in b"0123456789abcdef":
 
 
 def field_of(lines: BytesColumn, width: int, field: int) -> BytesColumn:
-    """Cut the field with this index out of lines of `width` fields, with or without their newline.
+    """Extract the field with this index from lines of `width` fields, which may end with a newline.
 
-    Raises ValueError if the lines have another number of fields.
+    Raises ValueError if the lines have a different number of fields.
     """
     first, last = int(lines.offsets[0]), int(lines.offsets[-1])
     data, offsets = lines.data[first:last], lines.offsets - first
     tabs = find_byte(data, TAB)
     if len(tabs) != len(lines) * (width - 1):
-        raise ValueError(f"rows of a table with {width} columns have another number of columns")
+        raise ValueError(f"rows of a table with {width} columns have a different number of columns")
     tabs = tabs.reshape(len(lines), width - 1)
     starts = offsets[:-1] if field == 0 else tabs[:, field - 1] + 1
     if field < width - 1:
         ends = tabs[:, field]
     else:
-        # No value contains a newline, and an empty line is a value that was cut out.
+        # Values contain no newline. An empty line is an empty value without a newline.
         ends = offsets[1:].copy()
         filled = np.flatnonzero(ends > offsets[:-1])
         ends[filled] -= data[ends[filled] - 1] == NEWLINE
@@ -45,7 +45,7 @@ def field_of(lines: BytesColumn, width: int, field: int) -> BytesColumn:
 
 
 def find_nulls(fields: BytesColumn) -> Flags:
-    """Which fields are NULL."""
+    """Return a flag for every field, true for NULL."""
     mark = np.frombuffer(NULL_MARK, np.uint8)
     short = np.flatnonzero(fields.lengths == len(mark))
     nulls = np.zeros(len(fields), np.bool_)
@@ -55,13 +55,13 @@ def find_nulls(fields: BytesColumn) -> Flags:
 
 
 def read_texts(fields: BytesColumn) -> BytesColumn:
-    """The values of fields, none of them NULL: without the backslashes with which COPY escapes."""
+    """Remove COPY's backslash escapes from fields, none of which may be NULL."""
     first, last = int(fields.offsets[0]), int(fields.offsets[-1])
     data, offsets = fields.data[first:last], fields.offsets - first
     slashes = np.flatnonzero(data == BACKSLASH)
     if len(slashes) == 0:
         return BytesColumn(data, offsets)
-    # Every other one of adjacent backslashes escapes the byte that follows; no field ends within a pair.
+    # In a run of backslashes, the first, third, … escape the byte that follows. No field ends within an escape.
     begins = np.concatenate([[True], np.diff(slashes) > 1])
     run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
     escapes = slashes[(np.arange(len(slashes)) - run) % 2 == 0]
@@ -73,7 +73,7 @@ def read_texts(fields: BytesColumn) -> BytesColumn:
 
 
 def read_integers(fields: BytesColumn) -> Ints:
-    """The values of integer fields, none of them NULL; raise ValueError if one is no integer of 64 bits."""
+    """Convert integer fields, none of which may be NULL; raise ValueError if a field is not a 64-bit integer."""
     try:
         return to_numpy(pc.cast(pc.cast(fields.to_large_arrow(), pa.large_string()), pa.int64()))
     except pa.ArrowInvalid as error:
@@ -81,9 +81,9 @@ def read_integers(fields: BytesColumn) -> Ints:
 
 
 def read_uuids(fields: BytesColumn) -> BytesColumn:
-    """The 16 bytes of each uuid, none of them NULL; raise ValueError if one is no uuid."""
+    """Return the 16 bytes of each uuid; no field may be NULL. Raises ValueError if the length is not that of a uuid."""
     if (fields.lengths != UUID_CHARACTERS).any():
-        raise ValueError("a value is no uuid")
+        raise ValueError("a value is not a uuid")
     first, last = int(fields.offsets[0]), int(fields.offsets[-1])
     characters = fields.data[first:last].reshape(len(fields), UUID_CHARACTERS)
     digits = _HEX[np.delete(characters, [8, 13, 18, 23], axis=1)]

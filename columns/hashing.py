@@ -1,7 +1,8 @@
-"""PostgreSQL's hash functions over whole columns: what hashint4, hashint8, hashtext and uuid_hash return.
+"""PostgreSQL's hash functions over whole columns: hashint4, hashint8, hashtext and uuid_hash.
 
-Source: hash_bytes and hash_uint32 in PostgreSQL's src/common/hashfn.c (Bob Jenkins' lookup3), on a
-little-endian server; hashint8 in src/backend/access/hash/hashfunc.c. Results are the same bits, as unsigned numbers.
+The source is hash_bytes and hash_uint32 in PostgreSQL's src/common/hashfn.c (Bob Jenkins' lookup3), as on a
+little-endian server, and hashint8 in src/backend/access/hash/hashfunc.c. Results have the same bits as PostgreSQL's,
+but are unsigned.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from cutline.columns.bytes_column import Bytes, BytesColumn, Ints
 
 Words = npt.NDArray[np.uint32]
 
-# Where a, b and c begin, before the length is added.
+# The initial value of a, b and c, to which the length is added.
 SEED = 0x9E3779B9 + 3923095
 CHUNK_BYTES, WORD_BYTES = 12, 4
 
 
 def hash_integers(values: Ints) -> Words:
-    """hashint8 of every value; hashint2 and hashint4 of those that fit, which are the same."""
+    """Return hashint8 of every value, which equals hashint2 and hashint4 of values that fit these types."""
     bits = values.view(np.uint64)
     low, high = bits.astype(np.uint32), (bits >> np.uint64(32)).astype(np.uint32)
     state = _begin(np.full(len(values), low.itemsize, np.int64))
@@ -30,8 +31,8 @@ def hash_integers(values: Ints) -> Words:
 
 
 def hash_values(values: BytesColumn) -> Words:
-    """hash_any of every value: hashtext of a text with a deterministic collation, uuid_hash of the 16 bytes."""
-    # So that three words can be read at every value's end.
+    """Return hash_any of every value: hashtext for text with a deterministic collation, uuid_hash for 16 bytes."""
+    # Padding allows three words to be read at the end of every value.
     data = np.concatenate([values.data, np.zeros(CHUNK_BYTES, np.uint8)])
     # Values with more whole chunks come first, so that those with chunks left are always at the front.
     order = np.argsort(-(values.lengths // CHUNK_BYTES), kind="stable")
@@ -52,12 +53,12 @@ def hash_values(values: BytesColumn) -> Words:
 
 
 def _begin(lengths: Ints) -> Words:
-    """The state of every value, a row for each of a, b and c."""
+    """Return the initial state of every value, with one row each for a, b and c."""
     return np.tile(((SEED + lengths) & 0xFFFFFFFF).astype(np.uint32), (3, 1))
 
 
 def _words_at(data: Bytes, starts: Ints) -> Words:
-    """The three little-endian words at each place."""
+    """Read the three little-endian words at each start."""
     words = np.zeros((3, len(starts)), np.uint32)
     for byte in range(CHUNK_BYTES):
         words[byte // WORD_BYTES] |= data[starts + byte].astype(np.uint32) << np.uint32(8 * (byte % WORD_BYTES))
@@ -65,7 +66,7 @@ def _words_at(data: Bytes, starts: Ints) -> Words:
 
 
 def _mask(count: Ints) -> Words:
-    """A mask of the lowest `count` bytes of a word, of 4 at most."""
+    """Return a mask of the lowest `count` bytes of a word, at most 4."""
     return ((np.int64(1) << 8 * np.clip(count, 0, WORD_BYTES)) - 1).astype(np.uint32)
 
 

@@ -1,8 +1,8 @@
-"""Lines: build and split rows in COPY's text format, by whole columns.
+"""Lines: build and split rows in COPY's text format, whole columns at a time.
 
-A stored line is what COPY … TO STDOUT (text format) prints for the row, including its newline, with the key columns
-first. Two marks can replace a value: COPY's own mark for NULL, and a mark that COPY never prints, for a TOASTed value
-that an UPDATE left unchanged. Source: PostgreSQL manual, COPY, "Text Format".
+A stored line is the output of COPY … TO STDOUT (text format) for a row, including the newline, with the key columns
+first. Two marks can replace a value: COPY's mark for NULL, and a mark that COPY never prints, for a TOASTed value that
+an UPDATE left unchanged. Source: PostgreSQL manual, COPY, "Text Format".
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ BLOCK_BYTES = 1 << 20
 NULL_MARK = b"\\N"
 UNCHANGED_MARK = b"\\u"
 
-# Appended to a source buffer, so that a line's separators and marks are gathered like its values.
+# Appended to a source buffer, so that a line's separators and marks can be gathered like its values.
 CONSTANTS = NULL_MARK + UNCHANGED_MARK + b"\t\n"
 _NULL, _UNCHANGED, _TAB, _NEWLINE = 0, 2, 4, 5
-# Followed by some padding.
 _END = np.frombuffer(CONSTANTS + bytes(8), np.uint8)
 
 # The characters that COPY escapes with a backslash, and the letters that it writes for them.
@@ -46,11 +45,11 @@ class Values:
     lengths: Ints
 
     def take(self, rows: Ints | Flags) -> Values:
-        """The values of the given rows."""
+        """Return the values of the given rows."""
         return Values(self.kinds[rows], self.starts[rows], self.lengths[rows])
 
     def fill_unchanged(self, other: Values) -> Values:
-        """Replace unchanged values by those of `other`."""
+        """Replace unchanged values with those of `other`."""
         unchanged = self.kinds == ord("u")
         return Values(
             np.where(unchanged, other.kinds, self.kinds),
@@ -60,7 +59,7 @@ class Values:
 
 
 def with_constants(data: Bytes) -> Bytes:
-    """Append the separators, the marks and some padding to `data`, for `lines_of`."""
+    """Append the separators, the marks and padding to `data`, for `lines_of`."""
     return np.concatenate([data, _END])
 
 
@@ -74,7 +73,7 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
     expected = rows * max(len(columns), 1) + marks
     if _count_special(lines.data) == expected:
         return lines
-    # A row may have 1 GB: release it as early as possible.
+    # A row may take 1 GB, so release the lines as early as possible.
     del lines
     values = gather(source, _interleave([c.starts for c in columns]), _interleave([_text_lengths(c) for c in columns]))
     escaped, offsets = _escape(values, BLOCK_BYTES)
@@ -87,7 +86,7 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
 
 
 def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColumn:
-    """Extract the first `key_width` fields of every line, without the separator after them."""
+    """Extract the first `key_width` fields of every line, without the separator that follows."""
     if key_width == 0:
         return BytesColumn(np.empty(0, np.uint8), np.zeros(len(lines) + 1, np.int64))
     starts = lines.offsets[:-1]
@@ -98,7 +97,7 @@ def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColum
 
 
 def find_byte(data: Bytes, byte: int) -> Ints:
-    """The offsets of the byte in the data."""
+    """Return the offsets of the byte in the data."""
     blocks = range(0, len(data), BLOCK_BYTES)
     return np.concatenate(
         [np.empty(0, np.int64), *(low + np.flatnonzero(data[low : low + BLOCK_BYTES] == byte) for low in blocks)]
@@ -106,22 +105,22 @@ def find_byte(data: Bytes, byte: int) -> Ints:
 
 
 def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
-    """Build the keys of rows from their key columns: the line without its newline."""
+    """Build the keys of rows from their key columns, as lines without the newline."""
     lines = lines_of(source, data_bytes, columns, rows)
     return gather(lines.data, lines.offsets[:-1], lines.lengths - 1)
 
 
 def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
-    """Escape every value as COPY does, with backslashes.
+    """Escape every value with backslashes, as COPY does.
 
-    Works in blocks, so that the extra memory does not grow with the values.
+    Works in blocks, so that the additional memory does not grow with the values.
     """
     escaped, offsets = _escape(values, block_bytes)
     return BytesColumn(escaped[: int(offsets[-1])], offsets)
 
 
 def _escape(values: BytesColumn, block_bytes: int) -> tuple[Bytes, Ints]:
-    """The escaped values, followed by the constants, which would cost another copy later; and their offsets."""
+    """Return the escaped values and their offsets; the constants are already appended, which saves a copy."""
     count = len(values.data)
     size = count + _count_special(values.data)
     out = np.empty(size + len(_END), np.uint8)

@@ -1,7 +1,7 @@
-"""Run functions in Spark's Python workers, send them values, and keep their garbage collections short.
+"""Run functions in Spark's Python workers, send values to the workers, and keep garbage collection short.
 
-A worker collects garbage after every task. That visits all objects of all imported modules, some 100,000 with pandas
-and pyarrow, and takes about 50 ms of CPU time: more than a small task.
+A worker collects garbage after every task. The collection visits all objects of all imported modules, some 100,000 with
+pandas and pyarrow, and takes about 50 ms of CPU time, more than a small task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What every worker process does before its first task; set in the driver, and sent along with the tasks.
+# A function that every worker process calls before its first task. It is set in the driver and sent with the tasks.
 FirstWork: TypeAlias = Callable[[], None]
 
 _first_work: FirstWork | None = None
@@ -41,7 +41,7 @@ def map_batches(
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Pickled, it has the `value` as plain bytes; unpickled, it is the value. Its arrays then can't be written to."""
+    """A value that is pickled as plain bytes. Unpickling returns the value itself, with read-only arrays."""
 
     value: Any
 
@@ -56,27 +56,27 @@ def _unpack(head: bytes, buffers: list[bytes]) -> Any:
 
 
 def broadcast(session: SparkSession, value: Any) -> Any:
-    """Send a value to every executor that runs a task which refers to the result; it is in its `value` there.
+    """Send a value to every executor whose tasks refer to the result; tasks read it from the result's `value`.
 
-    pickle hands over the memory of a numpy array of 64 KiB or more as a PickleBuffer, and so that of Arrow's tables.
-    With spark.io.encryption.enabled, as on every cluster, pyspark can send nothing but bytes.
+    pickle passes the memory of Arrow tables, and of numpy arrays of 64 KiB or more, as PickleBuffers. With
+    spark.io.encryption.enabled, as on every cluster, pyspark can send only bytes.
     """
     return session.sparkContext.broadcast(_Packed(value))
 
 
 def set_first_work(work: FirstWork | None) -> None:
-    """From now on jobs of this driver begin with `work` in every worker process, once; it must be picklable."""
+    """Make every worker process of this driver's later jobs call `work` before its first task; it must be picklable."""
     global _first_work  # the state of the driver's process
     _first_work = work
 
 
 def first_work() -> FirstWork | None:
-    """What `set_first_work` was given."""
+    """Return the function passed to `set_first_work`."""
     return _first_work
 
 
 def begin_task(first: FirstWork | None) -> None:
-    """Begin a task in a worker: do `first`, unless this process has done it."""
+    """Begin a task in a worker: call `first`, unless this process has already called it."""
     global _has_begun  # the state of this process
     freeze_modules()
     if first is not None and not _has_begun:
@@ -85,10 +85,10 @@ def begin_task(first: FirstWork | None) -> None:
 
 
 def freeze_modules() -> None:
-    """Exempt all objects that exist now from later garbage collections, unless that was done since the last import.
+    """Exempt all existing objects from later garbage collections, unless that was done since the last import.
 
     Garbage is collected first. A cycle that exists now and is dropped later is never freed, so every function that runs
-    in a worker begins with this (`begin_task`).
+    in a worker calls this first (through `begin_task`).
     """
     global _modules_frozen  # the state of this process
     if len(sys.modules) != _modules_frozen:

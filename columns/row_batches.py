@@ -1,4 +1,4 @@
-"""Batches of rows for the JVM, which may have little memory, and tables as streams between driver and tasks."""
+"""Send rows to the JVM in batches, since it may have little memory, and tables between driver and tasks as streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 def to_stream(table: pa.Table) -> bytes:
-    """The table as an Arrow stream, compressed."""
+    """Return the table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=COMPRESSED) as writer:
         writer.write_table(table)
@@ -22,7 +22,7 @@ def to_stream(table: pa.Table) -> bytes:
 
 
 def from_stream(stream: bytes) -> pa.Table:
-    """The table of an Arrow stream."""
+    """Read the table from an Arrow stream."""
     return pa.ipc.open_stream(stream).read_all()
 
 
@@ -30,7 +30,7 @@ BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
 
 
 def row_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield the table's rows (with key and row) in order, in batches of at most BATCH_BYTES or of a single row."""
+    """Yield the rows of a table (with columns key and row) in order, in batches of at most BATCH_BYTES or one row."""
     if len(table) == 0:
         return
     sizes = to_numpy(pc.add(pc.binary_length(table["key"]), pc.binary_length(table["row"]))).astype(np.int64)
@@ -40,6 +40,6 @@ def row_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
         before = int(ends[first - 1]) if first else 0
         last = int(np.searchsorted(ends, before + BATCH_BYTES, side="right"))
         last = min(max(last, first + 1), first + BATCH_ROWS, len(table))
-        # A slice over several chunks gives several batches.
+        # A slice that spans several chunks yields several batches.
         yield from table.slice(first, last - first).to_batches()
         first = last

@@ -9,7 +9,7 @@ from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 
 SOMETHING = Compared(objects=1)
 CONFLICT = Conflict("digest", "its bytes are not those that were committed", object="key", node="s1")
-SKIPPED = Skipped("rows of shard s1", "it has no backup copy to compare with")
+SKIPPED = Skipped("rows of shard s1", "no backup copy to compare with")
 
 
 def valid_report() -> SnapshotReport:
@@ -53,7 +53,7 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
             "append_only": ["public.log"],
             "large_objects": 0,
             "warned": [],
-            "skipped": [{"what": "rows of shard s1", "why": "it has no backup copy to compare with"}],
+            "skipped": [{"what": "rows of shard s1", "why": "no backup copy to compare with"}],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
                 "object": "key", "global_id": None, "detail": "its bytes are not those that were committed",

@@ -264,7 +264,7 @@ def assert_checked(runs: Runs, *, has_all: bool) -> None:
         assert (report.result, report.skipped) == ("valid", [])
         return
     assert [(one.what, one.why) for one in report.skipped] == [
-        ("rows of shard s2", f"it has no backup copy to compare with; s2-b1: {WHY}")
+        ("rows of shard s2", f"no backup copy to compare with; s2-b1: {WHY}")
     ]
     assert report.result == "inconclusive"
     assert report.compared.partitions > 0

@@ -1,7 +1,7 @@
 """Archive a chain's WAL between its cuts, so that the next increment has little to do and nodes retain little.
 
-It leaves the same as an increment that failed after its drain: segments that no commit lists yet, after which the next
-increment continues. So it may be ended anywhere, and repeated. It has no intent and no outcome.
+Archiving ahead leaves the same state as an increment that failed after its drain: segments that no commit lists yet,
+after which the next increment continues. It can be interrupted at any point and repeated, and has no intent or outcome.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from cutline.storage.errors import UnreachableError, error_of
 from cutline.wal.drain.lags import is_little, read_waiting
 from cutline.wal.drain.slots import slot_name
 
-# Less of it is not worth an object per node.
+# Less WAL is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
-# Nodes at a time if they have much of it: a drain may take some 300 MB of a long-running process.
+# The number of nodes drained at once if there is much WAL: a drain may take some 300 MB of a long-running process.
 NODES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedAhead:
-    """The amount archived: the bytes of WAL of the node with the most.
+    """The amount of WAL archived, in bytes: that of the node with the most.
 
-    `needs_increment`: nothing, as tables have changed, and an increment has to copy or publish some.
+    If `needs_increment`, nothing was archived: tables have changed, and an increment must copy or publish them.
     """
 
     bytes: int = 0
@@ -43,7 +43,7 @@ class ArchivedAhead:
 
 
 def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
-    """Archive the WAL that waits in the slots of the snapshot's chain, if a node has AHEAD_BYTES_MIN.
+    """Archive the WAL that waits in the slots of the snapshot's chain, if a node has at least AHEAD_BYTES_MIN.
 
     Raises the same errors as an increment, for example FleetBusyError.
     """
@@ -57,7 +57,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         if most < AHEAD_BYTES_MIN:
             return ArchivedAhead()
         with exclusive(sessions, store, "archive", name) as lock:
-            # Read again under the lock: from here on nobody else adds an increment.
+            # Read the chain again under the lock, which keeps other commands from adding increments.
             chain = read_newest_part(store, name)
             check_not_pruned(store, name)
             check_not_lost(store, chain)
@@ -70,7 +70,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
 
 
 def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progress) -> bool:
-    """Whether the WAL was archived; if not, tables have changed."""
+    """Archive the WAL; return False if nothing was archived because tables have changed."""
     # Imported here: a command that is refused, or has too little WAL to archive, needs no Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
     from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
@@ -88,7 +88,7 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
     if tables.unpublished or any(shard.changed for shard in tables.shards.values()):
         return False
     plan = plan_cut(context, state, PreparedTables(tables, archived.last_segments))
-    # A record of its own is where every node's drain can end: the end of WAL may be within another one.
+    # Write a marker at which every node's drain ends: the end of WAL may be in the middle of a record.
     try:
         written = write_markers(sessions.primaries, Marker(state.chain, context.operation.id, "archive"))
     except psycopg.OperationalError as error:

@@ -1,8 +1,4 @@
-"""The context of a create: the request, the fleet's lock, its intent, and the chain that it continues.
-
-The attempts and their steps take it (`full`, `increment`, `prepare_tables`, `cut_attempt`). A function that needs one
-or two of its values takes those.
-"""
+"""The context of a create: the request, the fleet's lock, the operation, and the chain to continue."""
 
 from __future__ import annotations
 
@@ -45,10 +41,11 @@ from cutline.wal.segments.segments import Segment
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """The options of a create. `include` and `exclude` are patterns on top of fleet.toml's.
+    """The options of a create.
 
-    A `terminal` snapshot leaves the fleet read-only (snapshots/create/terminal.py). `large_objects`: copy them.
-    `only_cut`: take a restore point, without rows.
+    `include` replaces the patterns of fleet.toml, `exclude` adds to them. A `terminal` snapshot leaves the fleet
+    read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
+    without rows.
     """
 
     name: str
@@ -65,7 +62,7 @@ class CreateRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreateContext:
-    """The request, the store that the snapshot goes to, the operation, and the lock that it holds."""
+    """A create's request, the store for the snapshot, the operation, and the fleet lock that it holds."""
 
     request: CreateRequest
     store: ObjectStore
@@ -84,7 +81,7 @@ class CreateContext:
 
     @property
     def executor_needs(self) -> ExecutorNeeds:
-        """What its tasks need of executors."""
+        """The requirements of the create's tasks on Spark executors."""
         nodes, wait = tuple(self.sessions.nodes), self.request.wait_seconds
         return ExecutorNeeds(self.fleet.store, nodes, writes=True, wait_seconds=wait)
 
@@ -93,9 +90,9 @@ class CreateContext:
 def begin_full(
     sessions: Sessions, store: ObjectStore, request: CreateRequest, fleet_id: str, progress: StepTimes
 ) -> Iterator[CreateContext]:
-    """Hold the fleet's lock, settle what died before, and begin a full snapshot of the sessions' nodes.
+    """Hold the fleet's lock, settle dead operations, and begin a full snapshot of the sessions' nodes.
 
-    Nothing of the operation is stored yet. Raises the errors of `exclusive` and of the checks of the store and the
+    The operation's intent is not stored yet. Raises the errors of `exclusive`, and of the checks of the store and the
     nodes.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
@@ -122,7 +119,7 @@ def begin_full(
 
 
 def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:
-    """Remove a failed create's slots and other traces on the nodes, `slot` included; False if something is left."""
+    """Remove `slot` and other traces of a failed create from the nodes; return False if anything remains."""
     is_terminal = operation.intent.is_terminal
     is_writable = not is_terminal or undo_freeze(sessions.fleet.primaries, operation.id, progress)
     return not drop_slots(sessions.nodes, slot) and is_writable
@@ -130,11 +127,12 @@ def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: P
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """A chain before its next cut.
+    """The state of a chain before its next cut.
 
-    `chain` is the id of the operation that began it. `known` are the tables as its last commit records them, `seen` as
-    the primaries' catalogs were last read. `base` is the position at which each node's archive begins, `segments` the
-    newest that commits list, `last_cut` the last cut on each primary, `last_at` when it was made.
+    `chain` is the id of the operation that began the chain. `known` holds the tables as the last commit records them,
+    `seen` the tables as last read from the primaries' catalogs. `base` is the position at which each node's archive
+    begins, `segments` the newest segments that commits list, `last_cut` the last cut on each primary, and `last_at`
+    the time of that cut.
     """
 
     chain: str
@@ -148,7 +146,7 @@ class ChainState:
 
 
 def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) -> ChainState:
-    """The state of a chain that is continued under `rules`."""
+    """Return the state of a chain that continues under `rules`."""
     return ChainState(
         chain.full.operation,
         TableSelection(chain.full.fleet_id, rules),
@@ -165,13 +163,13 @@ def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) ->
 
 
 def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:
-    """The commit with its counts; `ignored` counts the changes that were decoded and not archived."""
+    """Return the commit with its counts; `ignored` is the number of changes that were decoded but not archived."""
     counts = count_listed(set(commit.primaries), commit) | definition_counts(Chain(commit))
     return structs.replace(commit, counts=counts | {"ignored": ignored})
 
 
 def counted_increment(chain: Chain, commit: Increment, ignored: int) -> Increment:
-    """The commit, which continues the chain, with its counts; raise ManifestError if its parts do not fit."""
+    """Return the chain's next commit with its counts; raise ManifestError if its parts are inconsistent."""
     last = replace(chain, increments=(*chain.increments, commit))
     counts = count_listed(set(chain.full.primaries), commit) | definition_counts(last)
     commit = structs.replace(commit, counts=counts | {"ignored": ignored})

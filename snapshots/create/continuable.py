@@ -1,7 +1,7 @@
 """Check that a chain can be continued: refuse anything that would lose changes or make them impossible to restore.
 
 The checks run in this order, so that the first refusal is the most informative and the cheapest: fleet.toml, the nodes'
-identities, logical decoding, slots, tables, the objects in the store. Nothing here changes anything or needs Spark.
+identities, logical decoding, slots, tables, the objects in the store. No check changes anything or needs Spark.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::
 
 
 class ChainObjectMissingError(RefusedError):
-    """An object that the chain needs is gone from the store."""
+    """An object that the chain needs is missing from the store."""
 
 
 class GlobalIdRuleChangedError(RefusedError):
@@ -54,7 +54,7 @@ class GlobalIdRuleChangedError(RefusedError):
 
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
-    """Return the nodes that the chain has copies of; raise unless fleet.toml describes the fleet of the chain."""
+    """Return the nodes that the chain contains copies of; raise an error if fleet.toml does not fit the chain."""
     nodes = check_presence(chain.baseline, fleet, {(out.node, out.name) for out in chain.too_old})
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
@@ -66,10 +66,9 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
 
 
 def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
-    """The rules for an increment: those of the full snapshot, and the tables that fleet.toml excludes or admits since.
+    """Return an increment's rules: those of the full snapshot, and the tables that fleet.toml now excludes or admits.
 
-    A table that was excluded stays out of the chain even if fleet.toml includes it again: its stored rows no longer
-    count.
+    A table that the full snapshot excluded stays out of the chain even if fleet.toml includes it now.
     """
     then, now = chain.full.rules, fleet.groups
     exclude, append_only = (
@@ -79,9 +78,9 @@ def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
 
 
 def check_commits(store: ObjectStore, chain: Chain) -> None:
-    """Raise SnapshotMissingError if a later increment than the chain's last was committed and its commit file is gone.
+    """Raise SnapshotMissingError if an increment after the chain's last was committed but its commit file is gone.
 
-    Continuing would give its number to another state, although the first one was reported as committed.
+    Continuing would reuse the number of an increment that was reported as committed.
     """
     recorded = read_recorded_commits(store, chain.last.operation).get(chain.name, {})
     if lost := sorted(number for number in recorded.values() if number > chain.last.increment):
@@ -129,7 +128,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
 
 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
-    """The end of the node's archive in the store: a failed attempt may have left segments that no commit lists."""
+    """Return the end of the node's archive, with segments of failed attempts, which no commit lists."""
     prefix = archive_prefix(chain.name, node, chain.full.operation)
     number = last = last_number(chain.newest_segments(node))
     while store.exists(segment_key(prefix, number + 1)):
@@ -148,11 +147,11 @@ def plan_next(chain: Chain, node_tables: Mapping[str, NodeTables]) -> DdlPlan:
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:
-    """Raise ChainObjectMissingError unless the store has every object that the chain's commits name, but globals.
+    """Raise ChainObjectMissingError unless the store has the objects that the chain's commits name.
 
-    The next commit stores globals again if they are lost (snapshots/ddl/server_globals_object.py).
-    Objects that only an object list names are not asked for: there may be millions. Sizes are compared for the commits
-    that were read; the other segments of a partial chain only have to be there.
+    Server globals and rows of extensions' tables may be missing, because the next commit stores them again. Objects
+    that only an object list names are not checked: there may be millions. Sizes are compared for the commits that were
+    read; the other segments of a partial chain only have to exist.
     """
     copies = "lists" if any(commit.object_lists for commit in chain.commits) else "base"
     folders = [f"snapshots/{chain.name}/{part}" for part in (copies, "wal", "schema")]
@@ -163,9 +162,8 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     named = {entry.key: entry.size for commit in chain.commits for entry in commit.named}
     if copies == "lists":
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
-    # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
+    # A listing may be out of date, so an object that it lacks or lists with a different size is looked up by key.
     sizes |= sizes_of(store, [key for key, size in named.items() if sizes.get(key) != size])
-    # The next commit stores these again, so a lost one does not end the chain.
     stored_again = {
         own_object.key
         for commit in chain.commits
@@ -186,7 +184,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
 
 
 def _segment_keys(chain: Chain) -> Iterator[str]:
-    """The keys of all segments of the chain: their numbers have no gap."""
+    """Yield the keys of all segments of the chain: their numbers have no gaps."""
     for node in chain.full.parts:
         prefix = archive_prefix(chain.name, node, chain.full.operation)
         for number in range(1, last_number(chain.newest_segments(node)) + 1):
@@ -194,7 +192,7 @@ def _segment_keys(chain: Chain) -> Iterator[str]:
 
 
 def object_problem(store: ObjectStore, key: str, size: int) -> str | None:
-    """Why the object is missing or has another size; None if it is as listed. Its content is not read."""
+    """Return the problem if the object is missing or has a different size; None otherwise. Its content is not read."""
     try:
         actual = store.size(key)
     except ObjectMissingError:

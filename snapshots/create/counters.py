@@ -1,11 +1,11 @@
-"""Read a cut's data other than rows: sequences, and the counters that show changes of append-only tables.
+"""Read sequences, and the counters that reveal updates and deletes in append-only tables.
 
-nodes/table_state.py describes PostgreSQL's counters. They are read before anything is changed, and again after
-the cut, because sessions report to them late.
+nodes/table_state.py describes PostgreSQL's counters. They are read before anything is changed and again after the cut,
+because sessions report to them late.
 
-Logical decoding does not show a sequence's value. It is read before the cut begins and again after it. A value handed
-out before the cut is never ahead of the second reading, unless somebody set the sequence back in between; then the
-first reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
+Logical decoding does not show the values of sequences, so they are read before the cut and again after it. No value
+handed out before the cut is ahead of the second reading, unless the sequence was set back in between; then the first
+reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from cutline.wal.drain.waiting import NOTE_SECONDS
 def check_append_only(
     sessions: Sessions, states: Mapping[str, Mapping[str, TableState]], since: str
 ) -> tuple[LeftOut, ...]:
-    """Raise AppendOnlyChangedError if an append-only table was updated or deleted from since the `states`, by shard.
+    """Raise AppendOnlyChangedError if rows of an append-only table were updated or deleted since `states` (by shard).
 
-    Returns a warning for each table whose counters can't be compared. `since` names the moment of the states.
+    Returns a warning for each table whose counters can't be compared. `since` is the time of the states as messages
+    name it.
     """
     warnings: list[LeftOut] = []
     for node, connection in sessions.primaries.items():
@@ -53,15 +54,16 @@ def check_append_only(
 
 
 def _counters_in(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str, Counters]]:
-    """The names by oid, and the counters by name, of the tables whose states have counters."""
+    """Return the names by oid, and the counters by name, of the tables whose states include counters."""
     counted = [(state, state.counted) for state in states if state.counted]
     return {state.oid: state.table for state, _ in counted}, {state.table: counters for state, counters in counted}
 
 
 def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, TableState]]:
-    """The states since which nobody may have updated or deleted, by shard and by the tables' current names.
+    """Return the states since which no row may have been updated or deleted, by shard and current table name.
 
-    They are those of the previous commit; for a table that is copied again, that of the plan, which precedes the copy.
+    The states are those of the previous commit. Tables that are copied again have the state of the plan, which precedes
+    the copy.
     """
     states: dict[str, dict[str, TableState]] = {}
     for shard, one in plan.shards.items():
@@ -75,7 +77,7 @@ def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, 
 
 
 def last_commit_label(chain: Chain) -> str:
-    """The chain's last commit as error messages name it."""
+    """Return the name of the chain's last commit in error messages."""
     return f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
 
 
@@ -84,7 +86,8 @@ def with_warnings(
 ) -> tuple[LeftOut, ...]:
     """Add to `left_out` the new `warnings` and those of the chain's previous commits.
 
-    A warning about a table holds for all later commits, until the table is `copied` (node and name) again.
+    A warning about a table holds for all later commits until the table is copied again; `copied` names such tables by
+    node and name.
     """
     kind = LeftOutKind.UNCOUNTED_TABLE
     before = [out for out in chain.left_out if out.kind == kind and (out.node, out.name) not in copied]
@@ -100,8 +103,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequ
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
  ORDER BY 2, 3
 """
-# Asking for the last value locks a sequence, by oid, until the transaction ends. No other function or statement does.
-# The lock is ROW EXCLUSIVE, and waits for these.
+# pg_sequence_last_value locks a sequence, given by oid, until the transaction ends; no other function or statement
+# does. Its ROW EXCLUSIVE lock waits for these modes.
 MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 LOCK_QUERY = "SELECT pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
 REPLACED_QUERY = """
@@ -118,17 +121,18 @@ class SequenceUnreadableError(RefusedError):
 def read_sequences(
     node: Node, connection: psycopg.Connection[Any], seconds_max: float, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[Sequence, ...]:
-    """Every permanent sequence of the node's database with its current value, ordered by name.
+    """Read every permanent sequence of the node's database with its current value, ordered by name.
 
-    Raises SequenceUnreadableError, and RelationLockedError if one stays locked for `seconds_max` (at least
-    NOTE_SECONDS), by a prepared TRUNCATE … RESTART IDENTITY say. `tell` is told who holds it after NOTE_SECONDS.
+    Raises SequenceUnreadableError, and RelationLockedError if a sequence stays locked for `seconds_max` (at least
+    NOTE_SECONDS), for example by a prepared TRUNCATE … RESTART IDENTITY. After NOTE_SECONDS, `tell` is called with a
+    message that names the lock's holder.
     """
     began, seconds_max = time.monotonic(), max(seconds_max, NOTE_SECONDS)
     for _ in range(READINGS_MAX):
         try:
             return _read(node, connection, began, seconds_max, tell)
         except (psycopg.errors.UndefinedTable, psycopg.errors.WrongObjectType, psycopg.errors.InternalError_):
-            # Dropped, renamed or replaced since it was listed. For an oid that is gone it is an internal error.
+            # A sequence was dropped, renamed or replaced since it was listed. A missing oid raises an internal error.
             continue
     raise SequenceUnreadableError(
         f"node {node.id}: sequences were dropped or renamed during each of {READINGS_MAX} attempts to read them",
@@ -149,7 +153,7 @@ def _read(
     for start in range(0, len(rows), READ_AT_ONCE):
         some = rows[start : start + READ_AT_ONCE]
         relations = {".".join(map(quote_identifier, (schema, name))): oid for oid, schema, name, *_ in some}
-        # A short wait first, so that a long one is told.
+        # Wait briefly first, so that a long wait is reported.
         for limit in (NOTE_SECONDS, seconds_max):
             left = began + limit - time.monotonic()
             try:
@@ -163,11 +167,11 @@ def _read(
             except psycopg.errors.LockNotAvailable as error:
                 waited = time.monotonic() - began
                 locked = locked_error(node, "reading sequences", relations, waited, modes=MODES)
-                # By the limit, not by the time: a wait may be over a moment early, and rows would lack.
+                # Compare the limit, not the time: a wait may end a moment early, and these rows would be missing.
                 if limit >= seconds_max:
                     locked.hint += "; or wait longer: --wait SECONDS"
                     raise locked from error
-                tell(f"{locked.message}; it waits for up to {seconds_max:.0f} s")
+                tell(f"{locked.message}; waiting for up to {seconds_max:.0f} s")
     return tuple(
         Sequence(schema, name, last_value, is_called, increment, cycles)
         for (_, schema, name, increment, cycles, _), (last_value, is_called) in zip(rows, values, strict=True)
@@ -175,18 +179,18 @@ def _read(
 
 
 def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> None:
-    """Lock the sequences, planned as name and oid; raise WrongObjectType unless each name is still that sequence's.
+    """Lock the sequences in `planned` (oid by name); raise WrongObjectType if a name now belongs to another relation.
 
-    Otherwise an owner could put a view in its place, whose functions would run as our role.
+    Without this check, an owner could replace a sequence by a view whose functions would run as our role.
     """
     names, oids = list(planned), list(planned.values())
     connection.execute(LOCK_QUERY, (oids,))
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
-        raise psycopg.errors.WrongObjectType(f"{name} is another relation now")
+        raise psycopg.errors.WrongObjectType(f"{name} is a different relation now")
 
 
 def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -> list[tuple[int, bool]]:
-    # From the relation itself: no function of all versions returns the value of a sequence that was never used.
+    # Read the relation itself: no function that all versions have returns the value of a sequence that was never used.
     each = (
         sql.SQL("SELECT {}, last_value, is_called FROM {}").format(sql.Literal(number), sql.Identifier(*name))
         for number, name in enumerate(names)
@@ -198,9 +202,9 @@ def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -
 def latest_sequences(
     before: Mapping[str, Iterable[Sequence]], after: Mapping[str, Iterable[Sequence]]
 ) -> dict[str, tuple[Sequence, ...]]:
-    """The sequences of `after` by shard, none of them behind its value `before`.
+    """Return the sequences of `after` by shard, each with its value in `before` if that is further ahead.
 
-    A sequence that cycles is taken as it is `after`: its values have no order.
+    A sequence that cycles keeps its value in `after`, since its values have no order.
     """
     latest: dict[str, tuple[Sequence, ...]] = {}
     for shard, sequences in after.items():

@@ -1,8 +1,8 @@
 """Make the cut of a full snapshot or an increment while DDL may change tables.
 
 An attempt prepares the tables, makes the cut, dumps the DDL of shards where it changed, and checks that no table
-changed since the plan. Segments that an invalid attempt archived stay, and the next attempt continues after them: the
-segments hold their definitions.
+changed since the plan. The segments of an invalid attempt stay, since they contain their definitions, and the next
+attempt continues after them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ from cutline.wal.drain.lags import is_little, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, slot_name
 from cutline.wal.segments.segments import Definition
 
-# Ends all writes to the fleet; returns, by primary, the WAL position after which nothing may be written. It is given
-# what archives the WAL afterwards.
+# Ends all writes to the fleet and returns, by primary, the WAL position after which nothing may be written. Its
+# argument is the source of the Spark session that archives the WAL afterwards; None if this process archives it.
 EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
 
 
 @dataclass(frozen=True, slots=True)
 class CutResult:
-    """A cut and the rest of its commit. `definition_changes` is None if no definition and no DDL changed.
+    """A cut, its plan, and the other data of its commit.
 
-    `left_out` lists the objects it leaves out, by the same catalogs as the DDL dump. `ends`: for a terminal snapshot,
-    the WAL position at which writes ended, by primary; otherwise empty.
+    `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit
+    leaves out, by the same state of the catalogs as the DDL dump. `ends` is, by primary, the WAL position at which
+    writes ended; it is empty unless the snapshot is terminal.
     """
 
     archived_cut: ArchivedCut
@@ -60,7 +61,7 @@ class CutResult:
 
     @property
     def copied_tables(self) -> set[tuple[str, str]]:
-        """Shard and name of every table that got a new base copy."""
+        """The shard and name of every table with a new base copy."""
         return {(shard, table.group.name) for shard, tables in self.tables.to_copy.items() for table in tables}
 
 
@@ -73,13 +74,13 @@ def take_cut(
 ) -> CutResult:
     """Make the cut. For a terminal snapshot `end_writes` is called once, before the first markers are written.
 
-    Raises SchemaChangedError if DDL invalidated all of the `retries` + 1 attempts. Any error that a retry can't fix is
-    raised at once.
+    Raises SchemaChangedError if DDL invalidated all `retries` + 1 attempts. An error that a retry can't fix is raised
+    at once.
     """
     sessions = context.sessions
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, Lsn] | None = None
-    # The primaries' tables as they were last read, after this command changed publications.
+    # The primaries' tables as last read, which includes this command's own changes of publications.
     seen = state.seen
 
     def see(node_tables: Mapping[str, NodeTables]) -> None:
@@ -109,7 +110,7 @@ def take_cut(
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
-        # Last: if it passes, everything read before matches the catalogs at the cut.
+        # Check this last: if it passes, everything read before matches the catalogs at the cut.
         check_unchanged(prepared.plan)
         return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, ends)
 
@@ -120,7 +121,6 @@ def take_cut(
         except ChangedError as error:
             for shard, oids in error.moved.items():
                 moved.setdefault(shard, set()).update(oids)
-            # The next attempt makes them again.
             drop_copy_slots(sessions.nodes, copy_slot_name(context.operation.id), progress)
             await_lockers(sessions, error.moved, context.request.wait_seconds, progress)
             raise
@@ -133,7 +133,7 @@ def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:
 
 
 def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:
-    """The plan of a cut of these tables: a drain task for every node."""
+    """Return the plan of a cut of these tables, with a drain task for every node."""
     tasks = {
         node.id: DrainTask(
             node=node,
@@ -167,7 +167,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
 
 
 def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:
-    """The definitions that may occur in the node's WAL; those of a table in the order of creation."""
+    """Return the definitions that may occur in the node's WAL; those of one table in the order of their creation."""
     plan = prepared.plan.shards[node.shard]
     present_oids = {state.oid for state in plan.states.values()}
     old = (
@@ -185,7 +185,7 @@ def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -
 def _make_cut(
     lock: FleetLock, plan: CutPlan, spark: SparkSource | None, store: ObjectStore, progress: Progress
 ) -> ArchivedCut:
-    """Make the cut; raise ChangedError if WAL has a table under an unknown definition."""
+    """Make the cut; raise ChangedError if WAL contains changes of a table under an unknown definition."""
     try:
         return make_cut(lock, plan, spark, store, progress)
     except SchemaMovedError as error:

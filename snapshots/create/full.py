@@ -1,10 +1,10 @@
-"""Take a full snapshot: all checks before anything is changed, then slots, base copies, the first cut, the commit.
+"""Take a full snapshot: run all checks, then create slots, copy the tables, make the first cut, and commit.
 
-The order ensures that no change is lost: a slot keeps every change from its position on; the base copy has the rows
-before that position; the cut archives the changes since, and covers the tables that DDL changed meanwhile. The snapshot
-does not exist until its commit is stored, and an error drops the slots.
+This order ensures that no change is lost. A slot keeps every change from its position on, and the base copy contains
+the rows as of that position. The cut archives the changes since then, and handles tables that DDL changed in the
+meantime. The snapshot does not exist until its commit is stored. After an error the slots are dropped.
 
-Nothing here needs Arrow or Spark. Both are imported only after the checks have passed, so a refusal comes at once.
+Spark is imported only after the checks have passed, so that a refusal comes at once.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ class FullPlan:
 
 
 def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
-    """The nodes that a snapshot copies."""
+    """Return the nodes that a snapshot copies."""
     return fleet.primaries if only_primary else fleet.nodes
 
 
 def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> FullPlan:
-    """Make every check of a full snapshot; raise the error of the first that fails."""
+    """Run every check of a full snapshot; raise the error of the first check that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_not_deleted(store, request.name)
@@ -165,12 +165,12 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
 
 
 def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
-    """fleet.toml's rules, narrowed by --group and --exclude-group."""
+    """Return the rules of fleet.toml, narrowed by --group and --exclude-group."""
     return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
 
 
 def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
-    """Make every check of a full snapshot and return its scope, changing nothing."""
+    """Run every check of a full snapshot and return its scope without changing anything."""
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:
@@ -185,7 +185,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """A finished base copy: the plan at that moment, the slots' positions by node, and the stored objects."""
+    """A finished base copy: its plan, the positions of the slots by node, and the entries of the stored objects."""
 
     plan: FullPlan
     positions: Mapping[str, Lsn]
@@ -195,7 +195,7 @@ class BaseCopy:
 def take_full(
     context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress, began: float
 ) -> FullSnapshot:
-    """Take the snapshot and commit it; `began` is when the command began (time.monotonic)."""
+    """Take the snapshot and commit it; `began` is the start of the command (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
     base = copy_base(context, plan, spark, progress)
@@ -224,10 +224,10 @@ def take_full(
 
 
 def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress) -> BaseCopy:
-    """Make the slots and copy all tables.
+    """Create the slots and copy all tables.
 
-    DDL that is committed while the slots are made invalidates the attempt before anything is copied. So does DDL that
-    makes the copy itself fail, such as DROP TABLE.
+    DDL committed while the slots are created invalidates the attempt before anything is copied. DDL that makes the
+    copy fail, such as DROP TABLE, invalidates it too.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
 
@@ -251,7 +251,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
 
 
 def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
-    """Add the tables that were created since `init` to a publication."""
+    """Publish the tables that were created since `init`."""
     if not (names := list_unpublished(plan.node_tables)):
         return plan
     add_to_publications(sessions, names, plan.selection, wait_seconds, progress)
@@ -285,7 +285,7 @@ def _copy(
                 copied += _copy_large_objects(sessions, slots, destination, spark, progress)
             copied += [stored for objects in ddl.result() for stored in objects]
         except KeyboardInterrupt:
-            # pg_dump may wait for long.
+            # Don't wait for pg_dump: a lock may block it for a long time.
             sessions.watch.end_all()
             raise
         progress.reached(CrashPoint.DDL_STORED)
@@ -316,7 +316,7 @@ def _copy_large_objects(
     tasks = plan_large_objects(sources, destination)
     progress.step("copy large objects", total=len(tasks), unit="tasks")
     limited = limited_sessions(session, task_sessions(sessions.by_node))
-    # How many bytes a range of oids has, nobody knows.
+    # The number of bytes in a range of oids is unknown.
     dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
     shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)
     shares.begin()
@@ -402,10 +402,10 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
 
 
 def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> list[str]:
-    """Mark the snapshot's chain as ended, then drop its slots; return the nodes on which they may be left.
+    """Mark the snapshot's chain as ended, then drop its slots; return the nodes on which slots may remain.
 
-    If the chain ended because a slot was gone before, the mark says so. Its restore points stay. The next create drops
-    slots that are left. Raises FleetBusyError, and the errors of reading a chain.
+    If a slot was already lost, the mark records the problem. The chain's restore points stay. The next create drops
+    any remaining slots. Raises FleetBusyError, and the errors of reading a chain.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
@@ -420,7 +420,7 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
 
 
 def _find_problem(fleet: Fleet, chain: Chain) -> tuple[str, str]:
-    """The first node on which something is wrong with the chain's slot, and what; "" for both if none answers so."""
+    """Return the first node that reports a problem with the chain's slot, and the problem; ("", "") if no node does."""
     slot = slot_name(chain.full.operation)
     nodes = [node for node in fleet.nodes if node.id in chain.baseline]
     query = NodesQuery(nodes, lambda _, connection: slot_state(connection, slot), ASKING_SECONDS_MAX)

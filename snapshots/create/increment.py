@@ -1,9 +1,8 @@
-"""Take an increment: all checks before anything is changed, then the cut, the archive up to it, and the commit.
+"""Take an increment: run all checks, then make the cut, archive the WAL up to it, and commit.
 
-Before the commit only the archive, the DDL and base copies of tables that can't be converted are written. An attempt
-that dies leaves segments that the next one continues after, and a slot at the end of the archive or before it.
-
-As in `snapshots.create.full`, nothing here needs Arrow or Spark.
+Before the commit, only the archive, the DDL, and base copies of tables that can't be converted are written. An attempt
+that dies leaves archived segments, after which the next attempt continues. Its slots are at the end of the archive or
+before it.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def take_increment(
 ) -> Increment:
     """Take the increment and commit it.
 
-    `seen` are the primaries' tables as the checks read them; `began` is when the command began (time.monotonic).
+    `seen` holds the primaries' tables as the checks read them; `began` is the start of the command (time.monotonic).
     """
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
@@ -83,7 +82,7 @@ def take_increment(
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
         if archiving is not None:
-            # The JVM starts before writes end: no writer waits for it, and none is stopped if it does not start.
+            # Start the JVM before ending writes, so that no writer waits for it or is stopped if the start fails.
             start_session(archiving, progress)
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
@@ -124,7 +123,7 @@ def take_increment(
     return commit
 
 
-ANOTHER = "take another one under another name: snapshot create NAME --only-cut"
+ANOTHER = "take a new restore point under a different name: snapshot create NAME --only-cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.LOCKED)
         note_restores(store, settle_operations(store, fleet, progress), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
-        # Read again under the lock: from here on no other command adds an increment.
+        # Read the chain again under the lock, which keeps other commands from adding increments.
         chain = read_newest_part(store, request.name)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_not_pruned(store, request.name)
@@ -186,14 +185,14 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
 
 
 def _needs_spark(chain: Chain, node_tables: Mapping[str, NodeTables], sessions: Sessions) -> bool:
-    """Whether tables have to be copied, or more than little WAL archived, as far as can be known before the cut."""
+    """Whether tables must be copied or much WAL must be archived, as far as is known before the cut."""
     plan = plan_next(chain, node_tables)
     waiting = read_waiting(sessions, slot_name(chain.full.operation))
     return bool(plan.unpublished or plan.to_copy) or not is_little(waiting)
 
 
 def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:
-    """Make every check of an increment and return its scope, changing nothing."""
+    """Run every check of an increment and return its scope without changing anything."""
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)

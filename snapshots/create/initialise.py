@@ -52,11 +52,12 @@ from cutline.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class InitReport:
-    """What init found and did. `published` names the tables added to a publication, by primary.
+    """The results of init.
 
-    `deleting_refused` says why the store refuses to delete objects, "" if it does not. `encryption_key` names the key
-    of an encrypted store, "" if the store is not encrypted. `lacking` are privileges that our role does not have and
-    only some commands need. `too_old` are the standbys that can't decode their WAL, as (primary, standby).
+    `published` names the tables added to a publication, by primary. `deleting_refused` is the reason why the store
+    refuses to delete objects, "" if it deletes them. `encryption_key` names the key of an encrypted store, "" if the
+    store is not encrypted. `lacking` lists missing privileges that only some commands need. `too_old` lists the
+    standbys that can't decode their WAL, as (primary, standby).
     """
 
     store: StoreIdentity
@@ -95,7 +96,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         if isinstance(raw, LocalStore) and raw.others_may:
             progress.note(
                 f"other users of this machine may {raw.others_may} {raw.url}, which will hold whole databases;"
-                f" to end that: chmod -R go= {shlex.quote(str(raw.root))}"
+                f" to prevent this: chmod -R go= {shlex.quote(str(raw.root))}"
             )
         if not forgets_nodes and _find_fleet_id(store, fleet) is not None:
             check_servers(read_recorded_primaries(store), sessions.identities)
@@ -125,7 +126,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
 
 
 def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:
-    """The id that names the publications; None before the first init. The store is checked later."""
+    """Return the id in the names of the publications, None before the first init. The store is checked later."""
     try:
         return read_identity(store, fleet).fleet_id
     except SnapshotError:
@@ -133,11 +134,11 @@ def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:
 
 
 def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> list[NodeProblem]:
-    """Check settings and privileges for every command; return what our role lacks for some of the commands only.
+    """Check settings and privileges for every command; return the problems that affect only some commands.
 
-    Raises NodeUnfitError naming everything, if something lacks that every create needs.
+    Raises NodeUnfitError with all problems if any of them affects every create.
     """
-    # Imported here, as Arrow is: the nodes have answered before it is needed.
+    # Imported here because it imports Arrow: an unreachable node is reported before.
     from cutline.wal.drain.peek import open_reader
 
     problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)
@@ -147,21 +148,21 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
         problems += find_large_object_problems(sessions.fleet.node(node), connection)
         problems += find_freeze_problems(sessions.fleet.node(node), connection, fleet_id)
     if any(one.purpose == Purpose.EVERYTHING for one in problems):
-        # Without grants, check_admissible raises an error of its own.
+        # If the grants are complete, check_admissible reports missing replica identities.
         problems += _find_identity_problems(sessions, rules)
     refuse_unfit(problems, addresses_of(sessions.fleet.nodes))
     return problems
 
 
 def _find_identity_problems(sessions: Sessions, rules: GroupRules) -> Iterator[NodeProblem]:
-    """The tables without a replica identity, as far as our role may look already."""
+    """Yield the tables without a replica identity, as far as our role can see them."""
     for node_id, connection in sessions.primaries.items():
         node = sessions.fleet.node(node_id)
         try:
             tables = read_tables(connection, rules)
         except psycopg.errors.InsufficientPrivilege:
-            action = "then repeat: snapshot init   only with these grants it sees which tables lack a replica identity"
-            yield NodeProblem(node_id, "its tables can't be looked at before", action)
+            action = "then repeat: snapshot init   it needs these grants to find tables without a replica identity"
+            yield NodeProblem(node_id, "its tables can't be checked yet", action)
             continue
         place = read_role(node, connection).place
         for table in tables:
@@ -176,7 +177,7 @@ def _find_identity_problems(sessions: Sessions, rules: GroupRules) -> Iterator[N
 
 @contextmanager
 def _naming_role(fleet: Fleet) -> Iterator[None]:
-    """If primaries do not know the role of the dsn, or refuse its password, add the statements that make the role."""
+    """If primaries don't know the dsn's role or refuse its password, add the SQL that creates the role to the hint."""
     try:
         yield
     except NodeUnreachableError as error:
@@ -199,10 +200,10 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
             passwords = ", ".join(f"\\password {quote(role)}" for role in sorted(roles))
             error.hint += "\n" + "\n".join(
                 [
-                    "-- if the role is missing, run this in psql, as a superuser; only the role can see what else it",
-                    "-- lacks, and the next init prints all of that at once",
+                    "-- if the role is missing, run this in psql as a superuser; the next init, as this role, lists",
+                    "-- everything else that it lacks",
                     *lines,
-                    f"-- the password that your password file has: {passwords}",
+                    f"-- set the password from your password file: {passwords}",
                 ]
             )
         raise
@@ -222,9 +223,9 @@ def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables
     except DDL_RACE_ERRORS as error:
         raise SchemaChangedError(
             f"node {node_id}: tables can't be published: {' '.join(str(error).split())}",
-            hint="repeat the command: concurrent DDL changed the tables, or locked them in another order (deadlock)"
+            hint="repeat the command: concurrent DDL changed the tables, or locked them in a different order (deadlock)"
             if isinstance(error, DROPPED_ERRORS)
-            else "read the server's message; repeat the command if DDL was run meanwhile",
+            else "read the server's message; repeat the command if DDL ran at the same time",
             details={"node": node_id},
         ) from error
 

@@ -1,8 +1,8 @@
 """Make a cut: write markers on all primaries, archive every node's WAL up to them, and resolve the cut from it.
 
-An inconsistent attempt is retried after a growing pause. The next attempt continues after the WAL already archived; the
-failed attempt's markers carry another cut id and are ignored. A node that was restarted gets a new session, which must
-be granted the fleet's lock again.
+An inconsistent attempt is retried after a growing pause. The next attempt continues after the WAL already archived, and
+ignores the failed attempt's markers because they carry a different cut id. A node that was restarted gets a new
+session, which must acquire the fleet's lock again.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, ArchivedSegmen
 
 
 class AttemptFailedError(Exception):
-    """One attempt at a cut was inconsistent. The text names the node and the cause.
+    """An attempt at a cut was inconsistent. The text names the node and the cause.
 
-    `unreachable` is the error if the node is away.
+    `unreachable` is the node's error if the cause is an unreachable node.
     """
 
     def __init__(self, cause: str, unreachable: SnapshotError | None = None) -> None:
@@ -56,10 +56,10 @@ class AttemptFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CutMarkers:
-    """The start marker of an attempt, and both of every primary, which took so many seconds.
+    """The markers of an attempt: the start marker, and both written markers of every primary.
 
-    `made_at` is the latest time of a finish marker by the clocks that can be believed, and no earlier than the cut
-    before: nothing that was committed later, by such a clock, is in the cut.
+    `seconds` is the time that writing the markers took. `made_at` is the latest time of a finish marker by the trusted
+    clocks, but no earlier than the previous cut: the cut contains nothing that was committed later by these clocks.
     """
 
     marker: Marker
@@ -74,8 +74,8 @@ def write_cut_markers(
 ) -> CutMarkers:
     """Write the start marker on all primaries, then the finish marker on all of them.
 
-    `last_at` is when the cut before was made. Raises AttemptFailedError if a session of the lock is lost, at once if a
-    node is silent, and ClocksDifferError.
+    `last_at` is the time of the previous cut. Raises AttemptFailedError if a session of the lock is lost,
+    SilentNodeError if a node does not answer, and ClocksDifferError.
     """
     progress.step("cut")
     # A silent node ends the command: a retry would not help.
@@ -104,10 +104,10 @@ def write_cut_markers(
 
 
 def latest_time(finishes: Mapping[str, WrittenMarker], believed: Collection[str], last_at: datetime | None) -> datetime:
-    """When the last record that can be in the cut was written, by the clocks of these nodes; at the latest."""
+    """Return an upper bound, by the clocks of these nodes, of the time when the cut's last record was written."""
     # A clock is read shortly before its marker is written.
     latest = [finishes[node].written_at + _round_trip(finishes[node]) for node in believed] or [utc_now()]
-    # Everything in the previous cut is in this cut, too.
+    # This cut contains everything that the previous cut contains.
     return max(latest) if last_at is None else max(*latest, last_at)
 
 
@@ -131,7 +131,7 @@ def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: 
 
 
 def check_cut_markers(node: str, shard: str, marked: CutMarkers, events: pa.Table) -> None:
-    """Raise AttemptFailedError unless the node's decoded WAL has both markers where they were written."""
+    """Raise AttemptFailedError unless the node's decoded WAL contains both markers at their written positions."""
     markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
     positions: dict[Marker, int] = {}
     for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
@@ -167,7 +167,7 @@ class CutUnreachableError(UnreachableError):
 class LastCut:
     """The previous cut on a primary: its position, and the transactions that were undecided and in doubt there.
 
-    `last_commit_at` is when the newest transaction before it was committed.
+    `last_commit_at` is the commit time of the newest transaction before the cut.
     """
 
     position: Lsn
@@ -180,8 +180,8 @@ class LastCut:
 class CutPlan:
     """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
 
-    `known` has by node the committed segments, at least those that reach beyond the previous cut. `last_at` is when the
-    previous cut was made, if it is of the same chain. Standbys are waited for up to `wait_seconds`.
+    `known` holds each node's committed segments, at least those that reach beyond the previous cut. `last_at` is the
+    time of the previous cut, if that belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
     """
 
     chain: str
@@ -211,10 +211,10 @@ class ArchivedCut:
 def make_cut(
     lock: FleetLock, plan: CutPlan, spark: SparkSource | None, store: ObjectStore, progress: Progress
 ) -> ArchivedCut:
-    """Make the cut; retry up to `plan.retries` times. Without `spark` this process archives the WAL.
+    """Make the cut, retrying up to `plan.retries` times. Without `spark`, this process archives the WAL itself.
 
-    After that, raises CutInconsistentError, or CutUnreachableError if a node was away in the last attempt. Any error
-    that a retry can't fix is raised at once.
+    If all attempts fail, raises CutInconsistentError, or CutUnreachableError if a node was unreachable in the last
+    attempt. An error that a retry can't fix is raised at once.
     """
     causes: list[str] = []
     for attempt in range(1, plan.retries + 2):
@@ -240,7 +240,7 @@ def make_cut(
 
 
 def _record(marked: CutMarkers, cut: Cut, causes: list[str]) -> CutRecord:
-    """The cut as its commit has it; `causes` are those of the attempts before."""
+    """Return the cut as its commit records it; `causes` are those of the failed attempts."""
     return CutRecord(
         id=marked.marker.cut,
         attempts=len(causes) + 1,
@@ -257,7 +257,7 @@ def _record(marked: CutMarkers, cut: Cut, causes: list[str]) -> CutRecord:
 
 
 def pause_seconds(attempt: int) -> float:
-    """The pause after inconsistent attempt number `attempt` (1 is the first): doubles each time, up to a maximum."""
+    """Return the pause after failed attempt number `attempt` (from 1): it doubles each time, up to a maximum."""
     seconds = min(PAUSE_SECONDS_FIRST * 2.0 ** (attempt - 1), PAUSE_SECONDS_MAX)
     return seconds * random.uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER)
 
@@ -281,7 +281,7 @@ def _cut_error(causes: list[str], unreachable: SnapshotError | None) -> Snapshot
 def _drain(
     plan: CutPlan, marked: CutMarkers, spark: SparkSource | None, progress: Progress, sessions: Sessions
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
-    """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
+    """Archive every node's WAL up to the finish marker of its primary."""
     session = start_session(spark, progress) if spark else None
     tasks = [replace(task, finish=marked.finishes[task.node.shard].position) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
@@ -302,10 +302,10 @@ def _drain(
 
 
 def _raise_problems(reports: list[DrainReport]) -> None:
-    """Raise the error that ended a drain; retry only if every failure is an unreachable node."""
+    """Raise the error of a failed drain: AttemptFailedError, if every failure is an unreachable node."""
     failures = [(report.node, error_of(report.problem)) for report in reports if report.problem]
     final = [error for _, error in failures if not _is_transient(error)]
-    # Planning again resolves unknown definitions on every node that reported some. It resolves no other final error.
+    # A new plan resolves the unknown definitions on every node that reported them, but no other final error.
     moved = [error for error in final if isinstance(error, SchemaMovedError)]
     if moved and len(moved) == len(final):
         moved[0].details["moved"] = [table for error in moved for table in cast(list[object], error.details["moved"])]
@@ -318,7 +318,7 @@ def _raise_problems(reports: list[DrainReport]) -> None:
 
 
 def _is_transient(error: SnapshotError) -> bool:
-    """Whether the node went away while its slot was read. Once it is back, the drain continues after the archive."""
+    """Whether the node became unreachable while its slot was read; a retry then continues after the archive."""
     # The drain has already waited for the standby.
     is_lag = isinstance(error, ReplayLagError)
     return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag

@@ -1,6 +1,6 @@
-"""Prepare the tables for a cut: find what DDL changed, publish new tables, copy those that need it.
+"""Prepare the tables for a cut: find changes by DDL, publish new tables, and copy tables that can't be converted.
 
-None of it counts until a commit lists it. A slot that is left behind is dropped when the operation is undone or
+The copies don't count until a commit lists them. A slot that is left behind is dropped when the operation is undone or
 settled.
 """
 
@@ -45,7 +45,7 @@ from cutline.wal.segments.segments import Definition, archive_prefix, last_numbe
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What failed attempts archived: definitions by shard, and the number of the last segment by node."""
+    """The archive of failed attempts: definitions by shard, and the number of the last segment by node."""
 
     definitions: Mapping[str, list[Definition]]
     last_segments: Mapping[str, int]
@@ -53,7 +53,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class NodeArchived:
-    """What failed attempts archived of one node: its definitions, and the number of its last segment."""
+    """The archive of failed attempts on one node: its definitions, and the number of its last segment."""
 
     definitions: tuple[Definition, ...]
     last_segment: int
@@ -63,8 +63,8 @@ class NodeArchived:
 class PreparedTables:
     """The tables as the cut uses them.
 
-    `last_segments` are the numbers of the last archived segments, by node. `entries` are the new base copies;
-    `positions`, by node, are the positions from which changes to the copied tables count.
+    `last_segments` holds the number of each node's last archived segment. `entries` lists the new base copies.
+    `positions` holds, by node, the position from which changes to the copied tables count.
     """
 
     plan: DdlPlan
@@ -83,9 +83,9 @@ def prepare_tables(
 ) -> PreparedTables:
     """Plan, publish new tables, and copy the tables that can't be converted.
 
-    `moved` are the oids of tables, by shard, for which an earlier attempt met an unknown definition in WAL. `see` is
-    given the primaries' tables whenever they are read: an error is due to DDL only if they have changed since. Raises
-    ChangedError if DDL intervened. The slots of copies that failed are left.
+    `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `see`
+    is called with the primaries' tables whenever they are read: an error is due to DDL only if they have changed since
+    then. Raises ChangedError if DDL intervened. The slots of failed copies remain.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
@@ -107,7 +107,7 @@ def prepare_tables(
 
 
 def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
-    """Read the definitions in the segments that no commit lists."""
+    """Read the definitions and the last number of the segments that no commit lists."""
     nodes = list(nodes)
 
     def read(node: Node) -> NodeArchived:
@@ -152,7 +152,7 @@ T = TypeVar("T")
 def collect_definition_changes(
     context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut, progress: Progress
 ) -> DefinitionChanges | None:
-    """The differences from the last commit (`known`) or None. Dumps the DDL of the shards where it changed."""
+    """Return the differences from the last commit (`known`), or None; dump the DDL of the shards where it changed."""
     sessions, plan = context.sessions, prepared.plan
     dumped = [shard for shard, fingerprint in plan.fingerprints.items() if fingerprint != known.fingerprints[shard]]
     copied, lists = split_entries(prepared.entries)
@@ -182,7 +182,7 @@ def collect_definition_changes(
 
 
 def with_objects(changes: DefinitionChanges | None, objects: Sequence[StoredObject]) -> DefinitionChanges | None:
-    """The changes of a commit that also lists these objects, which belong to no definition."""
+    """Add `objects`, which belong to no definition, to the changes of a commit."""
     if not objects:
         return changes
     changes = changes or DefinitionChanges()
@@ -194,7 +194,7 @@ def _drop_empty(values: Mapping[str, T]) -> dict[str, T]:
 
 
 def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable[Node]) -> dict[str, dict[int, Lsn]]:
-    """By node and number, the first position whose changes count under a new definition."""
+    """Return, by node and number, the position from which changes count under a new definition."""
     begun: dict[str, dict[int, Lsn]] = {node.id: {} for node in nodes}
     for node in nodes:
         archived = cut.archived[node.id]

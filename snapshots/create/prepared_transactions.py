@@ -1,12 +1,12 @@
-"""Wait for prepared transactions: before the first cut of a chain, before that of a terminal snapshot, and for DDL.
+"""Wait for prepared transactions: before a chain's first cut, before a terminal snapshot's cut, and because of DDL.
 
-PostgreSQL decodes a transaction that was prepared before the slot was made only at its COMMIT PREPARED, so the first
-cut waits for it. Later transactions are decoded at their PREPARE, and no cut waits for their rows. A terminal
-snapshot's cut does wait: committing one after the cut would be a write.
+PostgreSQL decodes a transaction that was prepared before the slot was created only at its COMMIT PREPARED, so the first
+cut waits for such transactions. Later transactions are decoded at PREPARE, so that no cut waits for their rows. The cut
+of a terminal snapshot does wait, because committing a prepared transaction after the cut would be a write.
 
-DDL is not in decoded WAL: a commit's definitions are those of the catalogs, which show a prepared transaction's DDL
-only after its COMMIT PREPARED. So a cut that includes a transaction with DDL before that would have its rows without
-its DDL, or on one node only. Such a cut is invalid, and the next attempt is made once the transaction is decided.
+Decoded WAL does not contain DDL. A commit takes its definitions from the catalogs, which show a prepared transaction's
+DDL only after COMMIT PREPARED. A cut that includes the transaction before that would contain its rows without its DDL,
+or its DDL on one node only. Such a cut is invalid, and is retried once the transaction is decided.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cutline.wal.drain.prepare_record import changes_catalogs
 from cutline.wal.drain.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
 
 POLL_SECONDS = 0.1
-# The locks that rows need are no sign of DDL, nor are those of large objects (pg_largeobject, its metadata and their
-# indexes). DDL takes another mode, or the lock of an object that is no relation, or writes a catalog. A few kinds take
-# none: docs/consistency.md, "DDL in global transactions".
+# Locks for changing rows or large objects (pg_largeobject, its metadata and their indexes) are no sign of DDL. DDL
+# takes a stronger lock, locks an object that is not a relation, or writes to a catalog. A few kinds of DDL take no such
+# lock: docs/consistency.md, "DDL in global transactions".
 DDL_QUERY = """
 WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE pid IS NULL AND granted)
 SELECT DISTINCT own.transactionid::text
@@ -52,16 +52,18 @@ List = Callable[[Node, psycopg.Connection[Any]], Collection[Awaited]]
 def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, what: str = "the first cut") -> None:
     """Wait until every transaction that is prepared now has been decided.
 
-    Raises SlotWaitError naming those left after `seconds_max`, and NodeUnreachableError. `what` names what waits.
+    `what` names the waiting step in messages. Raises SlotWaitError, which names the transactions left after
+    `seconds_max`, and NodeUnreachableError.
     """
     _await(sessions, seconds_max, progress, what, _list_prepared)
 
 
 def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, progress: Progress) -> bool:
-    """Wait until every transaction with DDL that the cut includes is committed; return whether there was one to await.
+    """Wait until all prepared transactions with DDL that the cut includes are committed; return whether there were any.
 
-    Its DDL may be in the catalogs since: compare them before anything is read from them. Raises SlotWaitError naming
-    those left after `seconds_max`, with COMMIT PREPARED as the remedy: another node has committed them.
+    Their DDL may have changed the catalogs by then: compare the catalogs before reading anything else from them. Raises
+    SlotWaitError, which names the transactions left after `seconds_max`. The remedy is COMMIT PREPARED, because they
+    are committed on another node.
     """
     included = included_and_prepared(cut.nodes)
 
@@ -70,7 +72,7 @@ def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, p
         locking = {xid for (xid,) in connection.execute(DDL_QUERY, (list(PUBLISHING),))} if prepared else set()
         found: list[Awaited] = []
         for awaited in prepared:
-            # Its own record knows better than its locks, if it can still be read.
+            # The transaction's PREPARE record is more reliable than its locks, if it can still be read.
             recorded = changes_catalogs(node, included[node.id][int(awaited.xid)].lsn, int(awaited.xid))
             if recorded or (recorded is None and awaited.xid in locking):
                 found.append(replace(awaited, is_committed_elsewhere=True))
@@ -80,9 +82,10 @@ def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, p
 
 
 def await_lockers(sessions: Sessions, tables: Mapping[str, set[int]], seconds_max: float, progress: Progress) -> None:
-    """Wait until every prepared transaction that may have altered one of these tables, oids by node, is decided.
+    """Wait until every prepared transaction that may have altered one of `tables` (oids by node) is decided.
 
-    Its rows are decoded under a definition that the catalogs don't show before. Raises as `await_prepared`.
+    Until then, the catalogs don't show the definition under which its rows are decoded. Raises the errors of
+    `await_prepared`.
     """
 
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:
@@ -94,7 +97,7 @@ def await_lockers(sessions: Sessions, tables: Mapping[str, set[int]], seconds_ma
 
 
 def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str, find: List) -> bool:
-    """Wait until all that `find` lists now are decided; return whether there were any."""
+    """Wait until all transactions that `find` lists at first are decided; return whether there were any."""
     notes = WaitNotes(what, progress)
     left = awaited = _on_primaries(sessions, find)
     while left:

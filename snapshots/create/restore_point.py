@@ -1,8 +1,8 @@
-"""Take a restore point: a full snapshot without tables, so that its commit holds a cut and its archives only events.
+"""Take a restore point: a full snapshot without tables, whose commit contains a cut and whose archives only events.
 
-Its slots exist only while it is taken, and are dropped before the commit: afterwards it retains no WAL, and has no
-increments. As in a full snapshot, PostgreSQL waits for older transactions when a slot is made, and the cut waits for
-older prepared transactions, both for `--wait` seconds at most. There is little to decode, so no Spark is needed.
+Its slots are dropped before the commit, so it retains no WAL and has no increments. As for a full snapshot, PostgreSQL
+waits for older transactions when a slot is created, and the cut waits for older prepared transactions, each for up to
+`--wait` seconds. There is little to decode, so Spark is not needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cutline.wal.segments.own_store import check_own_store
 
 @dataclass(frozen=True, slots=True)
 class RestorePointPlan:
-    """The primaries that a restore point is taken on, and the fleet's id."""
+    """The primaries on which a restore point is taken, and the fleet's id."""
 
     nodes: tuple[str, ...]
     fleet_id: str
@@ -64,7 +64,7 @@ def create_restore_point(fleet: Fleet, request: CreateRequest, progress: Progres
 
 
 def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progress) -> RestorePointPlan:
-    """Make every check of a restore point, changing nothing."""
+    """Run every check of a restore point without changing anything."""
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, fleet.primaries) as sessions:
@@ -76,7 +76,7 @@ def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progre
 
 
 def _plan(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> RestorePointPlan:
-    """Make every check; raise the error of the first that fails."""
+    """Run every check; raise the error of the first check that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_not_deleted(store, request.name)
@@ -88,7 +88,7 @@ def _plan(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: Objec
 
 
 def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, began: float) -> FullSnapshot:
-    """Make slots, cut, drop the slots, commit; `began` is when the command began (time.monotonic)."""
+    """Create slots, make the cut, drop the slots, and commit; `began` is the start of the command (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, operation, request = context.sessions, context.operation, context.request
     slot = slot_name(operation.id)
@@ -112,8 +112,8 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
 
 def _plan_cut(context: CreateContext, plan: RestorePointPlan, base: dict[str, Lsn]) -> CutPlan:
     operation = context.operation
-    # Transaction events and markers come with any publication. This one has the fewest tables, usually none; their
-    # inserts are in no group, and so are dropped.
+    # Transaction events and markers are decoded with any publication. This one has the fewest tables, usually none.
+    # Their inserts belong to no group and are dropped.
     _, of_inserts = publication_names(plan.fleet_id)
     tasks = {
         node.id: DrainTask(

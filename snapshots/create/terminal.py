@@ -2,16 +2,16 @@
 
 The steps, in this order:
 
-1. Wait for the prepared transactions. This comes first, so that a transaction that stays in doubt disturbs no session.
+1. Wait for prepared transactions. This comes first, so that no session is ended if a transaction stays in doubt.
 2. Make new sessions read-only on all primaries.
 3. End all older sessions.
 4. Wait for the transactions that those sessions left prepared.
 5. Take the WAL position of each primary after which nothing may be written.
 6. Make the cut.
 
-A session can still turn the read-only setting off for itself. So before the commit the archive and the slots are
-searched for changes after those positions. If there is one, or anything else fails, nothing is committed and the fleet
-is made writable again (nodes/read_only.py).
+A session can still turn off the read-only setting for itself. Therefore, before the commit, the archive and the slots
+are searched for changes after those positions. If there is a change, or anything else fails, nothing is committed and
+the fleet is made writable again (nodes/read_only.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.segments.segments import read_changed_groups
 
 SLOT_SECONDS_MAX = 10.0
-# Lower bound of the wait for sessions to end: on a busy machine this takes seconds, even with a shorter --wait.
+# The minimum wait for sessions to end, even if --wait is shorter: on a busy machine, ending them takes seconds.
 SESSIONS_SECONDS_MIN = 5.0
 POLL_SECONDS = 0.2
 # Counts the messages Insert, Update, Delete and Truncate of pgoutput (PostgreSQL manual, "Logical Replication Message
@@ -89,7 +89,7 @@ def end_writes(
 
     in_parallel(make_read_only, primaries)
     in_parallel(end_older_sessions, primaries)
-    # A read-only session can still commit a prepared transaction. New transactions can't write: none is waited for.
+    # A read-only session can still commit prepared transactions, so wait for these. New transactions can't write.
     await_prepared(sessions, wait_seconds, progress, "the last cut")
     return sessions.ask_primaries(_insert_position)
 
@@ -97,9 +97,9 @@ def end_writes(
 def check_final(
     plan: CutPlan, cut: ArchivedCut, ends: Mapping[str, Lsn], sessions: Sessions, store: ObjectStore
 ) -> None:
-    """Raise FinalStateError if anything was written after `ends`, as `end_writes` returned them.
+    """Raise FinalStateError if anything was written after `ends`, the positions that `end_writes` returned.
 
-    Without `ends` (no terminal snapshot) it does nothing. Call it right before the commit.
+    Call this right before the commit. It does nothing if `ends` is empty, as for a snapshot that is not terminal.
     """
     for node, end in ends.items():
         task = plan.tasks[node]
@@ -133,7 +133,7 @@ def _insert_position(connection: psycopg.Connection[Any]) -> Lsn:
 
 
 def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finish: Lsn) -> None:
-    """Raise FinalStateError if the slot holds a change after the cut."""
+    """Raise FinalStateError if the slot contains a change after the cut."""
     names = ",".join(f'"{name}"' for name in task.publications)
     deadline = time.monotonic() + SLOT_SECONDS_MAX
     while True:

@@ -242,7 +242,7 @@ def test_a_restart_of_a_sequence_is_waited_for_by_name(pair: Pair) -> None:
     assert raised.value.hint.endswith("; or wait longer: --wait SECONDS")
     (note,) = [one for one in noting.notes if gid in one]
     assert note.startswith("node s1: reading sequences waited 2 s for a lock; held now: public.numbers")
-    assert note.endswith("; it waits for up to 3 s")
+    assert note.endswith("; waiting for up to 3 s")
     execute(pair.databases[0], f"COMMIT PREPARED '{gid}'")
     assert {one.last_value for one in pair.increment().sequences["s1"] if one.name == "numbers"} == {1000}
 

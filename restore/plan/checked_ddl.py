@@ -1,4 +1,4 @@
-"""Read the DDL of a restore as the roles of its targets can run it, and list the omissions."""
+"""Read the DDL of a restore in a form that the targets' roles can run, and list the omissions."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ NAME_BYTES_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class CheckedDdl:
-    """The DDL of some shards as it is run, the entries of their archives, and the omissions.
+    """The DDL of some shards as it will be run, the entries of their archives, and the omissions.
 
-    `counted` are the lines of `left_out` that may be many of a kind, each with the noun under which its kind is
-    counted.
+    `counted` maps lines of `left_out` that may have many similar lines to the noun under which these are counted.
     """
 
     ddl: dict[str, Ddl] = field(default_factory=dict)
@@ -68,7 +67,7 @@ class CheckedDdl:
 
 @dataclass(frozen=True, slots=True)
 class _RowsOfExtensions:
-    """The rows of extensions' tables that a target gets, lines about omitted rows, and rows that the store has lost."""
+    """The rows of extensions' tables that a target gets, lines about omitted rows, and rows lost from the store."""
 
     found: ExtensionsOfShard = field(default_factory=ExtensionsOfShard)
     left_out: tuple[str, ...] = ()
@@ -83,9 +82,9 @@ def read_all_ddl(
     obstacles: Obstacles,
     databases: Mapping[str, PlannedDatabase],
 ) -> CheckedDdl:
-    """Read the DDL of the targets' shards, as the role of its target can run it; `databases` is by shard.
+    """Read each shard's DDL in a form that its target's role can run; `databases` is by shard.
 
-    Adds an obstacle if a server lacks a requirement of the DDL, or if a role may not act as an owner that it names.
+    Adds an obstacle if a server lacks a requirement of the DDL, or if our role may not act as an owner in the DDL.
     """
     checked, met = CheckedDdl(), set[str]()
     for target in targets:
@@ -171,7 +170,7 @@ def _find_extension_rows(
         error.hint = "\n".join([*_earlier_rows(store, plan, target.source), f"{WITHOUT}; or", str(error.hint)])
         obstacles.add(error)
         return _RowsOfExtensions()
-    # Rows are read after the cut.
+    # The rows were read after the cut, so they may include those of an extension that the DDL at the cut lacks.
     extensions = {show_name(entry.name) for entry in entries if entry.kind == EXTENSION}
     lines = [
         f"{where}: {table_name(table.table.schema, table.table.name)} belongs to an extension created after the cut"
@@ -184,7 +183,7 @@ def _find_extension_rows(
         try:
             is_same = read_extension_rows(store, commit, source).digests() == own
         except ObjectDamagedError as error:
-            lines.append(f"{where}: whether {source} has the same is not known: {error.message}")
+            lines.append(f"{where}: could not be compared with those of {source}: {error.message}")
         else:
             differ = f"{where}: taken from {target.source}; those of {source} differ and are left out"
             lines += [] if is_same else [differ]
@@ -192,7 +191,7 @@ def _find_extension_rows(
 
 
 def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator[str]:
-    """Hints that name the newest earlier increment with undamaged rows, if there is one: each commit has them whole."""
+    """Yield hints that name the newest earlier increment with undamaged rows, as every commit stores all such rows."""
     for commit in reversed(plan.chain.commits[:-1]):
         with suppress(ObjectDamagedError):
             read_extension_rows(store, commit, shard)
@@ -206,17 +205,15 @@ def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator
 def _with_database(
     plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase, lost: tuple[Refusal, ...]
 ) -> Ddl:
-    """The DDL with the statements for the database itself, and the lost part of these.
-
-    The archive has the search_path of the last change of the DDL.
-    """
+    """Add the statements for the database itself, and the rows of extensions that the store has lost."""
     properties = plan.chain.database_properties(target.source)
+    # The archive's search_path is that of the last DDL change, so the database's properties take precedence.
     path = ddl.search_path if properties is None else find_path(properties)
     return replace(ddl, database=planned.ddl, search_path=path, lost=lost)
 
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:
-    """The DDL without the parts that would be wrong, or not wanted, without all rows; and the omissions."""
+    """Omit the DDL that would be wrong or unwanted in a restore without all rows; also return the omissions."""
     if plan.request.is_partial:
         return ddl.without_dependents()
     if plan.topology:
@@ -225,7 +222,7 @@ def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[st
 
 
 def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], encoding: str) -> list[TableMove]:
-    """The moves with all names as raw text; raise TargetUnfitError if a database can't have one."""
+    """Convert the moves' names to raw text; raise TargetUnfitError if a database can't store one."""
     names = [one for move in moves for one in structs.astuple(move)]
     stored = name_bytes(connection, names, encoding)
     for name, body in zip(names, stored, strict=True):
@@ -241,7 +238,7 @@ def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], 
 def _change_roles(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: ArchiveDdl
 ) -> tuple[ArchiveDdl, ChangedRoles]:
-    """The DDL with other roles; and the omissions from it and from large objects, and the roles that it had named."""
+    """Replace roles in the DDL; also return omissions from it and from large objects, and the roles it named."""
     shard, chain = target.source, plan.chain
     changes = find_role_changes(target, connection, plan)
     changed, found = ddl.with_roles(changes)

@@ -1,4 +1,4 @@
-"""Choose the copy from which each table's rows are taken, by the objects in the store; verify the bytes if asked to."""
+"""Choose the copy from which each table's rows are taken; read and verify the copies' objects on request."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChainObject:
-    """An object that a chain lists, in the commit of `increment`; it belongs to the copy or the DDL of `node`.
+    """An object that the commit of `increment` lists; it belongs to the copy or the DDL of `node`.
 
-    An object list stands for all objects that it lists: until it is expanded, or if it is lost.
+    An object list represents all objects that it lists until it is expanded, or permanently if it is lost.
     """
 
     key: str
@@ -51,11 +51,11 @@ class ChainObject:
 
     @property
     def count(self) -> int:
-        """How many objects it stands for."""
+        """The number of objects that it represents."""
         return self.stored.objects if isinstance(self.stored, ObjectList) else 1
 
     def expand(self) -> Iterator[ChainObject]:
-        """Yield the objects that it stands for, a lost list as itself; raise RuntimeError if a list was not read."""
+        """Yield the objects that it represents, a lost list as itself; raise RuntimeError if a list was not read."""
         if not isinstance(self.stored, ObjectList) or isinstance(self.stored, LostList):
             yield self
             return
@@ -65,7 +65,7 @@ class ChainObject:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The damage of an object of the node's copy or DDL; `kind` is that of ObjectDamagedError."""
+    """Damage to an object of the node's copy or DDL; `kind` as in ObjectDamagedError."""
 
     key: str
     node: str
@@ -78,7 +78,7 @@ Damages: TypeAlias = Mapping[str, Damage]
 
 def list_entries(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
     """Yield the objects of these nodes that the chain's commits name, node by node; object lists are not expanded."""
-    # A large fleet's commit has thousands of entries, so go through them once and not once per node.
+    # Scan the entries once, not once per node: a large fleet's commit has thousands.
     by_node: dict[tuple[str, int], list[NamedObject]] = {}
     for commit in chain.commits:
         for entry in commit.entries:
@@ -90,13 +90,13 @@ def list_entries(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
 
 
 def list_objects(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
-    """Yield the objects that the chain's commits list of these nodes, one node after the other."""
+    """Yield the objects that the chain's commits list for these nodes, node by node."""
     for entry in list_entries(chain, nodes):
         yield from entry.expand()
 
 
 def count_bytes(chain: Chain, shards: Collection[str]) -> int:
-    """The bytes of all objects of the copies of these shards; those that a lost list listed are counted as one."""
+    """Count the bytes of all objects of these shards' copies; for a lost list, count only the list object itself."""
     nodes = {node for node in chain.baseline if chain.shard_of(node) in shards}
     segments = sum(segment.size for node in nodes for segment in chain.segments(node))
     entries = [entry for commit in chain.commits for entry in commit.entries if entry.node in nodes]
@@ -104,7 +104,7 @@ def count_bytes(chain: Chain, shards: Collection[str]) -> int:
 
 
 def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
-    """Yield the object lists of the chain that are lost."""
+    """Yield the chain's lost object lists."""
     for commit in chain.commits:
         for object_list in commit.object_lists:
             if isinstance(object_list, LostList):
@@ -112,10 +112,10 @@ def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
 
 
 def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
-    """Find the objects that are missing or have another size, by a listing of the snapshot's folder.
+    """List the snapshot's folder and find the objects that are missing or have the wrong size.
 
-    Of a chain with object lists, large folders of one node at a time: that is bounded. An object that is not listed in
-    its size is looked up by itself: a listing may be out of date.
+    For a chain with object lists, list large folders of one node at a time, which bounds the memory. An object that the
+    listing lacks or shows with the wrong size is looked up individually, as a listing may be out of date.
     """
     if not any(commit.object_lists for commit in chain.commits):
         sizes = {listed.key: listed.size for listed in store.inventory(f"snapshots/{chain.name}")}
@@ -144,7 +144,7 @@ def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Map
 
 
 def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
-    """The damage of an object that has so many bytes in the store; None if it has none."""
+    """Compare an object with its size in the store; return its damage, or None if it is intact."""
     if isinstance(chain_object.stored, LostList):
         return Damage(chain_object.key, chain_object.node, chain_object.stored.damage, chain_object.stored.detail)
     if size is None:
@@ -152,13 +152,13 @@ def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
     if size == chain_object.stored.size:
         return None
     return Damage(
-        chain_object.key, chain_object.node, "size", f"it has {size} bytes instead of {chain_object.stored.size}"
+        chain_object.key, chain_object.node, "size", f"it is {size} bytes instead of {chain_object.stored.size}"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CopyNeeds:
-    """Of which objects a node's copy at the chain's last commit is made; `numbers` are its numbers_at_cut."""
+    """The objects that a node's copy at the chain's last commit consists of; `numbers` are its numbers_at_cut."""
 
     chain: Chain
     node: str
@@ -166,15 +166,15 @@ class CopyNeeds:
 
     @classmethod
     def of(cls, chain: Chain, node: str) -> CopyNeeds:
-        """The needs of the node's copy."""
+        """Determine the needs of the node's copy."""
         return cls(chain, node, chain.numbers_at_cut(node))
 
     def groups_of(self, chain_object: ChainObject) -> frozenset[int]:
-        """The numbers of the groups whose rows can't be had from this copy without the object."""
+        """Return the numbers of the groups whose rows can't be restored from this copy without the object."""
         if chain_object.node != self.node or chain_object.increment > self.chain.last.increment:
             return frozenset()
         if isinstance(chain_object.stored, Segment):
-            # A segment may have changes of every group.
+            # A segment may contain changes of every group.
             is_needed = chain_object.stored.changes and chain_object.stored.after < self.chain.position(self.node)
             return frozenset(self.numbers.values()) if is_needed else frozenset()
         if chain_object.stored.kind != BASE:
@@ -183,7 +183,7 @@ class CopyNeeds:
 
 
 def needs_other(chain: Chain, shard: str, chain_object: ChainObject) -> str:
-    """The part, besides rows, that the shard lacks without the object: `DDL`, `large objects` or nothing."""
+    """Return the part, apart from rows, that the shard lacks without the object: `DDL`, `large objects` or ""."""
     if chain_object.node != shard or isinstance(chain_object.stored, Segment):
         return ""
     if chain_object.stored.kind == DDL and chain_object.stored == chain.ddl_object(shard):
@@ -196,10 +196,10 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The parts of a chain that a restore takes: groups of each shard, large objects, DDL; `nodes`: of these alone.
+    """The parts of a chain that a restore takes: groups of each shard, large objects, DDL.
 
-    `command` is the typed command, without --increment. `use_backup_copies`: rows that a primary's copy lacks may be
-    taken from a standby's; `may_use_backup_copies`: the command may ask for that.
+    `nodes` restricts it to these shards. `command` is the typed command, without --increment. `use_backup_copies`: rows
+    that a primary's copy lacks may be taken from a standby's; `may_use_backup_copies`: the command allows that option.
     """
 
     groups: Callable[[Chain, str], Iterable[Group]]
@@ -211,19 +211,19 @@ class Wanted:
     ddl: bool = True
 
     def numbers(self, chain: Chain, shard: str) -> frozenset[int]:
-        """The numbers of the shard's groups that are restored."""
+        """Return the numbers of the shard's groups that are restored."""
         return frozenset(group.number for group in self.groups(chain, shard))
 
     def takes(self, what: str) -> bool:
-        """Whether the restore takes what `needs_other` names."""
+        """Whether the restore takes `what`, a part named by `needs_other`."""
         return (what == "DDL" and self.ddl) or (what == "large objects" and self.large_objects)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyChoice:
-    """From which copies rows are taken: `borrowed` are group numbers by standby, all others come from primaries.
+    """The copies that rows are taken from: the groups in `borrowed`, numbers by standby, and all others from primaries.
 
-    `damaged` are the objects that are needed and can't be used.
+    `damaged` are the needed objects that can't be used.
     """
 
     borrowed: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -232,7 +232,7 @@ class CopyChoice:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """A part that no usable copy has: a group with its number of partitions, the DDL or the large objects."""
+    """A part that no usable copy contains: a group with its number of partitions, the DDL or the large objects."""
 
     shard: str
     what: str
@@ -240,15 +240,15 @@ class LostPart:
 
     @property
     def text(self) -> str:
-        """The part without its shard. Any partition may have had rows in the object."""
+        """The part without its shard. It names all partitions, as any may have had rows in the lost object."""
         if self.partitions is None:
             return self.what
         return f"{self.what} (partition{'s 0 to' if self.partitions > 1 else ''} {self.partitions - 1})"
 
 
 def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyChoice, list[LostPart]]:
-    """For every group, choose the first copy that has its rows, the primary's first; find those that none has."""
-    # No list of another node is read.
+    """For every group, choose the first intact copy, trying the primary's first; also return the lost parts."""
+    # Expand only the lists of nodes with damage.
     nodes = {damage.node for damage in damages.values()}.intersection(chain.baseline)
     objects = [stored_object for stored_object in list_objects(chain, sorted(nodes)) if stored_object.key in damages]
     borrowed: dict[str, frozenset[int]] = {}
@@ -278,7 +278,7 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
 def _missing(
     chain: Chain, node: str, numbers: frozenset[int], objects: Iterable[ChainObject]
 ) -> tuple[frozenset[int], set[str]]:
-    """Which of the groups the node's copy lacks, and the keys of the objects at fault."""
+    """Return the numbers of the groups that the node's copy lacks, and the keys of the damaged objects."""
     if not numbers:
         return numbers, set()
     needs = CopyNeeds.of(chain, node)
@@ -289,7 +289,7 @@ def _missing(
 
 
 def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Damages) -> CopyChoice:
-    """Choose the copies; raise ObjectDamagedError, naming the losses and what can be restored, if one lacks a part."""
+    """Choose the copies; if a part is lost, raise ObjectDamagedError naming the losses and restorable increments."""
     choice, lost = choose_copies(chain, wanted, damages)
     if lost:
         raise _damage_error(store, chain, wanted, choice, (lost, damages))
@@ -297,9 +297,9 @@ def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Dam
 
 
 def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
-    """Raise ObjectDamagedError if copies that were chosen before lack rows now, because an object list of them is lost.
+    """Raise ObjectDamagedError if a lost object list means that copies chosen earlier lack rows now.
 
-    The loss of an object shows when it is read; objects of a lost list would never be read.
+    A lost object is noticed when it is read, but the objects of a lost list would never be read.
     """
     for chain_object, lost in lost_lists(chain):
         shard = chain.shard_of(chain_object.node)
@@ -316,12 +316,12 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
 
 
 def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: ObjectDamagedError) -> ObjectDamagedError:
-    """The error for an object that turned out to be altered while it was read, with the losses that it causes."""
+    """Return the error for an object that was found altered while it was read, extended with the losses it causes."""
     if "lost" in error.details:
         return error
     key, node, kind = (str(error.details.get(name)) for name in ("object", "node", "kind"))
     damages = {**find_listed_damage(store, chain), key: Damage(key, node, kind, error.message.partition(": ")[2])}
-    # From a standby's copy rows were taken already, or must not be.
+    # Standbys' copies are no alternative: either they are in use already, or the user did not allow them.
     wanted = replace(wanted, use_backup_copies=False)
     choice, lost = choose_copies(chain, wanted, damages)
     if not any(damage.key == key for damage in choice.damaged):
@@ -333,11 +333,11 @@ def _damage_error(
     store: ObjectStore, chain: Chain, wanted: Wanted, choice: CopyChoice, found: tuple[list[LostPart], Damages]
 ) -> ObjectDamagedError:
     lost, damages = found
-    # A later increment may have more damage, which must not hide the restorable parts.
+    # Later increments may be damaged further, which must not keep the hint from naming the restorable increments.
     try:
         longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
     except SnapshotDeletedError:
-        # Its objects are no damage.
+        # The objects are deleted, not damaged.
         raise
     except SnapshotError:
         longest = chain
@@ -381,7 +381,7 @@ def _damage_error(
 
 
 def _restorable(chain: Chain, wanted: Wanted, damages: Damages) -> list[int]:
-    """The increments that can be restored in spite of the damage."""
+    """Return the increments that can be restored in spite of the damage."""
     return [
         commit.increment
         for commit in chain.commits
@@ -394,7 +394,7 @@ def _by_shard(lost: Iterable[LostPart]) -> list[tuple[str, list[LostPart]]]:
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """The numbers as ranges, such as `0 to 3, 5`."""
+    """Format the numbers as ranges, such as `0 to 3, 5`."""
     ranges: list[str] = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         numbers_of_run = [number for _, number in run]
@@ -423,15 +423,15 @@ class VerifyReport:
 def verify_copies(
     session: SparkSession, chain: Chain, wanted: Wanted, store: StoreLocation, progress: Progress
 ) -> CopyChoice:
-    """Read the needed objects, a standby's only where the primary's copy is damaged, and choose the copies.
+    """Read the needed objects and choose the copies; standbys' objects are read only where a primary's are damaged.
 
-    Raises ObjectDamagedError if something is in no copy.
+    Raises ObjectDamagedError if no copy contains a needed part.
     """
     opened = store.open()
     damages = find_listed_damage(opened, chain)
 
     def verify(copies: str, nodes: Sequence[str]) -> dict[str, Damage]:
-        # Counted first, by the commits: there may be more than the driver can hold.
+        # Take the total from the commits: the driver may be unable to hold all objects.
         total = sum(needed_entry.count for needed_entry in needed_entries(chain, nodes, wanted))
         if not total:
             return {}
@@ -449,15 +449,15 @@ def verify_copies(
 
 
 def needed_entries(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
-    """The entries of commits that the wanted groups need in these nodes' copies; also DDL and large objects of shards.
+    """Yield the commit entries that the wanted groups need in these nodes' copies, plus shards' DDL and large objects.
 
-    An object list is one if any of its objects may be needed.
+    Includes an object list if any of its objects may be needed.
     """
     return _needed(chain, list_entries(chain, nodes), wanted)
 
 
 def needed_objects(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
-    """The objects among `needed_entries`, and those of its lists that are needed."""
+    """Yield the needed objects of `needed_entries`, with object lists expanded."""
     objects = (stored_object for entry in needed_entries(chain, nodes, wanted) for stored_object in entry.expand())
     return _needed(chain, objects, wanted)
 
@@ -476,13 +476,13 @@ def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progre
         raise_first([report.problem for report in reports])
         damages |= {report.damage.key: report.damage for report in reports if report.damage}
         left -= len(reports)
-    # Objects of lists that belong to other groups, and those that were known to be damaged.
+    # Count the skipped objects too: those of other groups, and those already known to be damaged.
     progress.advance(left)
     return damages
 
 
 def verify_object(task: VerifyTask) -> VerifyReport:
-    """Read the task's object."""
+    """Read the task's object and verify it."""
     stored_object = task.one
     try:
         read_listed(

@@ -1,6 +1,6 @@
-"""The properties of the databases that a restore makes: owner, privileges, settings, comment, tablespace.
+"""The properties of the databases that a restore creates: owner, privileges, settings, comment, tablespace.
 
-`--no-database-settings` leaves all of it out, and so does `--data-only`, which makes no database.
+`--no-database-settings` leaves all of them out, as does `--data-only`, which creates no database.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from cutline.snapshots.ddl.database_facts import SEARCH_PATH
 from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
 
 NAMES_QUERY = "SELECT rolname FROM pg_roles"
-# From 16 on a membership says whether its member may act as the role.
+# Since PostgreSQL 16 the membership itself says whether its member may act as the role.
 ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDatabase:
-    """The properties that a target's database gets, None if none; `left_out` are the source's others."""
+    """The properties that a target's database gets, if any; `left_out` are the source's properties that it doesn't."""
 
     ddl: DatabaseDdl | None = None
     left_out: tuple[str, ...] = ()
 
 
 def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connection[Any]) -> PlannedDatabase:
-    """Find the properties for the target's database, as far as our role may set them."""
+    """Choose the properties for the target's database that our role may set."""
     scope, properties = plan.request.scope, plan.chain.database_properties(target.source)
     if properties is None or scope.data_only or scope.no_database_settings:
         return PlannedDatabase()
@@ -51,9 +51,9 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
     owner = "" if scope.no_owner else changed.owner
     if owner and not ours.is_super:
         able = connection.execute(ABLE_QUERY, (_membership(connection), owner)).fetchone()
-        # One that the server lacks is an obstacle, or is created, with our role as a member.
+        # If the server lacks the owner, that is an obstacle, or the role is created with ours as a member.
         if able == (False,):
-            left_out.append(f"owner {owner} of the database: role {ours.name} can't give it to that role")
+            left_out.append(f"owner {owner} of the database: role {ours.name} can't transfer ownership to that role")
             owner = ""
     ddl = DatabaseDdl(target.database, changed, ours.name, owner, loads=ours.is_super)
     return PlannedDatabase(ddl, tuple(f"{line} ({target.shard})" for line in left_out))
@@ -62,7 +62,7 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
 def check_grantors(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: DatabaseDdl | None
 ) -> None:
-    """Raise TargetUnfitError unless our role can act as those who have granted privileges on the database."""
+    """Raise TargetUnfitError unless our role can act as every grantor of privileges on the database."""
     if ddl is None or not ddl.grantors or read_role(target.node, connection).is_super:
         return
     names = name_bytes(connection, ddl.grantors, plan.chain.baseline[target.source].encoding)
@@ -72,9 +72,9 @@ def check_grantors(
 def find_free_settings(
     connection: psycopg.Connection[Any], properties: DatabaseProperties
 ) -> tuple[DatabaseSetting, ...]:
-    """The settings of the database itself that any role may set: those that queries of a drill need.
+    """Return the database's own settings that any role may set, which a drill's queries need.
 
-    Without libraries that a session loads.
+    Settings that make a session load libraries are left out.
     """
     withheld = find_reserved_settings(connection)
     return tuple(
@@ -83,7 +83,7 @@ def find_free_settings(
 
 
 def find_path(properties: DatabaseProperties) -> str | None:
-    """The search_path that is set for the database; None if none is set."""
+    """Return the search_path that is set for the database, or None."""
     return next(
         (setting.value for setting in properties.settings if setting.name == SEARCH_PATH and not setting.role), None
     )

@@ -1,4 +1,4 @@
-"""Plan a restore: read the chain, and find the target of every shard. Only the store is contacted."""
+"""Plan a restore: read the chain and find every shard's target. Only the store is contacted."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ from cutline.wal.segments.damage import ObjectDamagedError
 class RestorePlan:
     """A restore before it begins: the snapshot and its parts, the store, the targets, and the operation.
 
-    `damage`: the store lacks objects that are needed, as a listing shows; so it is refused with all other obstacles.
-    `next_cut`: when the first cut after the moment asked for was made. `doubts`: reasons against it in the records.
-    `superusers`: those who act where the restoring role may not; None: it does all of it itself.
+    `damage`: the error for needed objects that a listing shows as missing, reported together with all other obstacles.
+    `next_cut`: the time of the first cut after the requested time. `doubts`: reasons in the records not to trust the
+    snapshot. `superusers`: the superusers who act where the restoring role may not; None if that role does everything.
     """
 
     request: RestoreRequest
@@ -81,7 +81,7 @@ class RestorePlan:
     superusers: Superusers | None = None
 
     def begun_now(self) -> RestorePlan:
-        """Return the plan of a restore that begins now, some time after it was planned."""
+        """Return the plan with the current time as the beginning of the restore."""
         return replace(self, intent=structs.replace(self.intent, began_at=current_time()))
 
     @property
@@ -103,22 +103,22 @@ class RestorePlan:
         return self.topology.sources if self.topology else tuple(target.shard for target in self.targets)
 
     def sequences(self, target: Target) -> tuple[Sequence, ...]:
-        """The sequences of a target, with their values."""
+        """Return the sequences of a target, with their values."""
         return self.topology.sequences(self.chain) if self.topology else self.chain.sequences(target.source)
 
     def roles(self, target: Target) -> tuple[str, ...]:
-        """The roles that the DDL of a target's sources names."""
+        """Return the roles that the DDL of a target's sources names."""
         sources = target.sources or (target.source,)
         return tuple(dict.fromkeys(role for source in sources for role in self.chain.roles(source)))
 
     def moves(self, target: Target) -> list[TableMove]:
-        """The tables of a target that get other names."""
+        """Return the tables of a target that get new names."""
         tables = {(group.schema, group.table) for group in self.groups[target.shard]}
         return [move for move in self.request.scope.moves if (move.schema, move.table) in tables]
 
     @property
     def chosen(self) -> dict[str, frozenset[int]]:
-        """The numbers of the groups that are taken from each copy, by node; all of a shard that is not in it."""
+        """The numbers of the groups that are taken from each copy, by node; a shard without an entry takes all."""
         borrowed = dict(self.copies.borrowed)
         for shard in self.sources:
             lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
@@ -140,7 +140,7 @@ class RestorePlan:
 
     @property
     def steps(self) -> tuple[str, str] | None:
-        """The commands that restore the same in two steps, without rows and then these, if there are any."""
+        """The commands that restore the same in two steps, first without rows, then the rows; None if impossible."""
         return None if self.topology else self.request.steps(self.chain.last.increment)
 
     def lacks_ddl(self, shard: str) -> bool:
@@ -150,7 +150,7 @@ class RestorePlan:
         return find_ddl(self.chain, shard).key in keys
 
     def report(self) -> RestoreReport:
-        """The report of this restore before it begins."""
+        """Return the report of this restore before it begins."""
         return RestoreReport(
             snapshot=self.request.name,
             increment=self.chain.last.increment,
@@ -175,10 +175,10 @@ class RestorePlan:
 def plan_resumed(
     source: Fleet, target: Fleet, record: DatabaseRecord, *, allow_refused_ddl: bool = False
 ) -> RestorePlan:
-    """Plan the rest of the restore that made a database's record; raise as plan_restore does.
+    """Plan the remaining work of the restore that wrote a database's record.
 
-    `allow_refused_ddl`: it continues without statements that the targets refuse, even if it did not begin so. Raises
-    UnfinishedRestoreError if the snapshot has changed.
+    `allow_refused_ddl`: continue without statements that the targets refuse, even if the restore began without this
+    option. Raises UnfinishedRestoreError if the snapshot has changed, and all errors of plan_restore.
     """
     request = RestoreRequest(
         record.snapshot,
@@ -195,7 +195,7 @@ def plan_resumed(
         plan = plan_restore(source, target, request, record)
     except (SnapshotDeletedError, SnapshotMissingError) as error:
         raise UnfinishedRestoreError(
-            f"operation {record.operation} can't go on: {error.message}",
+            f"operation {record.operation} can't continue: {error.message}",
             hint=[f"to undo it: {record.abandon_command}", SAME_TARGET],
             details={"operation": record.operation},
         ) from error
@@ -203,14 +203,14 @@ def plan_resumed(
         raise UnfinishedRestoreError(
             f"{increment_label(record.snapshot, record.increment)} is not the one that operation {record.operation}"
             " began to restore",
-            hint=f"undo the restore: {record.abandon_command}; and run: snapshot check",
+            hint=f"undo the restore: {record.abandon_command}; then run: snapshot check",
             details={"operation": record.operation},
         )
     if (shards := tuple(target.shard for target in plan.targets)) != record.shards:
         raise UsageError(
-            f"operation {record.operation} restores into {', '.join(record.shards)}, and {target.path} has"
+            f"operation {record.operation} restores into {', '.join(record.shards)}, but {target.path} lists"
             f" {', '.join(shards)}",
-            hint="give the --to FILE that the restore had, with its primaries in the same order",
+            hint="pass the --to FILE that the restore began with, with its primaries in the same order",
         )
     return plan
 
@@ -218,13 +218,14 @@ def plan_resumed(
 def plan_restore(
     source: Fleet, target: Fleet, request: RestoreRequest, resumed: DatabaseRecord | None = None
 ) -> RestorePlan:
-    """Read the chain and find every shard's target; `resumed` is the record of a restore that it continues.
+    """Read the chain and find every shard's target; `resumed` is the record of the restore to continue, if any.
 
-    The plan's `damage` has the parts that the copies lack according to a listing, or that the DDL of several sources
-    lacks. If the target lacks a shard, or there are routes, all of its primaries are targets, and the routes decide.
+    The plan's `damage` names parts that a listing shows as missing, or damaged DDL that keeps several sources from
+    being compared. If the target fleet lacks a shard or the request has routes, all its primaries are targets, and
+    routes divide the rows.
 
-    Raises UsageError if a table has no route then or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
-    and what read_chain, check_archive and find_ddl raise.
+    Raises UsageError if such a table has no route or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
+    and all errors of read_chain, check_archive and find_ddl.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -273,7 +274,7 @@ def plan_restore(
 def _choose_copies(
     store: ObjectStore, chain: Chain, wanted: Wanted, resumed: DatabaseRecord | None
 ) -> tuple[CopyChoice, ObjectDamagedError | None]:
-    """The copies from which rows are taken, and the parts that these lack according to a listing."""
+    """Return the copies from which rows are taken, and the error if a listing shows that they lack parts."""
     if resumed is None:
         try:
             return settle_copies(store, chain, wanted, find_listed_damage(store, chain)), None
@@ -286,19 +287,19 @@ def _choose_copies(
 
 
 def _check_tables(plan: RestorePlan) -> None:
-    """Raise UsageError if a schema has no tables in the shards that are restored, or if no table matches."""
+    """Raise UsageError if a requested schema or table has no match in the restored shards."""
     request = plan.request
     known = {group.schema for target in plan.targets for group in plan.chain.groups(target.source)}
     if unknown := sorted(set(request.scope.schemas) - known):
         raise UsageError(
-            f"no tables of snapshot {request.name} are in --schema {', '.join(unknown)}",
+            f"snapshot {request.name} has no tables in --schema {', '.join(unknown)}",
             hint=f"schemas with tables: {', '.join(sorted(known))}" if known else f"see: snapshot show {request.name}",
             details={"schemas": unknown},
         )
     for move in request.scope.moves:
         if not any(move in plan.moves(target) for target in plan.targets):
             raise UsageError(
-                f"--group {move.label}: no rows of the first table are in snapshot {request.name}",
+                f"--group {move.label}: the first table has no rows in snapshot {request.name}",
                 hint=f"see: snapshot show {request.name}   the rows of a partitioned table are in its partitions",
                 details={"table": move.label},
             )

@@ -36,7 +36,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class BorrowedRows:
-    """The groups, by name, whose rows a shard got from the copy of a standby, `node`."""
+    """The names of the groups whose rows a shard got from the copy of the standby `node`."""
 
     shard: str
     node: str
@@ -47,11 +47,12 @@ class BorrowedRows:
 class RefusedStatement:
     """A statement that a target refused, for reports; `needs` names the refused object that it depends on.
 
-    `statement` is the refused statement, for people. `script` has all statements of the object's entry: none had an
-    effect, or they are grants, which may be repeated. It is raw text (nodes.encodings), and only for the file of such
-    statements, as passwords may be in it. `settings` are statements that it and those after it need before it, if they
-    change. `access` is the database's connection string without passwords. `counted` is what people read in the place
-    of many of a kind.
+    `statement` is the refused statement in readable form. `script` contains all statements of the object's entry: none
+    of them took effect, or they are grants, which can be repeated. The script is raw text (nodes.encodings) and may
+    contain passwords, so it is written only to the file of refused statements. `settings` are the statements that set
+    the session up for this script and the following ones, empty if nothing changes. `access` is the database's
+    connection string without passwords. `counted` is the noun under which many similar statements are counted for
+    people.
     """
 
     node: str
@@ -78,9 +79,9 @@ class RefusedStatement:
 
 @dataclass(frozen=True, slots=True)
 class WalPhase:
-    """The work of a restore on the archived WAL of its shards: read the segments, and found each row's last change.
+    """The work of a restore on its shards' archived WAL: reading the segments and finding each row's last change.
 
-    `changes` and `transactions` are those that were committed before the cut, or that the segments have besides.
+    `changes` also counts changes in the segments that were committed after the cut.
     """
 
     seconds: float
@@ -94,18 +95,18 @@ class WalPhase:
 class RestoreReport:
     """The results of a restore.
 
-    `aside`: the names that existing databases were given. `left_out`: parts of the snapshot that were not restored.
-    `not_in_snapshot`: parts that the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
-    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that were
-    not dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created` (`node:
-    role`) remain if the restore fails. `is_resumed`: another process began it. `in_doubt`: the transactions in doubt at
-    the cut, None if that is not known. `borrowed`: rows and parts taken from standbys' copies, because of the objects
-    in `damaged`; a resumed restore does not look for these again. `warnings`: deficiencies of the restored databases.
-    `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided, if
-    the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: the scope of the
-    request. `role_differences`: how roles that exist on the targets differ from the snapshot's. `cut_at`: when the cut
-    was made, `safe_at` its safe time; None if the snapshot could not be read. `wal` is None if this process has not
-    read the archived WAL: it loaded no rows.
+    `aside`: the new names of existing databases. `left_out`: parts of the snapshot that were not restored.
+    `not_in_snapshot`: parts that the snapshot lacks. `open_operations`: operations on the snapshot without an outcome.
+    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: slots that could
+    not be dropped. `owner_changes`: restored databases whose owner changed. `roles_created` (`node: role`) remain if
+    the restore fails. `is_resumed`: a different process began it. `in_doubt`: the transactions in doubt at the cut,
+    None if they are unknown. `borrowed`: rows taken from standbys' copies because of the objects in `damaged`; a
+    resumed restore does not look for damage again. `warnings`: deficiencies of the restored databases. `moved`: renamed
+    tables, as `node: name=other`. `routes`: how the rows of each table were divided if the targets are not the
+    snapshot's shards; `remarks`: the consequences of that division. `scope`: the scope of the request.
+    `role_differences`: how roles that exist on the targets differ from the snapshot's. `cut_at`: when the cut was made,
+    `safe_at`: its safe time; both None if the snapshot could not be read. `wal` is None if this process loaded no rows
+    and so did not read the archived WAL.
     """
 
     snapshot: str
@@ -140,7 +141,7 @@ class RestoreReport:
 
 
 def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:
-    """A target's refusals, for reports."""
+    """Describe a target's refusals for reports."""
     described: list[RefusedStatement] = []
     settings = ""
     for one in refusals:
@@ -160,6 +161,6 @@ def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[Refus
 
 
 def access_to(target: Target) -> str:
-    """The connection string of the target's database under its real name, without passwords."""
+    """Return the connection string of the target's database under its real name, without passwords."""
     given = conninfo_to_dict(target.node.dsn, dbname=target.database)
     return make_conninfo("", **{name: value for name, value in given.items() if name not in SECRET_PARAMETERS})

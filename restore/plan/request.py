@@ -19,16 +19,16 @@ from cutline.storage.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """What to restore: a snapshot, and of it the tables that match `groups` or are in a schema of `scope` (none: all).
+    """A request to restore a snapshot, or only its tables that match `groups` or are in a schema of `scope`.
 
-    `increment`: at this increment; `at`: at the latest cut at or before this moment; with neither at the newest.
+    `increment` restores at that increment, `at` at the latest cut at or before that time. Without either, the newest
+    increment is restored.
 
-    `routes` (restore/scope/table_routes.py) divide the rows of tables among targets that are not the
-    snapshot's shards.
+    `routes` (restore/scope/table_routes.py) divide the rows of tables among targets that are not the snapshot's shards.
 
-    `scope`: which part of it. `replace`: put existing databases aside. `create_roles`: create the roles that a target
-    lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's. `allow_refused_ddl`: restore
-    without the DDL that the targets refuse. `is_drill`: into servers made for it.
+    `scope`: which part to restore. `replace`: put existing databases aside. `create_roles`: create roles that a target
+    lacks. `use_backup_copies`: take rows that a primary's copy lacks from a standby's. `allow_refused_ddl`: restore
+    without the DDL that the targets refuse. `is_drill`: restore into servers started for the drill.
     """
 
     name: str
@@ -45,7 +45,7 @@ class RestoreRequest:
 
     @property
     def command(self) -> str:
-        """The command that asks for the same, but the increment, the copies and where to."""
+        """The command for this request, without --increment, --at, --use-backup-copies and --to."""
         scope = self.scope
         words = [word for node in scope.nodes for word in ("--node", node)]
         words += [
@@ -66,9 +66,9 @@ class RestoreRequest:
 
     @property
     def into_tables(self) -> str:
-        """The command that loads the same rows into tables that exist; "" if there is none.
+        """The command that loads the same rows into existing tables; "" if there is none.
 
-        It takes the databases, roles and tables as they are: options that change these are left out.
+        It omits options that change databases, roles or tables.
         """
         scope = self.scope
         if not self.is_partial or scope.moves or self.routes or self.is_drill:
@@ -80,9 +80,9 @@ class RestoreRequest:
         return shlex.join([*shlex.split(RestoreRequest(self.name, groups=self.groups, scope=only).command), *words])
 
     def steps(self, increment: int) -> tuple[str, str] | None:
-        """The commands that restore the same at this increment in two steps, first without rows, then these.
+        """Return the commands that restore the same at this increment in two steps, first without rows, then the rows.
 
-        None if rows go to other databases or tables than the snapshot's.
+        None for drills, and if rows go to databases or tables that are not the snapshot's.
         """
         if self.routes or self.scope.moves or self.is_drill:
             return None
@@ -95,7 +95,7 @@ class RestoreRequest:
         return f"{first.command} {shlex.join(number)}", f"{second.command} {shlex.join(words)}"
 
     def wanted(self, *, is_routed: bool) -> Wanted:
-        """The parts of a chain that it takes; `is_routed`: into other targets than the snapshot's shards."""
+        """Return the parts of a chain that it takes; `is_routed`: the targets are not the snapshot's shards."""
         return Wanted(
             lambda chain, shard: filter(self.chooses, chain.groups(shard)),
             nodes=self.scope.nodes,
@@ -108,12 +108,12 @@ class RestoreRequest:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the rows of some tables alone are restored."""
+        """Whether only the rows of some tables are restored."""
         return bool(self.groups or self.scope.schemas or self.scope.moves)
 
     @property
     def is_with_all_rows(self) -> bool:
-        """Whether a new database gets the rows of all tables, and so the large objects."""
+        """Whether new databases get the rows of all tables, and therefore the large objects."""
         return not self.is_partial and not self.scope.schema_only and not self.scope.data_only
 
     def chooses(self, group: Group) -> bool:
@@ -125,12 +125,12 @@ class RestoreRequest:
 
 
 def _role(name: str) -> str:
-    """A role as --role-map takes it."""
+    """Quote a role as --role-map requires."""
     return quote_identifier(name) if "=" in name or name.startswith('"') else name
 
 
 def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
-    """Raise UsageError for options that make no sense if the targets are not the snapshot's shards."""
+    """Raise UsageError for options that are meaningless if the targets are not the snapshot's shards."""
     scope = request.scope
     if scope.nodes and not request.routes:
         raise UsageError(
@@ -146,6 +146,6 @@ def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
     }
     if given := [option for option, value in options.items() if value]:
         raise UsageError(
-            f"{', '.join(given)}: not if rows go to other targets than the snapshot's shards",
-            hint="leave it out, or restore to the same shards: without --route, to a FILE that has their ids",
+            f"{', '.join(given)}: not allowed if the targets are not the snapshot's shards",
+            hint="omit it, or restore to the same shards: without --route, to a FILE with their ids",
         )

@@ -1,6 +1,6 @@
-"""The roles that a snapshot's DDL names: which a target lacks, and as which the restoring role may act.
+"""The roles that a snapshot's DDL names: which of them a target lacks, and which ones the restoring role may act as.
 
-A server stores a role's name as bytes, in the encoding of the database where the role was created, and shows the same
+A server stores a role's name as bytes in the encoding of the database where the role was created, and shows the same
 bytes in databases of every encoding. So names are compared as bytes in the encoding of the restored database.
 """
 
@@ -43,13 +43,13 @@ SET_QUERY = "pg_has_role(oid, 'SET')"
 MEMBERS_QUERY = """
 SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_role(oid, 'MEMBER') FROM pg_roles
 """
-# In a raw session the server converts no name.
+# In a raw session the server sends the stored bytes without conversion.
 OURS_QUERY = b"SELECT namesend(current_user)"
 NAMED_MAX = 5
 
 
 def read_our_name(target: Target) -> str:
-    """The name of the role that restores, as raw text."""
+    """Return the name of the restoring role, as raw text."""
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as connection:
         (name,) = connection.execute(OURS_QUERY).fetchone() or (b"",)
     return raw_text(bytes(name))
@@ -58,8 +58,8 @@ def read_our_name(target: Target) -> str:
 def check_memberships(target: Target, connection: psycopg.Connection[Any], roles: Mapping[str, list[str]]) -> None:
     """Raise TargetUnfitError unless our role can act as each of `roles` that exists on the target.
 
-    `roles` are raw text, each with the objects that it owns or grants. The error's message names all others, and its
-    hint has the statements that grant membership of them.
+    `roles` maps role names (raw text) to the objects that they own or have granted. The error's message names all roles
+    that we can't act as, and its hint contains the statements that grant membership of them.
     """
     ours = read_role(target.node, connection)
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
@@ -69,7 +69,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     grants: dict[str, None] = {}
     for role, things in sorted(roles.items()):
         if role == PUBLIC_OWNER:
-            # Nobody can be granted its membership: the owner of a database is its only member, in that database.
+            # Membership can't be granted: a database's owner is the only member, and only in that database.
             continue
         is_super, is_usable, is_member = known.get(raw_bytes(role), (False, True, False))
         if is_super:
@@ -91,8 +91,8 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     raise TargetUnfitError(
         f"node {target.node.id}: {'; '.join(problems)}",
         hint=[
-            f"restore as a superuser, or give your role what superusers own: {' '.join(maps)}",
-            "or give it all that anybody owns: --no-owner",
+            f"restore as a superuser, or make your role the owner of superusers' objects: {' '.join(maps)}",
+            "or make it the owner of all objects: --no-owner",
         ]
         if superusers
         else script,
@@ -101,23 +101,22 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
 
 
 def _grant(role: str, ours: Role, *, is_member: bool) -> Iterator[str]:
-    """The statements that let our role act as `role`. A membership that exists keeps options that are not named."""
+    """Yield the statements that let our role act as `role`; an existing membership keeps options not named here."""
     if ours.version >= INHERIT_OPTION_VERSION and is_member:
         yield f"GRANT {quote(role)} TO {ours.quoted} WITH INHERIT TRUE, SET TRUE;"
     else:
         yield from ours.grant_membership(role)
 
 
-# The stored bytes: a raw session converts nothing.
 KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
 BYTES_QUERY = """
 SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
 """
 RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
 ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
-# Before the dot in the names of their settings, which no session knows that has not loaded their library.
+# Extensions' names prefix their settings, which a session doesn't know before it has loaded the library.
 EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
-# CREATE ROLE of an existing role; and of a role that another session has created at the same time: the index says so.
+# CREATE ROLE raises the first for an existing role, the second if another session creates the role at the same time.
 EXISTS = (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation)
 ATTEMPTS = 3
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
@@ -133,10 +132,10 @@ def missing_roles(
     may_create: bool,
     by_superuser: bool = False,
 ) -> list[str]:
-    """The roles that the target's server lacks; raise TargetUnfitError if it lacks any that we may not create.
+    """Return the roles that the target's server lacks; raise TargetUnfitError if we may not create them.
 
-    Those `of_database` are needed only for the properties of the database itself. `may_create` says whether the user
-    allows it, `by_superuser` that a superuser does it for our role. `encoding` is that of the restored database.
+    The roles `of_database` are needed only for the properties of the database itself. `may_create`: the user allows it;
+    `by_superuser`: a superuser creates them for our role. `encoding` is that of the restored database.
     """
     roles, of_database = list(roles), list(of_database)
     may_do_without = set(of_database).difference(roles)
@@ -144,11 +143,12 @@ def missing_roles(
     existing = find_existing_roles(target, connection, roles, encoding)
     missing = [role for role in roles if role not in existing]
     node = target.node.id
-    # A drill's roles are gone when it ends, or with the next drill, and lack the properties of the snapshot's roles.
+    # A drill's roles lack the properties of the snapshot's roles, and that drill or the next one drops them.
     if not by_superuser and (drilled := sorted(existing.intersection(role for role, _ in find_marked(connection)))):
         raise TargetUnfitError(
-            f"node {node}: a drill has made roles that the restore needs, and will drop them: {', '.join(drilled)}",
-            hint="let the drill end; if it was killed, the next one there drops them: snapshot drill NAME --to FILE",
+            f"node {node}: a drill has created roles that the restore needs, and will drop them: {', '.join(drilled)}",
+            hint="wait for the drill to end; if it was killed, the next one there drops them:"
+            " snapshot drill NAME --to FILE",
             details={"node": node, "roles": drilled},
         )
     details: dict[str, object] = {"node": node, "roles": missing}
@@ -177,7 +177,7 @@ def missing_roles(
 def find_existing_roles(
     target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str
 ) -> set[str]:
-    """Those of the roles that the target's server has; `encoding` is that of the restored database."""
+    """Return the roles that exist on the target's server; `encoding` is that of the restored database."""
     roles = list(roles)
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
         known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}
@@ -186,9 +186,9 @@ def find_existing_roles(
 
 
 def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str) -> list[bytes]:
-    """The roles' names as a server stores them that were created in a database of `encoding`.
+    """Return the bytes that a server stores for roles created in a database of `encoding`.
 
-    Raises TargetUnfitError if it lacks a character.
+    Raises TargetUnfitError if the encoding lacks a character.
     """
     names = [role.encode() for role in roles]
     try:
@@ -201,7 +201,7 @@ def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encodi
 
 
 def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan: RestorePlan) -> RoleChanges:
-    """Which role takes the place of which in the target's DDL (raw text)."""
+    """Return the replacements of roles in the target's DDL (raw text)."""
     scope, encoding = plan.request.scope, plan.chain.baseline[target.source].encoding
     before, after = (
         map(raw_text, name_bytes(connection, [pair[side] for pair in scope.role_map], encoding)) for side in (0, 1)
@@ -213,7 +213,7 @@ def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan:
 
 
 def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
-    """Raise UsageError if the snapshot has none of a role that --role-map names; `met` are the roles of its DDL."""
+    """Raise UsageError if --role-map names a role that the snapshot lacks; `met` are the roles in its DDL."""
     known = {role for target in plan.targets for role in (*plan.roles(target), *_roles_of_database(plan, target))}
     if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
         raise UsageError(
@@ -238,13 +238,13 @@ def create_roles(
     superusers: Superusers | None = None,
     server_globals: ServerGlobals | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Create the roles, all or none; return those created here, as `node: role`, and lines on their missing properties.
+    """Create the roles, all or none; return the new roles, as `node: role`, and lines on their missing properties.
 
-    Those that are in `server_globals` get the properties they had, others neither login nor password nor privilege. Our
-    role becomes a member of them if it is not a superuser: it could not give them anything otherwise. A superuser
-    creates them if there is one. The session is in the database being restored, not in the locked maintenance database:
-    the server stores the names in the encoding of the session's database. The roles remain if the restore fails: they
-    belong to the whole server.
+    Roles in `server_globals` get the properties they had; other roles get no login, password or privileges. Unless our
+    role is a superuser, it becomes a member of them, as it could not give them objects otherwise. If `superusers` is
+    given, a superuser creates them. The session is in the database being restored, not in the locked maintenance
+    database, because the server stores the names in the encoding of the session's database. The roles belong to the
+    whole server, so they remain if the restore fails.
     """
     roles = list(roles)
     if not roles:
@@ -284,10 +284,10 @@ def _create_missing(
                     if superusers and superusers.mark:
                         mark_role(connection, role, superusers.mark)
             except EXISTS as error:
-                # The target of another shard is on the same server, or somebody else creates it now.
+                # Another shard's target is on the same server, or another session is creating the role.
                 _check_made_here(target, connection, role, superusers)
                 if isinstance(error, psycopg.errors.UniqueViolation):
-                    notes.append(f"role {role} was created by another session meanwhile, and is left as created")
+                    notes.append(f"role {role} was created by another session at the same time, and is left unchanged")
                 break
             except psycopg.Error as error:
                 if connection.broken:
@@ -312,14 +312,14 @@ def _create_missing(
 def _check_made_here(
     target: Target, connection: psycopg.Connection[Any], role: str, superusers: Superusers | None
 ) -> None:
-    """Raise TargetUnfitError if a role exists that another drill or session has created since the checks.
+    """In a drill, raise TargetUnfitError if another drill or session has created the role since the checks.
 
-    Only a drill's roles say whose they are. It would drop those of another one at its end, and may not act as them.
+    A drill marks its roles as its own. It must neither drop the roles of others at its end nor act as them.
     """
     if superusers and superusers.mark and (role, superusers.mark) not in find_marked(connection):
         raise TargetUnfitError(
-            f"node {target.node.id}: another session has created role {role} meanwhile",
-            hint="repeat the command, once another drill there has ended",
+            f"node {target.node.id}: another session has just created role {role}",
+            hint="if another drill is running there, wait for its end; then repeat the command",
             details={"node": target.node.id, "roles": [role]},
         )
 
@@ -327,9 +327,9 @@ def _check_made_here(
 def _give_what_they_had(
     connection: psycopg.Connection[Any], server_globals: ServerGlobals, created: Container[str], missing: Container[str]
 ) -> Iterator[str]:
-    """Give the roles their settings, comments and memberships; yield those that they do not get, with the statement.
+    """Give the roles their settings, comments and memberships; yield a line with the statement for each omission.
 
-    `missing` are all roles that the server lacked: the target of another shard there may have created some of them.
+    `missing` are all roles that the server lacked; another shard's target on the same server may have created some.
     """
     reserved = find_reserved_settings(connection)
     extensions = {name.lower() for (name,) in connection.execute(EXTENSIONS_QUERY)}
@@ -340,7 +340,7 @@ def _give_what_they_had(
             statement = attributes_statement(role, withheld)
             yield f"role {role.name} was created without {', '.join(withheld)}; to grant them: {statement}"
         if MARK.fullmatch(role.comment or ""):
-            yield f"role {role.name} is without its comment, which is in the form of those on a drill's roles"
+            yield f"role {role.name} is without its comment, which looks like the mark of a drill's role"
         elif role.comment is not None:
             yield from _refused(connection, comment_statement(role))
         for setting in role_settings(server_globals, role.name):
@@ -357,18 +357,18 @@ def _give_what_they_had(
     for membership in memberships_of_created(server_globals, created):
         if not may_be_granted(membership, server_globals, missing):
             statement = membership_statement(membership)
-            yield f"role {membership.member} is not made a member of {membership.role}; to do it: {statement}"
+            yield f"role {membership.member} is not made a member of {membership.role}; to grant it: {statement}"
         elif problems := list(_refused(connection, membership_statement(membership))):
-            # Its grantor may not grant it here, or is not here.
+            # The grantor may not grant it on this server, or does not exist here.
             yield from problems if list(_refused(connection, membership_statement(membership, grantor=False))) else ()
 
 
 def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[ParameterPrivilege]) -> Iterator[str]:
-    """Grant SET on parameters that every role may set; yield the other privileges, with the statement."""
+    """Grant SET on parameters that every role may set; yield a line with the statement for every other privilege."""
     anybodys = {name.lower() for (name,) in connection.execute(ANYBODYS_QUERY)}
     for privilege in privileges:
         statement = parameter_statement(privilege)
-        # Whether every role may set those of a library that is not loaded is not known.
+        # Parameters of a library that is not loaded are unknown: not every role may be allowed to set them.
         if privilege.privilege == "SET" and privilege.parameter in anybodys:
             yield from _refused(connection, statement)
         else:
@@ -377,9 +377,10 @@ def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[
 
 
 def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
-    """The settings, in lower case, that not every role may set, and those that make each session load a library.
+    """Return the settings, in lower case, that not every role may set or that make each session load a library.
 
-    Some of the first give power over the server or over what others own. Nobody could log in if a library is lacking.
+    Some of the former give power over the server or over others' objects. As to the latter, nobody could log in if the
+    server lacks the library.
     """
     return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED.keys()
 
@@ -402,9 +403,9 @@ def _refused(connection: psycopg.Connection[Any], statement: str) -> Iterator[st
 
 
 def _is_concurrent(error: psycopg.Error) -> bool:
-    """Whether another session has changed the same row of a catalog meanwhile: the next attempt sees it.
+    """Whether another session has changed the same catalog row concurrently, so that another attempt may succeed.
 
-    The server does not translate internal errors.
+    The message can be matched because the server does not translate internal errors.
     """
     is_changed = isinstance(error, psycopg.errors.InternalError_) and "tuple concurrently " in str(error)
     return is_changed or isinstance(error, psycopg.errors.UniqueViolation)

@@ -1,4 +1,4 @@
-"""The topology of a restore: its sources, its targets, the routes between them, and what these must agree on."""
+"""The topology of a restore: its sources, targets and routes, and the definitions that all sources must share."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 
 NAMED_MAX = 20
-# What pg_restore runs only with --create.
+# pg_restore runs these entries only with --create.
 OF_DATABASE = ("DATABASE", "DATABASE PROPERTIES")
 SETTINGS = ("encoding", "collate", "ctype", "locale_provider", "locale", "icu_rules")
 
 
 class SourcesDifferError(RefusedError):
-    """Shards whose rows are to be restored into the same databases have different definitions."""
+    """The shards whose rows go to the same databases have different definitions."""
 
 
 class LargeObjectsUnroutedError(RefusedError):
@@ -43,8 +43,8 @@ class LargeObjectsUnroutedError(RefusedError):
 def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> None:
     """Raise SourcesDifferError, naming the differences, unless all sources have the definitions of the first.
 
-    Compares the databases' encodings, locales and search_path, the tables, and the whole DDL with its owners. What else
-    belongs to a database or its server is the first source's: see _is_of_server.
+    Compares the databases' encodings, locales and search_path, the tables, and the whole DDL with its owners. All other
+    properties of a database or its server are taken from the first source: see _is_of_server.
     """
     differences: list[str] = []
     first, *others = sources
@@ -70,8 +70,8 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
             f"the definitions of {', '.join(sources)} differ, so their rows can't go to the same databases:"
             f" {join_some(differences, NAMED_MAX)}",
             hint=[
-                "make the definitions the same, and take another increment: snapshot create NAME --incremental",
-                *([f"PostgreSQL {versions} print some equal definitions differently"] if " " in versions else []),
+                "make the definitions the same, then take another increment: snapshot create NAME --incremental",
+                *([f"PostgreSQL {versions} print some identical definitions differently"] if " " in versions else []),
                 "or restore each shard to a target with its own id",
             ],
             details={"differences": differences},
@@ -95,8 +95,8 @@ def check_large_objects_routed(chain: Chain, sources: Iterable[str]) -> None:
     if counts:
         places = ", ".join(f"{count} on {node}" for node, count in counts.items())
         raise LargeObjectsUnroutedError(
-            f"snapshot {chain.name} has large objects ({places}), and only a target with the id of their shard can have"
-            " them",
+            f"snapshot {chain.name} has large objects ({places}), which can be restored only into a target with the id"
+            " of their shard",
             hint="restore the tables without large objects: --group 'SCHEMA.*'; or give the targets the shards' ids",
             details={"large_objects": counts},
         )
@@ -107,27 +107,27 @@ def _compare_tables(first: Iterable[Group], other: Iterable[Group]) -> list[tupl
 
 
 def _definition(group: Group) -> object:
-    """What makes stored lines of two shards the same; types by name, as their oids are those of a database."""
+    """Return what must be equal for two shards' stored lines to be comparable; types by name, as oids are local."""
     columns = [(column.name, column.type, column.type_modifier) for column in group.columns]
     return group.identity, group.key_width, columns
 
 
 def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The differences, by name."""
+    """Return the differences, with the names of the objects."""
     differences: list[tuple[str, str]] = []
     for name in sorted(first.keys() | other.keys()):
         if name not in other or name not in first:
-            differences.append((name, f"only the {'first' if name in first else 'second'} has it"))
+            differences.append((name, f"exists only on the {'first' if name in first else 'second'}"))
         elif first[name] != other[name]:
             differences.append((name, "defined differently"))
     return differences
 
 
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
-    """The statements of a source's DDL by the object that they define, without those that are not compared.
+    """Return the statements of a source's DDL by the object that they define, without those that are not compared.
 
-    Cutline's own publications are not: a node may have one for tables that were append-only, and another has not,
-    though their tables are the same.
+    Cutline's own publications are not compared: one node may have a publication for tables that were append-only while
+    another with the same tables does not.
     """
     body = read_stored_ddl(store, chain, source)
     archive = read_archive(body)
@@ -142,7 +142,7 @@ def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str,
 
 
 def _is_of_server(entry: ArchiveEntry) -> bool:
-    """Whether it is a remark or a privilege of the database itself, or a privilege of a PostgreSQL object."""
+    """Whether the entry is a remark or a privilege on the database itself, or a privilege on a PostgreSQL object."""
     if entry.kind in (PRIVILEGES, *REMARKS):
         return entry.name.startswith("DATABASE ") or (entry.kind == PRIVILEGES and entry.schema in SYSTEM_SCHEMAS)
     return False
@@ -153,7 +153,7 @@ def _name_of(entry: ArchiveEntry) -> str:
 
 
 class ShownRoute(NamedTuple):
-    """A table and its route, as reports have it."""
+    """A table and its route, as reports show it."""
 
     table: str
     route: str
@@ -163,7 +163,7 @@ class ShownRoute(NamedTuple):
 class Topology:
     """Rows of all `sources` go to `targets`, node ids in the order of the target's file; `routes` are by table name.
 
-    DDL and settings are those of the first source.
+    The DDL and settings are taken from the first source.
     """
 
     sources: tuple[str, ...]
@@ -171,14 +171,14 @@ class Topology:
     routes: Mapping[str, TableRoute]
 
     def routes_of(self, chain: Chain, source: str) -> SourceRoutes:
-        """The routes by the group numbers of a source."""
+        """Return the routes by the group numbers of a source."""
         by_group = {
             group.number: self.routes[group.name] for group in chain.groups(source) if group.name in self.routes
         }
         return SourceRoutes(source, source == self.sources[0], self.targets, by_group)
 
     def sequences(self, chain: Chain) -> tuple[StoredSequence, ...]:
-        """The sequences' values for every target: of several sources, the furthest in the increment's direction."""
+        """Return the sequences' values for every target: the furthest of all sources in the increment's direction."""
         furthest: dict[tuple[str, str], StoredSequence] = {}
         for source in self.sources:
             for sequence in chain.sequences(source):
@@ -188,16 +188,16 @@ class Topology:
         return tuple(furthest.values())
 
     def shares(self, source: str, target: str) -> dict[str, float]:
-        """The part of each table's rows of a source that a target gets, by name."""
+        """Return the fraction of each table's rows of a source that a target gets, by name."""
         number, is_first = self.targets.index(target), source == self.sources[0]
         return {name: route.share(number, len(self.targets), is_first=is_first) for name, route in self.routes.items()}
 
     def shown(self, groups: Sequence[Group]) -> list[ShownRoute]:
-        """The routes of the tables that are restored, in their order."""
+        """Return the routes of the restored tables, in their order."""
         return [ShownRoute(group.name, self.routes[group.name].text) for group in groups]
 
     def remarks(self, chain: Chain, groups: Sequence[Group]) -> list[str]:
-        """What becomes of the tables' rows and of the sequences, a line each; `groups` are those that are restored."""
+        """Describe what happens to rows and sequences, one line per fact; `groups` are the restored ones."""
         lines = [f"{' + '.join(self.sources)} go to {', '.join(self.targets)}"]
         several = len(self.sources) > 1
         if several:
@@ -206,14 +206,14 @@ class Topology:
                 f" {self.sources[0]}"
             )
         if self.sequences(chain):
-            what = "the value of the source that is furthest" if several else "the source's value"
-            lines.append(f"sequences have on every target {what}")
+            what = "the furthest value of all sources" if several else "the source's value"
+            lines.append(f"sequences have {what} on every target")
         equal = [self.routes[group.name].table for group in groups if self.routes[group.name].kind is RouteKind.ALL]
         if equal and several:
             lines.append(f"rows taken from {self.sources[0]}, if equal on all sources: {', '.join(equal)}")
         added = [group.name for group in groups if group.is_multiset and group.name not in equal]
         if added and several:
-            lines.append(f"rows of all sources added up, as there is no key: {', '.join(added)}")
+            lines.append(f"rows of all sources combined, as there is no key: {', '.join(added)}")
         return lines
 
 
@@ -224,7 +224,7 @@ def _reach(sequence: StoredSequence) -> tuple[int, bool]:
 def plan_topology(
     sources: Sequence[str], targets: Sequence[str], groups: Sequence[Group], words: Sequence[str]
 ) -> Topology:
-    """Resolve the routes that the user gave as `words`; `groups` are those of the first source that are restored.
+    """Resolve the user's routes, given as `words`; `groups` are the first source's restored groups.
 
     Raises UsageError.
     """
@@ -235,9 +235,9 @@ def plan_topology(
 def find_feeds(
     chain: Chain, shards: tuple[str, ...], topology: Topology | None, databases: Mapping[str, LoadTarget], parts: int
 ) -> LoadTargets:
-    """The feeds of the databases that are to be loaded, by shard; with a topology, of all its sources.
+    """Return the feeds of the databases to load, by shard; with a topology, by source.
 
-    Without one, each of the `shards` has a target of its own.
+    Without a topology, each of the `shards` has its own target.
     """
     if topology is None:
         feeds = {shard: Feed({number: databases[shard]}) for number, shard in enumerate(shards) if shard in databases}
@@ -254,7 +254,7 @@ def find_feeds(
 
 
 def _for_source(chain: Chain, source: str, database: LoadTarget) -> LoadTarget:
-    """The database with its groups by the numbers that the source's rows have."""
+    """Return the database with its groups numbered as in the source's rows."""
     by_name = {group.name: group for group in database.groups.values()}
     return replace(
         database, groups={group.number: by_name[group.name] for group in chain.groups(source) if group.name in by_name}
@@ -264,7 +264,7 @@ def _for_source(chain: Chain, source: str, database: LoadTarget) -> LoadTarget:
 IDENTIFIER = r'"(?:[^"]|"")+"'
 RELATION = rf"{IDENTIFIER}\.{IDENTIFIER}"
 COLUMNS = rf"{IDENTIFIER}(?:, {IDENTIFIER})*"
-# As pg_dump writes it, with every identifier quoted. A definition of another form (PERIOD) is left out.
+# The form that pg_dump writes, with every identifier quoted. A foreign key in another form (PERIOD) is left out.
 DEFINITION = re.compile(
     rf"ALTER TABLE (?:ONLY )?(?P<table>{RELATION})\s+ADD CONSTRAINT {IDENTIFIER} FOREIGN KEY \((?P<columns>{COLUMNS})\)"
     rf" REFERENCES (?P<other>{RELATION})\((?P<others>{COLUMNS})\).*",
@@ -273,10 +273,10 @@ DEFINITION = re.compile(
 
 
 def keeps_foreign_key(topology: Topology, statement: str) -> bool:
-    """Whether the routes lead every row to a target that has the row that it refers to.
+    """Whether the routes send every row to the target that gets the row it references.
 
-    They do if there is one target, or if the table referred to is on every target. They also do if both tables are on
-    the same target, or are divided in the same way by columns that the key equates.
+    They do if there is one target, if the referenced table is on every target, if both tables are on the same target,
+    or if both are divided in the same way by columns that the key equates.
     """
     if len(topology.targets) == 1:
         return True
@@ -297,10 +297,10 @@ def keeps_foreign_key(topology: Topology, statement: str) -> bool:
 
 
 def _route(routes: Mapping[str, TableRoute], relation: str) -> TableRoute | None:
-    """The route of a table by its quoted name; a partitioned table has none."""
+    """Return the route of a table by its quoted name; a partitioned table has none."""
     return routes.get(table_name(*_names(relation)))
 
 
 def _names(text: str) -> list[str]:
-    """The names in a list of quoted identifiers."""
+    """Return the names in a list of quoted identifiers."""
     return [identifier[1:-1].replace('""', '"') for identifier in re.findall(IDENTIFIER, text)]

@@ -1,7 +1,7 @@
 """Build one database of a restore: the tables before the rows, and the rest of the DDL after them.
 
-No index, constraint, trigger, rule or policy of the snapshot acts on the rows while they are loaded and counted: all
-of these are created afterwards, event triggers last.
+The snapshot's indexes, constraints, triggers, rules and policies don't act on the rows while they are loaded and
+counted, because they are created afterwards. Event triggers come last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cutline.restore.rows.load import LoadTarget, check_counts, create_ledger, f
 from cutline.restore.scope.scope import TableMove
 from cutline.snapshots.records.commit import Sequence
 
-# The roots of partitioned tables: their partitions are analyzed with them.
+# ANALYZE of a partitioned table's root includes its partitions.
 ANALYZED_QUERY = """
 SELECT textsend(format('%%I.%%I', n.nspname, c.relname)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'm', 'p') AND NOT c.relispartition
@@ -53,8 +53,8 @@ class FinishedDatabase:
     """The results of finishing a database after its rows.
 
     `problems` are lines about views that are not populated and tables that are not analyzed, `refusals` are the
-    server's. `helped` are entries that were created only because functions got a search_path meanwhile, with these
-    functions. `is_finished`: nothing is missing but the database's real name.
+    server's. `helped` are entries that could be created only while functions had a temporary search_path, with these
+    functions. `is_finished`: the database lacks only its real name.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -66,10 +66,10 @@ class FinishedDatabase:
 def create_tables(
     database: Node, ddl: Ddl, groups: Iterable[Group], check: Callable[[Any, Iterable[Group]], None], watch: Watch
 ) -> tuple[LoadTarget, DdlRun]:
-    """Create in the empty database everything that the rows need, and the ledger of the load.
+    """Create everything that the rows need in the empty database, and the ledger of the load.
 
-    Groups whose tables are refused are left out. Raises what `check` raises, which is given a session in the database
-    and the groups (restore/run/loading.py).
+    Groups whose tables are refused are left out. Calls `check` with a session in the database and the groups
+    (restore/run/loading.py), and raises its errors.
     """
     run = DdlRun(database, ddl, watch)
     run.before_rows()
@@ -84,7 +84,7 @@ def create_tables(
 def find_load_target(
     database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str, watch: Watch
 ) -> tuple[LoadTarget, DdlRun]:
-    """The database whose tables and ledger an earlier process created."""
+    """Return the load target of a database whose tables and ledger an earlier process created."""
     run = DdlRun(database, ddl, watch)
     with raising_unreachable(database), connect(database) as connection:
         if has_ledger(connection, ledger):
@@ -100,7 +100,7 @@ def _load_target(
 
 
 def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
-    """The groups by number, without those whose tables were refused."""
+    """Return the groups by number, without those whose tables were refused."""
     refused = {
         (show_name(refusal.entry.schema), show_name(refusal.entry.name))
         for refusal in run.refusals.values()
@@ -110,7 +110,7 @@ def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
 
 
 def count_rows(target: LoadTarget, watch: Watch) -> int:
-    """Compare the row counts with the ledger, and return the number of rows; raise LoadError."""
+    """Compare the row counts with the ledger, and return the number of rows; raise LoadError if they differ."""
     with raising_unreachable(target.node), connect(target.node) as connection, ending(watch, connection):
         return check_counts(connection, target)
 
@@ -124,17 +124,17 @@ def finish_database(
     analyzes: bool,
     allows_refused: bool,
 ) -> FinishedDatabase:
-    """Restore the objects after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
+    """Restore the objects that follow the rows: indexes, keys, triggers, sequences, materialized views, event triggers.
 
-    Work that an earlier process has done is left out; dropping the ledger ends it, in the transaction that gives tables
-    their other names. If it `analyzes`, the planner's statistics are collected. If statements are refused, all others
-    are run; the database is finished then only if it `allows_refused`.
+    Skips the work of an earlier process. The last transaction renames tables and drops the ledger. If it `analyzes`,
+    collects the planner's statistics. After a refused statement it continues with the others; the database is then
+    finished only if it `allows_refused`.
     """
     done, ddl, watch = FinishedDatabase(), run.ddl, run.watch
     with raising_unreachable(target.node), connect(target.node) as connection:
         if not has_ledger(connection, target.ledger):
             return done
-        # Before the grants: an owner may have revoked privileges on a sequence from itself.
+        # Set sequences before the grants: an owner may have revoked its own privileges on a sequence.
         refused = {
             (show_name(refusal.entry.schema), show_name(refusal.entry.name)) for refusal in run.refusals.values()
         }
@@ -147,7 +147,7 @@ def finish_database(
     unset = [f"node {target.node.id}: sequence {name} does not get its value: {why}" for name, why in left.items()]
     done.problems = [*unset, *refreshed.problems]
     if analyzes:
-        # Before the event triggers exist: one on logins would run in the session.
+        # Analyze before event triggers exist: a login trigger would run in the session.
         with (
             raising_unreachable(target.node),
             connect(target.node, client_encoding=RAW) as connection,
@@ -176,8 +176,8 @@ def analyze(
 ) -> list[str]:
     """Collect the planner's statistics of the session's database, or only of the tables of `groups`.
 
-    `run_one` runs a statement in the session, in a transaction of its own. Returns a line for each table or
-    materialized view that could not be analyzed, with the reason.
+    `run_one` runs a statement in the session, in a separate transaction. Returns a line with the reason for each table
+    or materialized view that could not be analyzed.
     """
     problems: list[str] = []
 
@@ -193,7 +193,7 @@ def analyze(
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            # Such as one of a function in an index expression.
+            # For example, a function in an index expression failed.
             problems.append(f"node {node.id}: {show_name(raw_text(bytes(table)))}: {shorten_message(error)}")
     connection.remove_notice_handler(note)
     return problems

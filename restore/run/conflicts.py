@@ -1,7 +1,7 @@
-"""Before anything is loaded: find keys that several sources have for one target, and reference tables that differ.
+"""Before loading, find keys that several sources would send to one target, and reference tables that differ.
 
-One Spark job over keys. A key is a *claim* of a source, to a table on a target. Rows of tables with route `all` are
-compared as a whole, by two hashes of their line.
+One Spark job processes the keys. Each is a *claim* by a source on a table of a target. Rows of tables with route `all`
+are compared as a whole, by two hashes of each line.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from cutline.storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# `key` is the row's key, or the hashes of its line where `target` is EQUAL. An error of a task is a row of table
-# PROBLEM, with the report as its key.
+# `key` is the row's key, or the hashes of its line where `target` is EQUAL. A task reports an error as a row of table
+# PROBLEM whose key is the report.
 CLAIMS = "`table` int, target int, key binary, node int"
 CLAIMS_SCHEMA = pa.schema([("table", pa.int32()), ("target", pa.int32()), ("key", pa.binary()), ("node", pa.int32())])
 EQUAL = -1
@@ -42,15 +42,15 @@ NAMED_MAX, KEY_SHOWN_MAX = 10, 80
 
 
 class KeyConflictError(RefusedError):
-    """Several sources have rows with the same key for one target, or a table with route `all` is not the same."""
+    """Several sources have rows with the same key for one target, or a table with route `all` differs between them."""
 
 
 def check_conflicts(
     session: SparkSession, chain: Chain, topology: Topology, store: StoreLocation, progress: Progress
 ) -> None:
-    """Raise KeyConflictError if rows of several sources meet on a target; and RowWithoutTargetError.
+    """Raise KeyConflictError if sources contradict each other, or RowWithoutTargetError if a row has no target.
 
-    Reads all rows once, and shuffles the keys of those in tables with a key.
+    Reads all rows once and shuffles the keys of tables that have one.
     """
     progress.step("compare keys of the sources", unit="tasks")
     sources = sources_of(chain, topology.sources, store.open())
@@ -74,7 +74,7 @@ def check_conflicts(
 
 
 def _find_conflicts(claims: DataFrame, topology: Topology) -> DataFrame:
-    """The claims that contradict each other: table, target, key, and the rows of each source as n0, n1 and so on."""
+    """Find contradictory claims: table, target, key, and the number of rows on each source as n0, n1 and so on."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     numbers = range(len(topology.sources))
@@ -113,7 +113,7 @@ def _conflict_error(topology: Topology, named: list[Any], counts: Counter[int]) 
         f"sources contradict each other in {', '.join(f'{count} rows of {table}' for table, count in totals.items())},"
         f" so nothing was changed: {'; '.join(lines)}",
         hint=[
-            "remove the rows from all sources but one, and take another increment; or give the tables routes that"
+            "remove the rows from all sources but one, then take another increment; or give the tables routes that"
             " send the rows to different targets",
             "a table that is the same on all sources: --route 'SCHEMA.TABLE=all'",
         ],
@@ -128,7 +128,7 @@ def _claims(
     routes: Mapping[int, SourceRoutes],
     store: StoreLocation,
 ) -> DataFrame:
-    """The CLAIMS of all rows at the cut."""
+    """Return the CLAIMS of all rows at the cut."""
     groups = {number: frozenset(source_routes.by_group) for number, source_routes in routes.items()}
     changed = broadcast(session, folded.changed)
 
@@ -172,7 +172,7 @@ def _claims_of_images(
         for batch in batches:
             group, node = (np.asarray(batch.column(name).to_numpy()) for name in ("group", "node"))
             for lacking in np.flatnonzero(group == PROBLEM):
-                # Rows that can't be completed have no report; the load names them.
+                # Incomplete rows have no report here, as the load names them.
                 if report := problem_of(batch.column("row")[int(lacking)].as_py()):
                     yield _claim_batch(PROBLEM, 0, [json.dumps(report).encode()], 0)
             order = np.lexsort((group, node))
@@ -185,7 +185,7 @@ def _claims_of_images(
 
 
 def _claim(batch: pa.RecordBatch, number: int, routes: SourceRoutes) -> pa.RecordBatch:
-    """The claims of a source's rows (columns group, key, row; rows of a group are adjacent); raise SnapshotError."""
+    """Return the claims of a source's rows (columns group, key, row; sorted by group); raise SnapshotError."""
     group = np.asarray(batch.column("group").to_numpy())
     places = place_rows(batch, routes)
     tables, targets = np.full(len(batch), -1, np.int32), places.astype(np.int32)
@@ -209,7 +209,7 @@ def _claim(batch: pa.RecordBatch, number: int, routes: SourceRoutes) -> pa.Recor
 
 
 def _hashes(lines: BytesColumn) -> BytesColumn:
-    """16 bytes for each line: two hashes of it."""
+    """Return 16 bytes for each line, two hashes of it."""
     first = xxhash64(lines)
     data = np.stack([first, xxhash64(lines, first)], axis=1).view(np.uint8).reshape(-1)
     return BytesColumn(data, offsets_of(np.full(len(lines), HASHES_BYTES, np.int64)))

@@ -35,11 +35,11 @@ class RestoreAbandonedError(BusyError):
 
 @contextmanager
 def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[None]:
-    """After an error in the block drop what was loaded, unless the restore can be resumed: the error's hint says how.
+    """After an error in the block, drop the loaded data unless the restore can be resumed: the error's hint says how.
 
-    It can if a node or the store went away, others use its tables, or statements were refused after the rows; if it is
-    resumed already; and from the decision on. Databases that were closed are opened in any case. A drill leaves nothing
-    that could be resumed.
+    It can be resumed if a node or the store became unreachable, others use its tables, or statements were refused after
+    the rows were loaded; if it has been resumed before; and from the decision on. Closed databases are opened in any
+    case. A drill leaves nothing that could be resumed.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -47,14 +47,14 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
     except BaseException as error:
         run.progress.ending()
         if run.plan.request.is_drill:
-            # Everything that it has made goes with its servers.
+            # Everything that the drill has created disappears with its servers.
             lease.stays_open = False
             if isinstance(error, DdlRefusedError):
                 error.hint = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
             if isinstance(error, KeyboardInterrupt):
-                raise StoppedError("everything that the drill had made is removed") from error
+                raise StoppedError("everything that the drill had created is removed") from error
             raise
-        # Until it is known that nothing is left: this, too, may be interrupted.
+        # Assume that objects remain until their removal is complete, as the removal may be interrupted too.
         lease.stays_open = True
         run.release_tables()
         if run.is_closing:
@@ -65,7 +65,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         elif run.undo_created():
             lease.stays_open = False
             if isinstance(error, KeyboardInterrupt):
-                raise StoppedError("everything that the restore had made is removed") from error
+                raise StoppedError("everything that the restore had created is removed") from error
         else:
             say_open(run, error)
         raise
@@ -73,19 +73,19 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
 
 @contextmanager
 def saying_published(run: RestoreRun) -> Iterator[None]:
-    """Raise StoppedError, that all is restored, in place of an interrupt after all was published."""
+    """Replace an interrupt after publication by a StoppedError that says that everything is restored."""
     try:
         yield
     except KeyboardInterrupt as error:
         if not run.is_published or run.plan.request.is_drill:
             raise
         command = resume_command(run.plan.request.name, run.plan.request.scope.nodes)
-        hint = [f"it is still open if it is listed by: snapshot list   to end it then: {command}", SAME_TARGET]
+        hint = [f"if it is still open according to: snapshot list   then end it: {command}", SAME_TARGET]
         raise StoppedError(ALL_RESTORED, hint=hint, details={"operation": run.operation}) from error
 
 
 def say_open(run: RestoreRun, error: BaseException) -> None:
-    """Say how to end the restore that is left open: in the error's hint, or in the StoppedError of an interrupt."""
+    """Say how to end the unfinished restore: in the error's hint, or in a StoppedError that replaces an interrupt."""
     if run.plan.request.is_drill:
         return
     scope = run.plan.request.scope
@@ -94,7 +94,7 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
     is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)
     may_undo = not (run.is_decided if scope.data_only else is_published)
     lines = [
-        # Before there is a record nobody can.
+        # Without a record it can't be resumed.
         *[f"to finish it: {resume}"] * bool(run.records),
         *[f"to undo it: {abandon}"] * may_undo,
         SAME_TARGET,
@@ -103,7 +103,7 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
         lines = [f"wait until that command ends; if it was killed: {abandon}", SAME_TARGET]
     if isinstance(error, DdlRefusedError):
         lines = [
-            f"to try the refused statements again, once the target is mended: {resume}",
+            f"to try the refused statements again after repairing the target: {resume}",
             f"to publish the databases without them: {resume} --allow-refused-ddl",
             f"to undo the restore: {abandon}",
             SAME_TARGET,
@@ -128,14 +128,15 @@ def end_published(
     connections: Connections,
     planned: RestoreReport | None,
 ) -> RestoreReport:
-    """End a restore of which nothing is missing but its outcome.
+    """End a restore that lacks only its outcome.
 
-    `planned` is its report as its plan has it, None if the snapshot is gone by now.
+    `planned` is the report from its plan, None if the snapshot can't be read any more.
     """
     record = restore.last_record
     provisional = list(provisional)
     filled = [target for target in provisional if restore.is_filling and target.shard in restore.records]
-    # A restore with its outcome in the store is not looked for any more; without a store the record is the outcome.
+    # Clean up before the outcome is stored: nobody looks for the restore afterwards. Without a store, clearing the
+    # record is the outcome.
     if record.in_store:
         remove_fillings(filled, restore.suffix)
     targets = [target.named(restore.suffix) for target in provisional if target.shard in restore.records]
@@ -155,7 +156,7 @@ def end_published(
 
 
 def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport:
-    """The report from the record alone: it has the numbers of borrowed tables, not their names."""
+    """Report from the record alone, which contains the numbers of borrowed tables but not their names."""
     return RestoreReport(
         record.snapshot,
         record.increment,
@@ -163,8 +164,8 @@ def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport
         nodes,
         scope=record.scope,
         warnings=[
-            f"rows were taken from the copy of {node}; the snapshot, which has the names of the {len(numbers)} tables,"
-            " can't be read"
+            f"rows of {len(numbers)} tables were taken from the copy of {node}; their names are unknown, as the"
+            " snapshot can't be read"
             for node, numbers in record.borrowed.items()
         ],
         moved=[f"{node.node}: {move.label}" for node in nodes for move in record.scope.moves],

@@ -1,9 +1,9 @@
 """Load a restore's databases: create them, their tables, the rows, and the objects that follow the rows.
 
-Until it is decided that the rows stay, they may be undone: the tables are empty again. Nothing else of the databases is
-changed before; sequences get their values after the decision.
+Rows loaded into existing tables can be undone, by emptying the tables, until it is decided that they stay. Before that
+decision nothing else in these databases changes; sequences get their values after it.
 
-Each step is done where it is not done yet, as the databases' records tell (restore/targets/databases.py).
+Steps that are complete according to the databases' records (restore/targets/databases.py) are skipped.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from cutline.wal.segments.damage import ObjectDamagedError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Those of extensions are as the target's extension makes them.
+# Exclude sequences of extensions, which are as the target's extension creates them.
 SEQUENCES_QUERY = """
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'S' AND c.relpersistence = 'p' AND n.nspname !~ '^pg_'
@@ -85,17 +85,17 @@ NAMED_MAX = 5
 def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
     """Raise LoadError unless the database has all of `groups`, and no table or sequence that the commit lacks.
 
-    Such a table would come back empty, such a sequence at its start, and nothing else would show it.
+    Otherwise such a table would be restored empty, or such a sequence at its start, without any other sign.
     """
-    # Read as at the source, so that names in any encoding have the same form.
+    # Read the tables as at the source, so that names in any encoding have the same form.
     present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
     for group in groups:
         created = present.get(group.name)
         if created is None:
             raise _contradiction(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
-            raise _contradiction(shard, f"its DDL has other columns of table {group.name} than the commit")
-    # A commit lacks a table that was dropped while it was made. Tables that the rules exclude have no rows.
+            raise _contradiction(shard, f"table {group.name} has different columns in its DDL and the commit")
+    # A commit lacks tables that were dropped during its creation. Tables that the rules exclude have no rows.
     listed = {group.name for group in chain.groups(shard)}
     left_out = {out.name for out in chain.left_out if out.node == shard}
     if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
@@ -120,7 +120,7 @@ IN_RECOVERY = "SELECT pg_is_in_recovery()"
 def check_existing(
     plan: RestorePlan, targets: Iterable[Target], connections: Connections, obstacles: Obstacles
 ) -> list[str]:
-    """Add an obstacle for everything that keeps rows from the targets' tables; return the omissions."""
+    """Add an obstacle for everything that prevents loading into the targets' tables; return the omissions."""
     left_out: list[str] = []
     for target in targets:
         node, connection = target.node, connections[target.shard]
@@ -140,7 +140,7 @@ def check_existing(
                 oids = list(check_tables(node, session, wanted, obstacles).values())
                 if empty := find_empty_referenced(session, oids):
                     obstacles.warnings.append(
-                        f"{node.id}: foreign keys refer to empty tables that are not restored; a row with such a key"
+                        f"{node.id}: foreign keys reference empty tables that are not restored; a row with such a key"
                         f" ends the restore after the load: {named(empty)}"
                     )
             views = find_views(session)
@@ -149,7 +149,7 @@ def check_existing(
 
 
 def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[object]) -> psycopg.Connection[object]:
-    """A session in the target's database; raise TablesUnfitError if there is none, or if our role may not enter it."""
+    """Open a session in the target's database; raise TablesUnfitError if it doesn't exist or our role may not enter."""
     node, name = target.node, target.database
     if name not in databases(connection):
         scope = structs.replace(plan.request.scope, nodes=(target.shard,))
@@ -171,7 +171,7 @@ def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[obj
 
 @contextmanager
 def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[None]:
-    """Raise TablesInUseError when a lock is waited for in the block for LOCK_SECONDS_MAX."""
+    """Raise TablesInUseError if the block waits for a lock for LOCK_SECONDS_MAX."""
     session.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
     try:
         yield
@@ -188,10 +188,10 @@ def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[
 def _sequences_of(
     plan: RestorePlan, target: Target, session: psycopg.Connection[object]
 ) -> tuple[list[Sequence], dict[str, str]]:
-    """The sequences that get their values: all of the snapshot, or with some tables those that their columns use.
+    """Return the sequences that get their values: all in the snapshot, or those used by columns of the chosen tables.
 
-    Others may go on with theirs: tables that are not restored use them. Also returns why some of extensions do not get
-    theirs, by name.
+    Other sequences are left alone, as tables that are not restored may use them. Also returns the reasons why some
+    sequences of extensions don't get their values, by name.
     """
     sequences = list(plan.sequences(target))
     if plan.request.is_partial:
@@ -199,8 +199,7 @@ def _sequences_of(
     settable, left = find_settable(session, sequences, some_lack=True)
     if not left:
         return settable, left
-    # An object that the DDL creates and the database lacks is an obstacle; nobody can create an extension's sequence
-    # alone.
+    # Sequences that the DDL creates must exist; extensions' sequences may be missing, as they can't be created alone.
     own = _find_created(plan, target, session, sequences)
     settable, left = find_settable(session, [sequence for sequence in sequences if sequence not in own], some_lack=True)
     return [*own, *settable], left
@@ -213,7 +212,7 @@ def _unset_lines(target: Target, unset: Mapping[str, str]) -> list[str]:
 def _find_created(
     plan: RestorePlan, target: Target, session: psycopg.Connection[object], sequences: Iterable[Sequence]
 ) -> set[Sequence]:
-    """The sequences that the snapshot's DDL creates: the others belong to extensions. All, if it can't be read."""
+    """Return the sequences that the snapshot's DDL creates (others belong to extensions), or all if it is damaged."""
     store, created = plan.store.open(), set[tuple[str, str]]()
     try:
         for source in target.sources or (target.source,):
@@ -228,14 +227,14 @@ def _find_created(
 
 
 def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
-    """Begin to fill the databases that have not begun; return those to load or to finish, by shard."""
+    """Begin to fill the databases where this has not begun; return the databases to load or to finish, by shard."""
 
     def open_one(target: Target) -> LoadTarget:
         groups, filling = run.plan.groups[target.shard], run.filling(target)
         with raising_unreachable(target.node):
             has_begun = target.shard in run.records
             if is_again := has_begun and run.records[target.shard].phase == Phase.CREATED:
-                # The tasks in its ledger are those of another version.
+                # The ledger lists the tasks of a different version.
                 filling.start_again()
             _hold(run, target, has_begun=has_begun)
             if is_again:
@@ -254,7 +253,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
 
 
 def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
-    """Let nobody alter the tables until `run.release_tables`, and repeat the checks that were made without the lock."""
+    """Lock the tables against alteration until `run.release_tables`, and repeat the checks made without the lock."""
     groups, obstacles = run.plan.groups[target.shard], Obstacles()
     run.held[target.shard] = session = connect(target.node)
     with ending(run.watch, session):
@@ -267,15 +266,15 @@ def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
         if has_begun:
             _check_same(run, target, session)
         else:
-            # Rows that they have written are seen only then, and a table with rows is not touched.
+            # Rows of open transactions become visible only at their end, and tables with rows must not be touched.
             await_writers(target.node, session, groups)
 
 
 def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
-    """Raise TablesUnfitError if other tables have the names of those that the restore has begun to fill."""
+    """Raise TablesUnfitError if the tables that the restore has begun to fill were replaced by others."""
     if set(oids_of(session, run.plan.groups[target.shard])) != run.filling(target).oids():
         raise TablesUnfitError(
-            f"node {target.node.id}: tables of database {target.database} were replaced since the restore began to fill"
+            f"node {target.node.id}: tables of database {target.database} were replaced after the restore began to fill"
             " them",
             hint=f"undo it: {run.records[target.shard].abandon_command}",
             details={"node": target.node.id, "database": target.database},
@@ -284,11 +283,11 @@ def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[obj
 
 @contextmanager
 def keeping_held(run: RestoreRun) -> Iterator[None]:
-    """While the block loads and verifies, end it when a session waits to alter the tables; raise TablesInUseError."""
+    """End the block, which loads and verifies, if a session waits to alter the tables; raise TablesInUseError."""
     held = [(target.node, run.held[target.shard]) for target in run.plan.targets if target.shard in run.held]
     with ExitStack() as stack:
         for _, session in held:
-            # Of a node that falls silent no answer is waited for.
+            # Don't wait for an answer from a node that has fallen silent.
             stack.enter_context(ending(run.watch, session))
         if held:
             stack.enter_context(refusing_waiting(held, run.watch.end_all))
@@ -296,30 +295,30 @@ def keeping_held(run: RestoreRun) -> Iterator[None]:
 
 
 def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
-    """Compare the row counts with the ledger, once nobody is writing; return the number of rows.
+    """Wait for concurrent writers, then compare the row counts with the ledger; return the number of rows.
 
-    Raises LoadError, TablesInUseError.
+    Raises LoadError and TablesInUseError.
     """
     session = run.held[target.shard]
     with raising_unreachable(target.node):
         await_writers(target.node, session, database.groups.values())
     rows = count_rows(database, run.watch)
-    # A schema can get another name, even while its tables are locked: rows were loaded and counted by name.
+    # Rows were loaded and counted by name, but a schema can be renamed even while its tables are locked.
     with raising_unreachable(target.node):
         _check_same(run, target, session)
     return rows
 
 
 def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[str]:
-    """Verify the tables' foreign keys, and then let others alter them; collect the planner's statistics if wanted.
+    """Verify the tables' foreign keys, then allow others to alter the tables; collect planner statistics if requested.
 
-    Returns what `analyze` does. Raises ForeignKeyViolatedError, and NodeUnreachableError if the locks were lost.
+    Returns the problems of `analyze`. Raises ForeignKeyViolatedError, and NodeUnreachableError if the locks were lost.
     """
     session = run.held[target.shard]
     try:
         verify_references(database, run.watch)
     except psycopg.errors.LockNotAvailable as error:
-        why = f"others have had tables at the other ends of their foreign keys locked for {LOCK_SECONDS_MAX} s"
+        why = f"others have locked tables that their foreign keys connect them to for {LOCK_SECONDS_MAX} s"
         raise in_use(target.node, target.database, why) from error
     with raising_unreachable(target.node):
         session.execute("COMMIT")
@@ -335,13 +334,13 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
 
 
 def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
-    """Record, in one transaction, which tables are filled, and that they are empty; raise TablesUnfitError if not."""
+    """Check that the tables are empty and record them in one transaction; raise TablesUnfitError if some are not."""
     groups = run.plan.groups[target.shard]
     with filling.connection.transaction():
         if filled := find_filled(filling.connection, groups):
             raise TablesUnfitError(
                 f"node {target.node.id}: tables of database {target.database} are not empty any more: {named(filled)}",
-                hint="see what writes to them, then repeat the command",
+                hint="find out what writes to them, then repeat the command",
                 details={"node": target.node.id, "groups": filled},
             )
         run.created.add(target.shard)
@@ -352,20 +351,20 @@ def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
 
 
 def _as_replica(node: Node) -> Node:
-    """The node, in whose sessions neither triggers nor foreign keys act."""
+    """Return the node with a DSN whose sessions fire no triggers and check no foreign keys."""
     given = conninfo_to_dict(node.dsn).get("options") or ""
     return replace(node, dsn=make_conninfo(node.dsn, options=f"{given} -c session_replication_role=replica".strip()))
 
 
 def publish_rows(run: RestoreRun) -> None:
-    """Give the sequences their values, then record that all is done, on all nodes, then remove the records."""
+    """Set the sequences, then record on all nodes that the restore is complete, then remove the records."""
     run.progress.step("set sequences")
 
     def set_values(target: Target) -> list[str]:
-        """Also returns lines about those that can't be set."""
+        """Set a target's sequences; return lines about sequences that can't be set."""
         session = run.inside[target.shard]
         if run.records[target.shard].sequences_set:
-            # Applications may have taken values since.
+            # Applications may have used sequences since then.
             return []
         try:
             with raising_unreachable(target.node), ending(run.watch, session), limiting_locks(target.node, session):
@@ -383,16 +382,16 @@ def publish_rows(run: RestoreRun) -> None:
     lines = in_parallel(
         set_values, [target for target in run.plan.targets if target not in run.shards_in(Phase.PUBLISHED)]
     )
-    # An extension may have been dropped since these were planned.
+    # An extension may have been dropped since the plan, which adds omissions.
     run.report.left_out += [line for some in lines for line in some if line not in run.report.left_out]
-    # Only when all have their values, because a target without a record is done.
+    # Wait until all sequences are set, because a target without a record counts as complete.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED)
     remove_fillings(run.plan.targets, suffix_of(run.operation))
 
 
 def remove_fillings(targets: Iterable[Target], suffix: str) -> None:
-    """Remove the objects that a finished restore keeps in the databases."""
+    """Remove a finished restore's bookkeeping objects from the databases."""
 
     def remove(target: Target) -> None:
         with raising_unreachable(target.node), connect(target.node) as connection:
@@ -408,13 +407,13 @@ def load_all(
     server_globals: Mapping[str, ServerGlobals],
     spark: SparkSource,
 ) -> None:
-    """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard, as in the globals."""
+    """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard."""
     plan, progress, runs = run.plan, run.progress, dict[str, DdlRun]()
     check_sources_apart(run, spark)
     if plan.request.scope.data_only:
         progress.step("prepare tables")
         databases = open_tables(run)
-        # All have begun, or begun again: from here on a missing object is lost.
+        # Filling has begun everywhere, so from here on a missing object counts as lost.
         for target in plan.targets:
             if run.records[target.shard].undoing:
                 run.enter(target, run.records[target.shard].phase, undoing=False)
@@ -436,7 +435,7 @@ def _load_and_finish(
         progress.step("start Spark")
         session = spark.session()
         tallies = [rows_tally(target.node, target.ledger, run.row_count(shard)) for shard, target in databases.items()]
-        # A target that falls silent cancels the jobs.
+        # Cancel the jobs if a target falls silent.
         with run.watch.on_silence(session.sparkContext.cancelAllJobs), tallying(progress, tallies) as loaded:
             check_large_objects(session, run, runs)
             load_databases(session, run, databases)
@@ -452,7 +451,7 @@ def _load_and_finish(
 
 
 def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
-    """Verify every object that is needed, and choose from which copies the rows are taken."""
+    """Verify every needed object, and choose the copies from which rows are taken."""
     plan = run.plan
     run.progress.step("start Spark")
     session = spark.session()
@@ -464,7 +463,7 @@ def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
 
 @contextmanager
 def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
-    """Let the error for a damaged object name the rows that are lost without it, and those that can be restored."""
+    """Extend the error for a damaged object with the losses that it causes and the increments that can be restored."""
     try:
         yield
     except ObjectDamagedError as error:
@@ -477,7 +476,7 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
 
 @contextmanager
 def naming_steps(run: RestoreRun) -> Iterator[None]:
-    """Let the error of a CHECK that may read other rows name the commands by which these are there before it."""
+    """Extend the error of a CHECK that may read other rows with the commands that load those rows first."""
     try:
         yield
     except SnapshotError as error:
@@ -491,9 +490,9 @@ def naming_steps(run: RestoreRun) -> Iterator[None]:
 
 
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
-    """Raise KeyConflictError if rows of several sources can't be in one target, before anything is created.
+    """Raise KeyConflictError, before anything is created, if rows of several sources conflict in one target.
 
-    A restore that is resumed with something created has passed this.
+    A resumed restore that has created a database has passed this check before.
     """
     topology = run.plan.topology
     if topology is None or len(topology.sources) == 1 or run.records:
@@ -512,10 +511,9 @@ def make_databases(
     server_globals: Mapping[str, ServerGlobals],
     ddl: Mapping[str, Ddl],
 ) -> None:
-    """Create the empty databases and the missing roles, rehearse the DDL, and make the databases again.
+    """Create the empty databases and the missing roles, rehearse the DDL, and create the databases anew.
 
-    Raises TargetUnfitError or SchemaLoadError naming the refused statements, unless the restore is to continue without
-    them.
+    Raises TargetUnfitError or SchemaLoadError naming the refused statements, unless the request allows them.
     """
     kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
     targets = [target for target in run.plan.targets if target.shard not in kept]
@@ -548,7 +546,7 @@ def make_databases(
 
 
 def _ending_of(ddl: Ddl) -> dict[str, Any]:
-    """The record's fields for the properties that the database gets at the end."""
+    """Return the record's fields for the properties that the database gets at the end."""
     if (database := ddl.database) is None:
         return {}
     properties = database.properties
@@ -561,7 +559,7 @@ def _ending_of(ddl: Ddl) -> dict[str, Any]:
 
 
 def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str, LoadTarget], dict[str, DdlRun]]:
-    """Create the tables of every empty database; return the databases to load or to finish, and their DDL, by shard."""
+    """Create the tables of every empty database; return the load targets and DDL of unfinished databases, by shard."""
     chain, groups = run.plan.chain, run.plan.groups
 
     def create(target: Target) -> tuple[LoadTarget, DdlRun]:
@@ -583,7 +581,7 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
 
 def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
     """Load the rows and, unless the restore is partial, the large objects."""
-    # Imported once the checks have passed: a refusal must not wait for Arrow.
+    # Import these late: a refusal by the checks must not wait for Arrow.
     from cutline.restore.rows.jobs import count_parts, load_rows
     from cutline.restore.rows.large_objects import load_large_objects
 
@@ -611,9 +609,9 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
 
 
 def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[str, DdlRun]) -> None:
-    """Raise TargetUnfitError if a role may not act as an owner or grantor of large objects that are to be restored.
+    """Raise TargetUnfitError if our role may not act as an owner or grantor of large objects to restore.
 
-    The stored objects name them, so these are read for it, in Spark tasks. A superuser needs no check.
+    Only the stored objects name these roles, so Spark tasks read them. A superuser needs no check.
     """
     plan = run.plan
     shards = count_by_node(plan.chain.full).keys() & {
@@ -636,8 +634,8 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
-    Notes each materialized view that could not be populated, with the reason, and what could not be analyzed. Raises
-    DdlRefusedError, when everything else is done, if statements are refused and the restore is not to do without them.
+    Notes each materialized view that could not be populated and each table that could not be analyzed, with the reason.
+    Raises DdlRefusedError after everything else is done if statements are refused and the request doesn't allow this.
     """
     watch, scope = run.watch, run.plan.request.scope
 
@@ -645,7 +643,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
         if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
-            # Existing tables may have been written to since another process has counted.
+            # Existing tables may have been written to since an earlier process counted their rows.
             rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
             check_placed(run, target, rows)
             if is_loading:
@@ -691,14 +689,14 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
 
 
 def check_placed(run: RestoreRun, target: Target, rows: int) -> None:
-    """Raise LoadError if a target has another number of `rows` than routes have led to it from all sources.
+    """Raise LoadError if a target's number of `rows` differs from the number that routes sent to it.
 
-    A process that has loaded no rows knows nothing of that: it resumes what another one has checked.
+    A process that has loaded no rows has no such numbers; it resumes work that an earlier process has checked.
     """
     if run.placed and rows != run.placed[target.shard]:
         raise LoadError(
-            f"node {target.node.id}: {rows} rows are loaded, but the routes lead {run.placed[target.shard]} rows of"
+            f"node {target.node.id}: {rows} rows are loaded, but the routes send {run.placed[target.shard]} rows of"
             f" {', '.join(target.sources)} to it",
-            hint="see whether something else writes to the restored database, then repeat the command",
+            hint="check whether something else writes to the restored database, then repeat the command",
             details={"node": target.node.id, "rows": rows, "placed": run.placed[target.shard]},
         )

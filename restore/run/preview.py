@@ -1,4 +1,4 @@
-"""Check a restore's requirements and change nothing: the targets, their roles, and the DDL that they can run."""
+"""Check a restore's targets, their roles and the DDL that they can run, without changing anything."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ WITHOUT_GLOBALS = (
 class RestorePreview:
     """The effects of a restore: the roles that each shard's target lacks, the omissions, and the replaced databases.
 
-    `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where the DDL was
-    not rehearsed, `refused` the statements that the others refused, and those that the store has lost. `warnings` may
-    be meant. `begun` is the work of earlier processes, by shard: a shard that is done has no volume. `server_globals`
-    are what roles to be created had, by shard, and `role_differences` how those that exist on the targets differ.
-    `counted` is as in CheckedDdl.
+    `ddl`, `servers` and `volumes` are by shard, `disks` are the targets' disks. `untried` are the nodes where the DDL
+    was not rehearsed; `refused` are the statements that the others refused or that the store has lost. `warnings` may
+    describe intended effects. `begun` is the work of earlier processes, by shard; finished shards have no volume.
+    `server_globals` are the properties of roles to create, by shard; `role_differences` are the differences of roles
+    that exist on the targets. `counted` is as in CheckedDdl.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -113,9 +113,9 @@ class RestorePreview:
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
-    """Make every check of a restore, and rehearse the DDL in databases that are dropped again; change nothing else.
+    """Make every check of a restore, and rehearse the DDL in temporary databases; change nothing else.
 
-    Raises what check_restore, lock_targets and refuse raise.
+    Raises all errors of check_restore, lock_targets and refuse.
     """
     progress.step("check targets")
     obstacles = Obstacles()
@@ -124,7 +124,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         check_no_unfinished(plan.store.open(), plan.request.name, reached, connections, progress)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
         preview = replace(preview, replaces=find_replaced(plan, connections, plan.targets))
-        # With roles that are missing, its statements would be refused.
+        # If roles are missing, statements that name them would be refused.
         tried = [
             target
             for target in plan.targets
@@ -163,9 +163,9 @@ def _rehearse_all(
 def preview_resumed(
     source: Fleet, target: Fleet, request: RestoreRequest, progress: Progress
 ) -> tuple[RestorePlan, RestorePreview]:
-    """Make every check of a restore that is resumed, and find its remaining work; change nothing.
+    """Make every check of a resumed restore, and find its remaining work; change nothing.
 
-    Raises what check_restore and find_resumable raise.
+    Raises all errors of check_restore and find_resumable.
     """
     provisional = provisional_targets(target, request.scope.nodes)
     with lock_targets(provisional) as locked:
@@ -180,7 +180,7 @@ def preview_resumed(
             done = plan.targets if resumable.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
             left = [one for one in plan.targets if one not in done]
             preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
-            # Where tables are there already, the DDL before the rows has been run.
+            # Where tables exist already, the DDL that precedes the rows has been run.
             made = run.shards_in(Phase.LOADING, Phase.INDEXING)
             untried = [one.node.id for one in left if one not in made]
             preview = replace(with_replaced(preview, run), untried=untried)
@@ -189,7 +189,7 @@ def preview_resumed(
 
 
 def _plan_shown(source: Fleet, target: Fleet, found: UnfinishedRestore) -> RestorePlan:
-    """The plan of a restore that is resumed; a published restore needs it only to be shown."""
+    """Plan a resumed restore; a published restore needs the plan only for display."""
     try:
         return plan_resumed(source, target, found.last_record)
     except SnapshotError as error:
@@ -203,7 +203,7 @@ def _plan_shown(source: Fleet, target: Fleet, found: UnfinishedRestore) -> Resto
 
 
 def check_all_swappable(run: RestoreRun) -> None:
-    """Raise what `check_swappable` raises for the databases of a resumed restore that are ready for their names."""
+    """Call `check_swappable` for the databases of a resumed restore that are ready to be renamed."""
     if run.plan.request.scope.data_only:
         return
     for one in run.shards_in(Phase.FINISHED):
@@ -213,10 +213,10 @@ def check_all_swappable(run: RestoreRun) -> None:
 
 
 def with_replaced(preview: RestorePreview, run: RestoreRun) -> RestorePreview:
-    """The preview of a resumed restore, with the databases that it still replaces, and those closed until it ends."""
+    """Add to a resumed restore's preview the databases that it will replace and those that are closed until it ends."""
     published = run.shards_in(Phase.PUBLISHED)
     unnamed = [target for target in run.plan.targets if target not in published and not run.is_renamed(target)]
-    closed = [f"nobody can connect to {one} until it is ended" for one in find_closed(unnamed, run.connections)]
+    closed = [f"nobody can connect to {one} until the restore ends" for one in find_closed(unnamed, run.connections)]
     replaces = find_replaced(run.plan, run.connections, unnamed)
     return replace(preview, replaces=replaces, warnings=[*preview.warnings, *closed])
 
@@ -229,10 +229,10 @@ def check_restore(
     obstacles: Obstacles,
     begun: Mapping[str, BegunShard] = MappingProxyType({}),
 ) -> RestorePreview:
-    """Check that the store has the parts to restore and every target can take them; change nothing.
+    """Check that the store contains the parts to restore and that every target can take them; change nothing.
 
-    `connections` and `begun` are by shard; of a target without a connection, `obstacles` has the reason. Raises all
-    obstacles as one error (Obstacles.raise_found), also those found before.
+    `connections` and `begun` are by shard; if a target has no connection, `obstacles` contains the reason. Raises all
+    obstacles, including earlier ones, as one error (Obstacles.raise_found).
     """
     store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
     if plan.damage is not None:
@@ -288,9 +288,9 @@ def find_globals(
     connections: Mapping[str, psycopg.Connection[Any]],
     obstacles: Obstacles,
 ) -> tuple[dict[str, ServerGlobals], list[str]]:
-    """The globals of the snapshot's servers, by shard, and how the targets' roles differ from them.
+    """Return the globals of the snapshot's servers, by shard, and how the targets' roles differ from them.
 
-    A drill's servers are made for it: there is nothing to compare, and its roles get nothing of it.
+    Both are empty for a drill, whose servers are new and whose roles get no properties.
     """
     found, differences = dict[str, ServerGlobals](), dict[str, None]()
     for target in () if plan.request.is_drill else targets:
@@ -301,7 +301,7 @@ def find_globals(
                 error.hint = f"{WITHOUT_GLOBALS}\n{error.hint}"
                 obstacles.add(error)
             else:
-                obstacles.warnings.append(f"how roles differ is not known: {error.message}")
+                obstacles.warnings.append(f"the roles could not be compared: {error.message}")
             continue
         if stored is not None:
             found[target.shard] = stored
@@ -312,7 +312,7 @@ def find_globals(
 
 
 def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
-    """A target's volume: a shard, or its part of all sources."""
+    """Return a target's volume: one shard's, or its share of all sources."""
     sources = target.sources or (target.source,)
     volumes = [
         measure_volume(plan.chain, source, filter(plan.request.chooses, plan.chain.groups(source)), entries)
@@ -324,7 +324,7 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
     if plan.request.scope.schema_only:
         return without_rows(volume)
     if plan.request.scope.data_only:
-        # Indexes and other tables of the database are not in it.
+        # The volume excludes indexes and other tables of the existing database.
         volume = replace(volume, is_rough=True)
     return volume if plan.request.is_with_all_rows else without_large_objects(volume)
 
@@ -332,7 +332,7 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
 def _space_of(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], volume: ShardVolume
 ) -> DatabaseSpace:
-    """The space that a target's database needs in addition to the part that an earlier process has loaded."""
+    """Return the space that a target's database needs in addition to the part that an earlier process has loaded."""
     (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
     folder = plan.superusers.data_directories[target.shard] if plan.superusers else find_data_directory(connection)
     is_hidden = plan.superusers is None and is_data_directory_hidden(connection)
@@ -348,9 +348,10 @@ def check_targets(
     *,
     is_resumed: bool,
 ) -> tuple[dict[str, list[str]], dict[str, PlannedDatabase]]:
-    """Add what keeps a target from taking its shard; return the roles that it lacks and what its database gets.
+    """Add the obstacles to restoring each shard; return the roles that its target lacks and its database's properties.
 
-    Both are by shard. With --create-roles also those of the snapshot's server that nothing in the database names.
+    Both results are by shard. With --create-roles, roles of the snapshot's server that the database does not use are
+    included.
     """
     chain, request, groups = plan.chain, plan.request, plan.groups
     missing, planned = dict[str, list[str]](), dict[str, PlannedDatabase]()
@@ -387,9 +388,9 @@ def check_targets(
 
 
 def left_rows(plan: RestorePlan) -> list[str]:
-    """The rows and sequences that a restore of the DDL alone, or of some tables, leaves out.
+    """List the rows, sequences and large objects that a restore of only the DDL, or of some tables, leaves out.
 
-    Either leaves out large objects, too. Rows of extensions' tables come with the DDL of everything.
+    Rows of extensions' tables are restored together with the complete DDL.
     """
     request, of_extensions = plan.request, list[str]()
     if request.is_partial or request.scope.data_only:
@@ -398,7 +399,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
     if request.is_with_all_rows:
         return of_extensions
     counts = count_by_node(plan.chain.full)
-    kept = " but those of extensions" if plan.chain.last.extension_rows else ""
+    kept = " except those of extensions" if plan.chain.last.extension_rows else ""
     rows = [f"all rows, and the values of all sequences{kept}"] if request.scope.schema_only else []
     if request.is_partial:
         for shard in plan.sources:
@@ -414,7 +415,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
 def find_replaced(
     plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]], targets: Iterable[Target]
 ) -> list[str]:
-    """What `--replace` ends, a line each: the databases that it puts aside, and the chains that go on in them."""
+    """List, one per line, the databases that `--replace` puts aside, and the chains in them that it ends."""
     if not plan.request.replace:
         return []
     lines: list[str] = []

@@ -1,8 +1,8 @@
-"""Statements of the DDL that a target refuses, and their consequences for a restore.
+"""DDL statements that a target refuses, and their consequences for a restore.
 
-Those that the rehearsal finds end a restore before any row is loaded. Others come up only with the rows: an index whose
-function fails on a value, a constraint that rows violate under another collation. Everything else is then restored all
-the same. The operator decides what becomes of it: mend what refuses and resume, publish without it, or undo.
+Refusals found in the rehearsal end a restore before any row is loaded. Others appear only with the rows: an index whose
+function fails on a value, or a constraint that rows violate under a different collation. Everything else is restored
+nevertheless. The operator then decides: repair the cause and resume, publish without the refused statements, or undo.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, TargetUnfitError
 from cutline.storage.errors import SnapshotError
 
-# Of each database; a record is a comment on it.
+# Limit per database, because the record is stored in a comment on the database.
 REFUSED_KEPT_MAX = 100
 NAMED_MAX = 5
 MAINTAINED = {
@@ -38,7 +38,7 @@ MAINTAINED = {
 
 
 class DdlRefusedError(SnapshotError):
-    """All rows are restored and statements of the DDL were refused: the operator decides whether that is published."""
+    """All rows are restored but DDL statements were refused; the operator decides whether to publish the databases."""
 
     exit_code = 10
 
@@ -48,17 +48,17 @@ class DdlRefusedError(SnapshotError):
 
 
 def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
-    """What becomes of an object whose functions name others without a schema, and what mends it."""
+    """Describe the consequences for an object whose functions use names without a schema, and the remedy."""
     functions = f" ({', '.join(show_name(path.function) for path in needed)})" if needed else ""
     statements = " ".join(show_name(path.statement) for path in needed) or "ALTER FUNCTION … SET search_path = …;"
     return (
-        f"{entry.label} uses functions without a search_path of their own{functions};"
+        f"{entry.label} uses functions that set no search_path{functions};"
         f" {MAINTAINED[entry.kind]} on PostgreSQL 17 and newer until: {statements}"
     )
 
 
 def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase]) -> None:
-    """Note the refusals in the report; raise DdlRefusedError unless the restore is to continue without them."""
+    """Add the refusals to the report; raise DdlRefusedError unless the request allows them."""
     for target in run.plan.targets:
         if done := finished.get(target):
             run.report.refused += describe_refusals(target, done.refusals)
@@ -69,14 +69,14 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                     if entry.kind in MAINTAINED
                 ]
         elif record := run.records.get(target.shard):
-            # Statements that an earlier process was refused and left out.
+            # Statements that were refused to an earlier process, which left them out.
             run.report.refused += _describe_earlier(run, target, record.refused)
             if len(record.refused) == REFUSED_KEPT_MAX:
                 run.report.warnings.append(
-                    f"node {target.node.id}: an earlier process may have been refused more than the"
-                    f" {REFUSED_KEPT_MAX} objects that are named: compare the definitions"
+                    f"node {target.node.id}: more objects than the {REFUSED_KEPT_MAX} named may have been refused to an"
+                    " earlier process: compare the definitions"
                 )
-    # Privileges of extensions' objects may be many.
+    # List counted statements last: there may be many on extensions' objects.
     named = sorted(run.report.refused, key=lambda statement: bool(statement.counted))
     causes = [statement.text() for statement in named if not statement.needs]
     if not causes or run.allows_refused:
@@ -87,7 +87,7 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
 
 
 def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) -> list[RefusedStatement]:
-    """The statements that an earlier process was refused and left out, as far as the snapshot has them."""
+    """Describe the statements refused to an earlier process, with their text where the snapshot still contains it."""
     if not labels:
         return []
     databases = {target.shard: plan_database(run.plan, target, run.connections[target.shard])}
@@ -106,7 +106,7 @@ def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) ->
 
 
 def _entries_of_database(run: RestoreRun, target: Target, ddl: Ddl) -> tuple[DdlEntry, ...]:
-    """The entries of the database itself, with their statements as the database stores them."""
+    """Return the entries of the database itself, with statements encoded as the database stores them."""
     pieces = ddl.database.pieces(ddl.database.name) if ddl.database else []
     texts = ["\n".join(piece.statements) for piece in pieces]
     connection, encoding = run.connections[target.shard], run.plan.chain.baseline[target.source].encoding

@@ -1,8 +1,8 @@
-"""Rehearse a restore's DDL in the empty database, so that a refusal is known in seconds and not after the rows.
+"""Rehearse a restore's DDL in the empty database, so that refusals show in seconds and not after loading the rows.
 
-A refusal depends on the server's version, its extensions and the restoring role, and on functions of the snapshot's
-owners. Trying the statements is the only way to know. The database is made again afterwards. Some refusals depend on
-the rows, and come up only when these are loaded.
+A refusal depends on the server's version, its extensions, the restoring role and functions of the snapshot's owners, so
+trying the statements is the only way to know. Afterwards the database is created anew. Some refusals depend on the rows
+and appear only after the load.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from cutline.restore.targets.target import Connections, Target, TargetUnfitError
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
-# pg_dump writes what its own version reads.
+# pg_dump writes statements for servers of its own version.
 OWN_VERSION = (
     "a syntax error usually means that the snapshot's pg_dump is newer than the target: in the source's fleet.toml set"
     " [tools] postgresql to programs of the servers' own version and take a new full snapshot, or restore into a newer"
     " PostgreSQL"
 )
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
-# They refuse every other database, also a database that gets its name at the end.
+# Such an extension refuses a database that gets the right name only at the end.
 IN_ONE_DATABASE = (
-    "an extension that its server allows in one database alone, such as pg_cron, can be created only once that has its"
-    " name: restore without it, then run the statements that are left"
+    "an extension that its server allows in only one database, such as pg_cron, can be created only after the restored"
+    " database has its real name: restore without it, then run the remaining statements"
 )
-# Nobody can grant them in a database that the restore is to make.
+# The privileges can't be granted in advance in a database that the restore creates.
 ROWS_LATER = (
     "a superuser can add rows of extensions' tables later: restore without them; then, in the file of refused"
-    " statements, change user in the \\connect lines to a superuser and run it"
+    " statements, change the user in the \\connect lines to a superuser and run it"
 )
 NAMED_MAX = 5
 
 
 def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
-    """Run the DDL in the target's empty database, and return the statements that are refused.
+    """Run the DDL in the target's empty database, and return the refused statements.
 
-    Of a role that is not a superuser a grant without effect counts as refused. Raises NodeUnreachableError if the
-    session is lost.
+    If our role is not a superuser, a grant without effect counts as refused. Raises NodeUnreachableError if the session
+    is lost.
     """
     run = DdlRun(target.loaded, ddl, watch, is_strict=ddl.is_adapted)
     run.all_sections()
@@ -56,18 +56,18 @@ def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
 def refuse(
     found: Mapping[Target, list[Refusal]], connections: Connections, steps: tuple[str, str] | None = None
 ) -> None:
-    """Raise TargetUnfitError naming what our role may not run, or SchemaLoadError naming what else is refused.
+    """Raise TargetUnfitError for statements that our role may not run, or SchemaLoadError for other refusals.
 
-    `steps` are the commands that restore the same in two steps, if there are any.
+    `steps` are the commands that restore the same in two steps, if that is possible.
     """
     problems: list[str] = []
     refused: list[dict[str, object]] = []
     is_forbidden = has_rows = False
     instead: list[str] = []
     for target, refusals in found.items():
-        # What needs something that is refused follows from that.
+        # Report causes only: the other refusals follow from them.
         causes = [refusal for refusal in refusals if not refusal.needs]
-        # Of extensions there may be many.
+        # List privileges last, as extensions may have many.
         causes.sort(key=lambda refusal: refusal.entry.kind == PRIVILEGES)
         forbidden = [cause for cause in causes if cause.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
         if not causes:
@@ -86,10 +86,10 @@ def refuse(
         refused += [statement.document() for statement in describe_refusals(target, refusals)]
     if not problems:
         return
-    what, details = f"{'; '.join(problems)}; no row was loaded", dict[str, object](refused=refused)
+    what, details = f"{'; '.join(problems)}; no rows were loaded", dict[str, object](refused=refused)
     without = [f"or {WITHOUT}"]
     if any(refusal.section == DATABASE for refusals in found.values() for refusal in refusals):
-        without.append("or without anything that belongs to the databases themselves: --no-database-settings")
+        without.append("or restore without the databases' own properties: --no-database-settings")
     if is_forbidden:
         raise TargetUnfitError(
             what,
@@ -102,12 +102,13 @@ def refuse(
         )
     if steps:
         without.append(
-            f"or in steps: {steps[0]} --allow-refused-ddl; correct what is in its file and run it; then: {steps[1]}"
+            f"or in steps: {steps[0]} --allow-refused-ddl; correct and run its file of refused statements;"
+            f" then: {steps[1]}"
         )
     raise SchemaLoadError(
         what,
         hint=[
-            "if the target's server lacks something, such as a role or an extension, create it and repeat the command",
+            "if the target's server lacks an object, such as a role or an extension, create it and repeat the command",
             *dict.fromkeys(instead),
             *without,
         ],

@@ -1,7 +1,8 @@
 """`restore`: load the fleet's databases as of a cut next to the existing ones, and rename them at the end.
 
-Until the decision to publish no restored database has its real name, and a restore may be undone. From then on it only
-goes forward. Where a restore ends unfinished, its databases' records say how far it is: `resume_restore` does the rest.
+Before the decision to publish, no restored database has its real name, and a restore can be undone. Afterwards it can
+only be finished. If a restore ends unfinished, its databases' records contain its progress, and `resume_restore`
+completes it.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ def restore_fleet(
     announce: Callable[[RestorePreview], None] | None = None,
     verify: Callable[[RestoreReport], int] | None = None,
 ) -> RestoreReport:
-    """Restore all shards in parallel; no database has its real name before all are loaded and checked.
+    """Restore all shards in parallel; no database gets its real name before all are loaded and checked.
 
-    When every check has passed and before anything is changed, `announce` is given what will be done, and `confirm`
-    what `--replace` will end, a line each; it may raise. At the end `verify` queries the restored databases, and
-    returns the exit code that the outcome records.
+    After all checks and before any change, call `announce` with the preview, then `confirm` with one line per database
+    or chain that `--replace` ends; `confirm` may raise. At the end `verify` queries the restored databases and returns
+    the exit code that the outcome records.
     """
     began = time.monotonic()
     with running(plan, progress) as run:
@@ -109,11 +110,11 @@ def resume_restore(
     progress: Progress,
     announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
 ) -> RestoreReport:
-    """Continue the unfinished restore of the request's snapshot into the target, and do only the remaining work.
+    """Continue the unfinished restore of the request's snapshot into the target, doing only the remaining work.
 
-    If the request names nodes, only these are contacted. `announce` is given the remaining work, before it is done.
+    If the request names nodes, only these are contacted. `announce` is called with a preview of the remaining work.
 
-    Raises UnfinishedRestoreError if there is none, or if it can only be undone.
+    Raises UnfinishedRestoreError if no restore is unfinished, or if it can only be undone.
     """
     began = time.monotonic()
     provisional = provisional_targets(target, request.scope.nodes)
@@ -170,7 +171,7 @@ def _restore(
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
         spark.begin(run.executor_needs, run.progress)
-    # Where the decision is does not change.
+    # A resumed restore keeps its decision where it began: in the store, or on the first target.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()
     with held as lease:
@@ -188,7 +189,7 @@ def _restore(
                 run.is_closing = True
                 close_databases(plan.targets, run.connections, run.records)
                 run.progress.reached(RestoreCrashPoint.CLOSED)
-            # From here on another process may publish the databases that this process has loaded.
+            # From here on, another process may publish the databases that this process has loaded.
             run.is_deciding = lease.stays_open = True
             run.progress.ending()
             _decide(run)
@@ -216,7 +217,7 @@ def _restore(
 
 
 def _wal_phase(run: RestoreRun) -> WalPhase | None:
-    """The amounts are those of the commits; in a resumed restore, an earlier process may have loaded some rows."""
+    """Sum up the commits' figures; if the restore was resumed, an earlier process may have loaded some of the rows."""
     seconds = run.pace.seconds.get(RestoreStep.FOLD) if run.pace else None
     if seconds is None:
         return None
@@ -234,17 +235,17 @@ def _wal_phase(run: RestoreRun) -> WalPhase | None:
 
 
 def _is_typical(plan: RestorePlan) -> bool:
-    """Whether the duration of the restore is a guide to that of others: it loads everything, and nothing else."""
+    """Whether the restore's duration can predict that of others: it loads everything and does nothing else."""
     request = plan.request
-    # Verifying the copies has started Spark's workers.
+    # With --use-backup-copies, verifying the copies has started Spark's workers before.
     is_whole = request.is_with_all_rows and not request.use_backup_copies
     return is_whole and plan.topology is None and not plan.intent.is_drill
 
 
 def _clear_own_records(run: RestoreRun) -> None:
-    """Remove the records of the restore, which is done.
+    """Remove the records of the finished restore.
 
-    With its outcome in the store they say nothing more: a node that went away by now keeps its own.
+    They are redundant if the outcome is in the store, so a node that is unreachable now keeps its record.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -257,8 +258,8 @@ def _clear_own_records(run: RestoreRun) -> None:
             raise
         command = resume_command(run.plan.request.name, run.plan.request.scope.nodes)
         run.report.warnings.append(
-            f"all is restored, but a record of it could not be removed: {error}; so a database may lack its owner and"
-            f" its comment; to give it these: {command}"
+            f"everything is restored, but a record of the restore could not be removed: {error}; so a database may lack"
+            f" its owner and its comment; to set them: {command}"
         )
 
 
@@ -268,7 +269,7 @@ def _no_lease() -> Iterator[HeldLease]:
 
 
 def _decide(run: RestoreRun) -> None:
-    """Decide to publish: once, in the store, or on the first target where the store accepts no writes."""
+    """Store the decision to publish, once: in the store, or on the first target if the store accepts no writes."""
     plan, first = run.plan, run.plan.targets[0]
     if not run.in_store:
         if first not in run.shards_in(Phase.PUBLISHED) and not run.is_renamed(first):
@@ -281,9 +282,9 @@ def _decide(run: RestoreRun) -> None:
 
 
 def _publish(run: RestoreRun) -> list[str]:
-    """Give every database its real name; return those put aside, as `node: name`.
+    """Give every database its real name; return the databases put aside, as `node: name`.
 
-    After an error on one node the others are published all the same: there is only one way on.
+    An error on one node doesn't stop the others, because a decided restore can only be finished.
     """
 
     def publish(target: Target) -> str | None:
@@ -298,7 +299,7 @@ def _publish(run: RestoreRun) -> list[str]:
         publish_rows(run)
         return []
     aside = in_parallel(publish, run.plan.targets, let_end)
-    # Only when all are renamed: nobody undoes a published database.
+    # Wait until all are renamed, because a database in this phase can't be undone.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED, database=target.database)
     return [name for name in aside if name]

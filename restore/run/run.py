@@ -1,4 +1,4 @@
-"""A restore as one process runs it: the sessions that hold the targets' locks, and the databases' records."""
+"""The state of a restore in one process: the sessions that hold the targets' locks, and the databases' records."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from cutline.storage.errors import SnapshotError
 class RestoreRun:
     """A restore in the process that runs it. `connections` and `records` are by shard.
 
-    A database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `obstacles` has the nodes that can't be reached: they have no connection. `inside` are the sessions in the existing
-    databases, by shard, that hold the fleet's lock there: they write the records of tables that are filled; `held` are
-    those in which nobody can alter these tables. `placed` is how many rows routes lead to each target. `folder` is
-    private, for the DDL. `pace` tells how long the rest takes; `volumes` are by shard. `is_closing`: databases may be
-    closed; `is_deciding`: the decision may be stored; `is_decided`: it is.
+    Every database has a record from its creation on; `created` are the shards whose databases this process creates.
+    `obstacles` includes the unreachable nodes, which have no connection. `inside` are sessions in the existing
+    databases, by shard, that hold the fleet's lock there and write the records of tables being filled; `held` are the
+    sessions whose locks keep others from altering these tables. `placed` is the number of rows that routes send to each
+    target. `folder` is a private folder for the DDL. `pace` estimates the remaining time; `volumes` are by shard.
+    `is_closing`: databases may be closed; `is_deciding`: the decision may be stored; `is_decided`: it is stored.
     """
 
     plan: RestorePlan
@@ -90,18 +90,18 @@ class RestoreRun:
 
     @property
     def executor_needs(self) -> ExecutorNeeds:
-        """What its tasks need of executors: the databases are not made yet, their servers are there."""
+        """The requirements of its tasks on executors, with maintenance databases in place of those not created yet."""
         is_filling = self.plan.request.scope.data_only
         return ExecutorNeeds(
             self.plan.store, tuple(target.node if is_filling else target.maintenance for target in self.plan.targets)
         )
 
     def row_count(self, shard: str) -> int:
-        """About how many rows the shard has."""
+        """Return the approximate number of the shard's rows."""
         return self.volumes[shard].row_count if shard in self.volumes else 0
 
     def enter(self, target: Target, phase: Phase, *, database: str | None = None, **changes: Any) -> None:
-        """Record that a target's database has come to a phase, or with the same phase the `changes` alone."""
+        """Record that a target's database has reached a phase, or only the `changes` if the phase stays the same."""
         before = self.records.get(target.shard)
         self.records[target.shard] = self.put_record(target, phase, database, changes)
         if before is None or before.phase != phase:
@@ -121,28 +121,28 @@ class RestoreRun:
         return after
 
     def release_tables(self) -> None:
-        """Let others alter the tables that are filled: before they are emptied, and at the end."""
+        """Allow others again to alter the tables that are filled."""
         for connection in self.held.values():
             close_quietly(connection)
         self.held.clear()
 
     def filling(self, target: Target) -> Filling:
-        """The filling of a target's database by a restore of rows alone."""
+        """Return the filling of a target's database by a restore of rows only."""
         return Filling(target.node.id, self.inside[target.shard], suffix_of(self.operation))
 
     def loaded(self, target: Target) -> Node:
-        """The database that is loaded: a database of the restore's own, or the existing one that is filled."""
+        """Return the database that is loaded: a new one, or the existing one that is filled."""
         return target.node if self.plan.request.scope.data_only else target.loaded
 
     def end_loading(self, target: Target) -> None:
-        """End a killed process's sessions that load a target: a statement continues until it has a row to send."""
+        """End a killed process's sessions that load a target, whose statements may run until they have rows to send."""
         if self.plan.request.scope.data_only:
             self.filling(target).end_loading()
         else:
             end_sessions(self.connections[target.shard], target.loading)
 
     def _mark_undoing(self, target: Target) -> None:
-        """Record that tables are emptied again: otherwise a missing object would count as lost."""
+        """Record that tables are being emptied; otherwise a missing object would count as lost."""
         if self.plan.request.scope.data_only and (record := self.records.get(target.shard)):
             self.enter(target, record.phase, undoing=True)
 
@@ -154,9 +154,9 @@ class RestoreRun:
             drop_database(target, self.connections[target.shard], target.loading)
 
     def undo_created(self) -> bool:
-        """Undo what this process has created, and say so; return whether nothing is left.
+        """Undo the work of this process and report it; return whether nothing is left.
 
-        Where the session that holds the lock is lost, another process may have continued: there nothing is dropped.
+        Where the session that holds the lock is lost, nothing is dropped, as another process may have continued.
         """
         try:
             created = [target for target in self.plan.targets if target.shard in self.created]
@@ -168,10 +168,12 @@ class RestoreRun:
         if self.created:
             is_filling = self.plan.request.scope.data_only
             what = (
-                "the tables that it filled are empty again" if is_filling else "the databases that it made are dropped"
+                "the tables that it filled are empty again"
+                if is_filling
+                else "the databases that it created are dropped"
             )
             roles = self.report.roles_created
-            stay = f"; roles that it created stay: {', '.join(roles)}" if roles else ""
+            stay = f"; roles that it created remain: {', '.join(roles)}" if roles else ""
             self.progress.note(News(f"the restore is undone: {what}{stay}"))
         return True
 
@@ -180,7 +182,7 @@ class RestoreRun:
         return is_restored(list_databases(self.connections[target.shard]), target, self.operation)
 
     def shards_in(self, *phases: Phase) -> list[Target]:
-        """The targets whose databases are in one of the phases."""
+        """Return the targets whose databases are in one of the phases."""
         return [
             target
             for target in self.plan.targets
@@ -188,7 +190,7 @@ class RestoreRun:
         ]
 
     def find_stale(self) -> list[Target]:
-        """The targets that another version has loaded: its tasks and the marks of its DDL may not be ours."""
+        """Return the targets loaded by a different version, whose tasks and DDL marks may differ from ours."""
         return [
             target
             for target in self.shards_in(Phase.LOADING, Phase.INDEXING)
@@ -196,14 +198,14 @@ class RestoreRun:
         ]
 
     def placed_intent(self) -> Intent:
-        """The intent, with the databases that the restore makes, and their servers."""
+        """Return the intent with the databases that the restore creates, and their servers."""
         targets = [(target, self.connections[target.shard]) for target in self.plan.targets]
         places = tuple(place_of(target, connection) for target, connection in targets)
         servers, started = (tuple(map(ask, (one for _, one in targets))) for ask in (server_of, start_of))
         return structs.replace(self.plan.intent, targets=places, servers=servers, started=started)
 
     def find_begun(self) -> dict[str, BegunShard]:
-        """What earlier processes have done, by shard."""
+        """Return the work of earlier processes, by shard."""
         begun: dict[str, BegunShard] = {}
         for target in self.shards_in(*Phase):
             record = self.records[target.shard]
@@ -245,10 +247,10 @@ def running(
     locked: Mapping[str, psycopg.Connection[Any]] | None = None,
     watch: Watch | None = None,
 ) -> Iterator[RestoreRun]:
-    """Lock the targets and the fleet that they are of, and watch their nodes, while the block restores.
+    """Lock the targets and their fleet, and watch their nodes, while the block restores.
 
-    `locked` are the sessions that hold the targets' locks already, and `watch` watches their nodes. Raises what
-    lock_targets and lock_target_fleet raise.
+    `locked` are the sessions that hold the targets' locks already, if any, and `watch` watches their nodes. Raises all
+    errors of lock_targets and lock_target_fleet.
     """
     progress.step("check targets")
     with ExitStack() as stack:
@@ -266,8 +268,6 @@ def running(
 
 
 def _read_clocks(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[ClockReading]:
-    """The clocks of the targets' servers."""
-
     def read(target: Target) -> ClockReading:
         with raising_unreachable(target.node):
             return read_clock(target.node.id, connections[target.shard])

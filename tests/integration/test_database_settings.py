@@ -306,7 +306,7 @@ def test_a_role_that_is_no_superuser_gives_what_it_may(place: Place) -> None:
     report = runs.restore(NAME, target, 0, allow_refused_ddl=True)
     assert {one.object for one in report.refused} >= {"DATABASE SETTING statement_timeout of role app"}
     assert [one.split(" (")[0] for one in report.left_out if "owner" in one] == [
-        "owner keeper of the database: role restorer can't give it to that role"
+        "owner keeper of the database: role restorer can't transfer ownership to that role"
     ] * len(place.full)
     for owner, comment, _, limit, _, privileges, _ in properties_of(named(runs.fleet, "back_ours")).values():
         assert (owner, comment, limit) == ("restorer", 'money — "all" of it', 40)

@@ -353,7 +353,7 @@ def test_a_role_that_may_not_fill_the_tables_is_told_before_any_row(runs: Runs, 
     scope = RestoreScope(no_owner=True)
     with pytest.raises(TargetUnfitError, match=r"TABLE DATA kept\.kind: permission denied for table kind") as raised:
         runs.restore(NAME, as_other, scope=scope)
-    assert "change user in the \\connect lines to a superuser and run it" in raised.value.hint
+    assert "change the user in the \\connect lines to a superuser and run it" in raised.value.hint
     # Rows may be secret.
     assert "mine" not in f"{raised.value}{raised.value.details}"
     report = runs.restore(NAME, as_other, scope=scope, allow_refused_ddl=True)
@@ -492,7 +492,7 @@ def test_parts_of_a_restore_say_that_they_bring_no_rows_of_extensions(runs: Runs
     runs.full(NAME)
     expected = copies(runs.fleet)
     report = runs.restore(NAME, there, scope=RestoreScope(schema_only=True))
-    assert "all rows, and the values of all sequences but those of extensions" in report.left_out
+    assert "all rows, and the values of all sequences except those of extensions" in report.left_out
     assert copies(there) == expected_of(expected)
     execute(there.nodes[0].dsn, "DELETE FROM kept.loose")
     report = restore_fleet(

@@ -168,7 +168,7 @@ def with_renamed_column(document: Document) -> None:
 
 @pytest.mark.parametrize(
     ("key", "change", "reason"),
-    [(LAST, without_sequence, "sequence public.counter"), (FULL, with_renamed_column, "other columns of table")],
+    [(LAST, without_sequence, "sequence public.counter"), (FULL, with_renamed_column, "has different columns")],
 )
 def test_a_restore_compares_the_commit_with_the_stored_ddl(
     trial: Trial, key: str, change: Callable[[Document], object], reason: str

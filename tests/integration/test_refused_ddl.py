@@ -216,7 +216,7 @@ def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there
         code, refused = restore(own, there, *words)
         assert (code, refused["error"]) == (3, "schema-load"), refused
         assert "INDEX public.w_constant: not at home" in refused["message"]
-        assert refused["message"].endswith("no row was loaded")
+        assert refused["message"].endswith("no rows were loaded")
         assert f" restore snp --schema-only --increment 0 --allow-refused-ddl --to {there};" in refused["hint"]
         assert refused["hint"].endswith(f" restore snp --data-only --increment 0 --to {there}")
         assert databases(own) == []

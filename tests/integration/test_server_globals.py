@@ -267,7 +267,7 @@ def test_what_others_do_to_the_servers_roles_meanwhile_is_no_refusal(place: Plac
             created, notes = done.result(SECONDS_MAX)
         assert (created, notes) == (
             ["s1: ours"],
-            ["node s1: role theirs was created by another session meanwhile, and is left as created"],
+            ["node s1: role theirs was created by another session at the same time, and is left unchanged"],
         )
         assert ask(dsn, "SELECT rolname, rolcanlogin FROM pg_roles WHERE rolname IN ('ours', 'theirs') ORDER BY 1") == [
             ("ours", True), ("theirs", False),
@@ -300,7 +300,7 @@ def test_a_drill_takes_no_role_that_another_one_has_made_meanwhile(place: Place)
     try:
         assert create_roles(target, ["drilled"], first)[0] == ["s1: drilled"]
         assert create_roles(target, ["drilled"], first)[0] == []
-        with pytest.raises(TargetUnfitError, match="another session has created role drilled meanwhile"):
+        with pytest.raises(TargetUnfitError, match="another session has just created role drilled"):
             create_roles(target, ["drilled"], second)
     finally:
         execute(dsn, "DROP ROLE drilled", *(f"DROP ROLE {mark}" for mark in drills))

@@ -185,9 +185,7 @@ def test_functions_that_need_a_search_path_are_named_with_the_statement_that_giv
     assert (run.refusals, entry.label) == ({}, "INDEX public.person_norm")
     assert [one.function for one in needed] == ["public.norm(text)"]
     warning = _unqualified(entry, needed)
-    assert warning.startswith(
-        "INDEX public.person_norm uses functions without a search_path of their own (public.norm("
-    )
+    assert warning.startswith("INDEX public.person_norm uses functions that set no search_path (public.norm(")
     rebuild = "REINDEX INDEX public.person_norm"
     with psycopg.connect(again.dsn, autocommit=True) as connection:
         if connection.info.server_version >= RESTRICTED_VERSION:
@@ -226,7 +224,7 @@ def test_a_view_whose_functions_need_a_search_path_is_named_with_the_statement_t
             return
         ((entry, needed),) = refreshed.helped
         warning = _unqualified(entry, needed)
-        begins = "MATERIALIZED VIEW app.top uses functions without a search_path of their own (app.order_count());"
+        begins = "MATERIALIZED VIEW app.top uses functions that set no search_path (app.order_count());"
         assert warning.startswith(f"{begins} REFRESH of it fails on PostgreSQL 17 and newer until: ALTER FUNCTION app.")
         # Each schema once.
         assert warning.endswith('SET search_path = pg_catalog, "app", "public";')

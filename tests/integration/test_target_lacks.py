@@ -171,7 +171,7 @@ def assert_refused(runs: Runs, target: Fleet, increment: int, *said: str) -> Non
     with pytest.raises(SchemaLoadError) as raised:
         runs.restore(NAME, target, increment)
     assert raised.value.message.startswith("node s1: the DDL was refused: ")
-    assert raised.value.message.endswith("; no row was loaded")
+    assert raised.value.message.endswith("; no rows were loaded")
     assert [text for text in said if text not in raised.value.message] == []
     assert databases(target) == before
 

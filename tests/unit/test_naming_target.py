@@ -16,8 +16,8 @@ TO = Path("dr.toml")
     [
         ("to undo it: snapshot restore-abandon daily", "to undo it: snapshot restore-abandon daily --to dr.toml"),
         (
-            "undo the restore: snapshot restore-abandon daily; and run: snapshot check",
-            "undo the restore: snapshot restore-abandon daily --to dr.toml; and run: snapshot check",
+            "undo the restore: snapshot restore-abandon daily; then run: snapshot check",
+            "undo the restore: snapshot restore-abandon daily --to dr.toml; then run: snapshot check",
         ),
         (
             "to finish it: snapshot restore-resume daily   to undo it: snapshot restore-abandon daily   (as before)",

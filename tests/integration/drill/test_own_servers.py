@@ -178,7 +178,7 @@ def test_what_earlier_drills_have_left_in_use_is_noted_and_keeps_no_drill_from_i
         execute(maintenance, f"CREATE SCHEMA its AUTHORIZATION {ROLE}")
         try:
             target = target_of("s1", with_database(Node("s1", maintenance), "free"), (), "0" * 32)
-            with pytest.raises(TargetUnfitError, match=r"a drill has made roles .*: driller"):
+            with pytest.raises(TargetUnfitError, match=r"a drill has created roles .*: driller"):
                 missing_roles(target, connection, ["bystander", ROLE], "UTF8", may_create=True)
             # It goes as far as a refusal that comes after it.
             with pytest.raises(UsageError, match="--role-map"):
@@ -296,7 +296,7 @@ def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_kil
     )  # fmt: skip
     if signal_name == "SIGINT":
         assert (done.returncode, left_on(shared_fleet)) == (130, before), done.stderr
-        assert "everything that the drill had made is removed" in done.stderr
+        assert "everything that the drill had created is removed" in done.stderr
         assert ADVICE.search(done.stderr) is None
         return
     assert done.returncode == -9, done.stderr

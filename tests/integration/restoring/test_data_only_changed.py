@@ -36,7 +36,7 @@ def test_a_table_of_another_name_is_neither_emptied_nor_filled(place: Place, fil
         "SET session_replication_role = replica; ALTER TABLE log RENAME TO mine;"
         " CREATE TABLE log (what text); INSERT INTO mine VALUES ('my own row')",
     )
-    with pytest.raises(TablesUnfitError, match="were replaced since the restore began"):
+    with pytest.raises(TablesUnfitError, match="were replaced after the restore began"):
         resume(place)
     with pytest.raises(TablesChangedError, match=r'table public.mine was "public"."log" when it was filled'):
         abandon(place)

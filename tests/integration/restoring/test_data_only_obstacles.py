@@ -128,8 +128,8 @@ def test_keys_to_empty_tables_are_named_before_rows_are_loaded(place: Place) -> 
         said = preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent()).warnings
         # Of `tag` no rows are restored, and the tables that it refers to are filled.
         assert said == [
-            "s2: foreign keys refer to empty tables that are not restored; a row with such a key ends the restore after"
-            " the load: item_n_fkey of public.item to public.kind"
+            "s2: foreign keys reference empty tables that are not restored; a row with such a key ends the restore"
+            " after the load: item_n_fkey of public.item to public.kind"
         ]
         with pytest.raises(ForeignKeyViolatedError, match="item_n_fkey"):
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())

@@ -214,7 +214,7 @@ def test_rows_in_a_schema_that_took_the_name_of_another_are_noticed(place: Place
     )
     replica = "SET session_replication_role = replica"
     exchange = f"{replica}; ALTER SCHEMA public RENAME TO real; CREATE SCHEMA public; {copies}"
-    with pytest.raises(TablesUnfitError, match=r"node s2: .*were replaced since the restore began to fill them"):
+    with pytest.raises(TablesUnfitError, match=r"node s2: .*were replaced after the restore began to fill them"):
         load(place, acting_at(RestoreCrashPoint.LOADING, lambda: execute(filled.dsn, exchange), SHARDS))
     execute(filled.dsn, f"{replica}; DROP SCHEMA public CASCADE; ALTER SCHEMA real RENAME TO public")
     abandon(place)
@@ -231,7 +231,7 @@ def test_tables_at_the_other_ends_of_keys_are_not_waited_for_without_end(
 
     # Rows are counted, and writers waited for, before this point.
     error = in_use_by(place, filled.dsn, lock, RestoreCrashPoint.INDEXING)
-    assert re.match(r"node s2: .*at the other ends of their foreign keys locked", error.message)
+    assert re.match(r"node s2: .*others have locked tables that their foreign keys connect them to", error.message)
     resume(place)
     assert_filled(place)
 

@@ -63,9 +63,9 @@ def interrupted(place: Place, point: RestoreCrashPoint) -> tuple[StoppedError, W
 def test_before_the_decision_all_is_removed_and_no_database_is_closed(place: Place, point: RestoreCrashPoint) -> None:
     with old_databases(place):
         error, watching = interrupted(place, point)
-        assert error.message == "everything that the restore had made is removed"
+        assert error.message == "everything that the restore had created is removed"
         assert "unfinished" not in error.details
-        assert watching.notes[-1] == "the restore is undone: the databases that it made are dropped"
+        assert watching.notes[-1] == "the restore is undone: the databases that it created are dropped"
         assert place.states() == ["old"] * SHARDS
         assert open_restores(place) == []
         assert_old(place)

@@ -53,7 +53,7 @@ def test_three_shards_become_one_database(place: RoutedPlace) -> None:
     assert report.left_out == []
     said = " / ".join(report.remarks)
     assert "furthest" in said
-    assert "added up" in said
+    assert "combined" in said
     assert "public.log" in said
 
 

@@ -1,6 +1,6 @@
-"""The baseline: the identities of all nodes, so that a chain is never continued on another node.
+"""The baseline: the identities of all nodes, so that a chain is never continued on a different node.
 
-It is read at the full snapshot, stored in its commit, and compared before every increment.
+The full snapshot reads the baseline and stores it in its commit; every increment compares it first.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ SELECT (pg_control_system()).system_identifier::text,
   FROM pg_database d WHERE d.datname = current_database()
 """
 
-# The most telling first: an upgrade changes the system identifier too, and another server has another database.
+# The most informative reason comes first: an upgrade changes the system identifier too, for example.
 CHANGE_REASONS = {
-    "backup_of": "fleet.toml gives the node another role",
-    "database": "the dsn in fleet.toml names another database",
+    "backup_of": "fleet.toml gives the node a different role",
+    "database": "the dsn in fleet.toml names a different database",
     "server_version": "the server was upgraded",
-    "system_identifier": "another server answers at its dsn",
+    "system_identifier": "a different server answers at its dsn",
     "timeline": "a standby was promoted, or the server was restored to a point in time",
     "database_oid": "the database was dropped and created again, or a restore replaced it",
 }
 
 
 class BaselineChangedError(RefusedError):
-    """A node is not the one that the full snapshot was taken from."""
+    """A node is not the node that the full snapshot was taken from."""
 
 
 class FleetTopologyError(RefusedError):
-    """fleet.toml gives a node another role, primary or standby, than it has."""
+    """A node's role, primary or standby, differs from fleet.toml."""
 
 
 class NodeIdentity(Record, frozen=True):
     """The identity of one node, as stored in a commit's baseline.
 
-    `collate` and `ctype` are the libc locales; `locale` is the locale of another provider.
+    `collate` and `ctype` are the libc locales; `locale` is the locale of the ICU or builtin provider.
     """
 
     node: str
@@ -90,7 +90,7 @@ class NodeIdentity(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FoundNode:
-    """The answer of a running node. `process` identifies its server process: start time and port."""
+    """A running node's answer. `process` identifies its server process by start time and port."""
 
     identity: NodeIdentity
     process: str
@@ -109,12 +109,12 @@ def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
 
 
 def can_decode(identity: NodeIdentity) -> bool:
-    """Whether the node can decode its WAL: a standby can since PostgreSQL 16."""
+    """Whether the node can decode its WAL; standbys can since PostgreSQL 16."""
     return not identity.in_recovery or identity.server_version >= STANDBY_DECODING_VERSION
 
 
 def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) -> None:
-    """Raise FleetTopologyError unless every node has the role that fleet.toml gives it, on a server of its own."""
+    """Raise FleetTopologyError unless every node is a separate server in the role that fleet.toml gives it."""
     seen: dict[str, str] = {}
     for node in nodes:
         found_node = nodes_found[node.id]
@@ -122,7 +122,7 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
         if server in seen:
             raise FleetTopologyError(
                 f"nodes {seen[server]} and {node.id} are the same server",
-                hint="give every node in fleet.toml a server of its own",
+                hint="give every node in fleet.toml a separate server",
                 details={"nodes": [seen[server], node.id]},
             )
         seen[server] = node.id
@@ -133,22 +133,22 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
     problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
     ends_chain = ChainEnd.NO
     if node.backup_of is None and identity.in_recovery:
-        problem = f"node {node.id} is a standby, but a primary in fleet.toml"
+        problem = f"node {node.id} is a standby, but fleet.toml lists it as a primary"
     elif node.backup_of is not None:
         primary = identities[node.backup_of]
         if not identity.in_recovery:
-            problem = f"node {node.id} is not a standby, but backup_of {node.backup_of} in fleet.toml"
+            problem = f"node {node.id} is not a standby, but fleet.toml says backup_of = {node.backup_of}"
             hint = (
-                f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or enter it there as the"
-                f" primary that it is now, and then {NEW_CHAIN}"
+                f"make it a standby of {node.backup_of} again; or remove it from fleet.toml or list it there as a"
+                f" primary, and then {NEW_CHAIN}"
             )
             ends_chain = ChainEnd.PERHAPS
         elif identity.system_identifier != primary.system_identifier:
-            problem = f"node {node.id} is a standby of another primary, not of {node.backup_of}"
+            problem = f"node {node.id} is a standby of a different primary, not of {node.backup_of}"
         elif identity.database_oid != primary.database_oid:
             problem = (
-                f"node {node.id}: its database {identity.database} is not the one of {node.backup_of} (oid"
-                f" {identity.database_oid}, but {primary.database_oid} on the primary)"
+                f"node {node.id}: its database {identity.database} is not a copy of {node.backup_of}'s: its oid is"
+                f" {identity.database_oid}, but {primary.database_oid} on the primary"
             )
             hint = "wait until the standby has caught up with its primary, or correct the dsn in fleet.toml"
     if not problem and identity.server_version < SERVER_VERSION_MIN:
@@ -161,10 +161,11 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
 def check_presence(
     was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
 ) -> tuple[Node, ...]:
-    """The nodes in fleet.toml that the full snapshot has copies of; contacts nothing.
+    """Return the nodes in fleet.toml that the full snapshot contains copies of, without contacting any.
 
-    A snapshot of primaries alone ignores standbys; those in `too_old`, as (primary, standby), were left out and never
-    matter. Raises BaselineChangedError if a node was added or removed, or has another role in fleet.toml.
+    A snapshot of primaries alone ignores standbys. The standbys in `too_old`, as (primary, standby), were left out of
+    the snapshot and are ignored. Raises BaselineChangedError if a node was added or removed, or if its role in
+    fleet.toml has changed.
     """
     listed = {node.id: node for node in fleet.nodes}
     only_primaries = all(identity.backup_of is None for identity in was.values())
@@ -181,7 +182,7 @@ def check_presence(
 
 
 def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdentity]) -> None:
-    """Raise BaselineChangedError naming the first node and property that differ; both must have the same nodes."""
+    """Raise BaselineChangedError naming the first node and property that differ; `was` and `now` have the same keys."""
     for node in sorted(was):
         before, after = fields_of(was[node]), fields_of(now[node])
         for name in (*CHANGE_REASONS, *(name for name in before if name not in CHANGE_REASONS)):
@@ -195,7 +196,7 @@ def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
 
 def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
     what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
-    # These two describe the node itself, the others its properties.
+    # "presence" and "backup_of" describe the node itself, all other names its properties.
     subject = "it" if name in ("presence", "backup_of") else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
     return BaselineChangedError(

@@ -1,8 +1,8 @@
 """The clocks of the primaries, compared with each other and with the clock of this machine.
 
-Retention, leases, and the times of cuts and of operations need one right time. The primaries' transactions have the
-times of the primaries' clocks, so those count. If they differ too much from each other, more than half of them must
-agree, or of all with this machine's. Where no such group is, none can be believed.
+Retention, leases, and the times of cuts and operations need one trustworthy clock. The primaries' clocks take
+precedence, because they stamp the transactions. If they differ too much from each other, a majority of them must agree,
+or else a majority of all clocks including this machine's. Without a majority, no clock is trusted.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from cutline.storage.errors import ChainEnd, RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# From here on a clock of this machine that differs is corrected. A smaller difference, and the time of a message, is
-# no error.
+# This machine's clock is corrected if it is off by more. Smaller differences, and network latency, are not errors.
 OFF_SECONDS_MAX = 1.0
-# Clocks that differ by more do not agree. Kerberos allows as much; leases allow more.
+# Clocks that differ by more do not agree. Kerberos allows the same difference; leases allow more.
 AGREE_SECONDS_MAX = 300.0
 NODES_SHOWN_MAX = 3
-# What Python's times end at.
+# The latest time that Python can represent.
 LATEST_SECONDS = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 CLOCK_QUERY = "SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8"
 
-# By how much the machine's clock was wrong when that was last told.
+# The error of this machine's clock when it was last reported.
 _told_seconds = 0.0
 
 
 class ClocksDifferError(RefusedError):
-    """The clocks of the nodes and of this machine differ so much that none of them can be believed."""
+    """The clocks of the nodes and of this machine differ so much that none of them can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A node's time, read at some moment between `asked_at` and `answered_at`, which are by this machine's clock.
+    """A node's time, read at some moment between `asked_at` and `answered_at` of this machine's clock.
 
-    `steady` is the count of `steady_seconds` when it was answered.
+    `steady` is the value of `steady_seconds` when the answer arrived.
     """
 
     node: str
@@ -53,26 +52,26 @@ class ClockReading:
 
     @property
     def ahead_seconds(self) -> float:
-        """By how much it is ahead of this machine's clock, as if it was read in the middle."""
+        """The node's lead over this machine's clock, assuming that it was read midway between the two times."""
         return (self.least_seconds + self.most_seconds) / 2
 
     @property
     def least_seconds(self) -> float:
-        """By how much it is ahead of this machine's clock at least."""
+        """The least possible lead over this machine's clock."""
         return (self.time - self.answered_at).total_seconds()
 
     @property
     def most_seconds(self) -> float:
-        """By how much it is ahead of this machine's clock at most."""
+        """The greatest possible lead over this machine's clock."""
         return (self.time - self.asked_at).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What clocks agree on: by how much the right time is ahead of this machine's clock, 0 if that is right.
+    """The time that clocks agree on, as its lead over this machine's clock: 0 if that clock is right.
 
-    `nodes` are those whose clocks agree; there may be none if this machine's is believed. `middle` is the reading that
-    stands for them if this machine's clock is wrong.
+    `nodes` are the nodes whose clocks agree, perhaps none if this machine's clock is trusted. `middle` is the reading
+    to use if this machine's clock is wrong.
     """
 
     ahead_seconds: float
@@ -81,7 +80,7 @@ class Agreement:
 
 
 def read_clock(node: str, connection: psycopg.Connection[Any]) -> ClockReading:
-    """Read the clock of the node that the session is on."""
+    """Read the clock of the session's node."""
     asked_at = machine_now()
     row = connection.execute(CLOCK_QUERY).fetchone()
     if row is None:
@@ -90,16 +89,15 @@ def read_clock(node: str, connection: psycopg.Connection[Any]) -> ClockReading:
 
 
 def time_of_epoch(seconds: float) -> datetime:
-    """The time of a server's clock, given in seconds since 1970."""
+    """Convert a server's clock from seconds since 1970."""
     return datetime.fromtimestamp(min(seconds, LATEST_SECONDS), UTC)
 
 
 def find_agreement(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
-    """The agreement of the clocks, None if too few agree.
+    """Return the agreement of the clocks, or None if too few agree.
 
-    Clocks that are before `not_before` are wrong, and don't count.
-
-    More than half of the nodes' clocks must agree; else more than half of all, with this machine's.
+    Clocks that are before `not_before` are wrong and are ignored. A majority of the nodes' clocks must agree, or else a
+    majority of all clocks including this machine's.
     """
     now = max((reading.answered_at for reading in readings), default=machine_now())
     least = (not_before - now).total_seconds() - AGREE_SECONDS_MAX if not_before else float("-inf")
@@ -125,7 +123,7 @@ def _agree(ahead_seconds: float, group: Collection[ClockReading]) -> bool:
 
 
 def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) -> list[ClockReading]:
-    """The nodes of the largest group of clocks that agree, this machine's counted if it is given."""
+    """Return the nodes of the largest group of clocks that agree, counting this machine's if it is given."""
     groups: list[tuple[int, list[ClockReading]]] = []
     for first in (*(node.ahead_seconds for node in nodes), *machine):
         group = [node for node in nodes if first <= node.ahead_seconds <= first + AGREE_SECONDS_MAX]
@@ -134,12 +132,12 @@ def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) 
 
 
 def use_clocks(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
-    """Let this process have the time that the clocks agree on; return what that is, None if they don't agree."""
+    """Set this process's time to the time that the clocks agree on; return their agreement, None without one."""
     agreement = find_agreement(readings, not_before)
     if agreement is not None and (middle := agreement.middle) is not None:
         set_time(middle.answered_at + timedelta(seconds=middle.ahead_seconds), middle.steady)
     elif agreement is None and not_before is not None and not_before > machine_now():
-        # It is at least so late.
+        # The present is at least that late.
         set_time(not_before, steady_seconds())
     else:
         follow_machine()
@@ -149,7 +147,7 @@ def use_clocks(readings: Collection[ClockReading], not_before: datetime | None =
 def note_clocks(
     readings: Collection[ClockReading], progress: Progress, not_before: datetime | None = None
 ) -> Agreement | None:
-    """As `use_clocks`; note if the machine's clock is wrong, or if none can be believed."""
+    """Call `use_clocks`; note if this machine's clock is wrong, or if no clock can be trusted."""
     agreement = use_clocks(readings, not_before)
     if agreement is None:
         agree = find_agreement(readings) is not None
@@ -160,7 +158,7 @@ def note_clocks(
 
 
 def _note_machine(agreement: Agreement, progress: Progress) -> None:
-    """Note if this machine's clock is wrong, once for each difference."""
+    """Note if this machine's clock is wrong, and again only if the difference changes."""
     global _told_seconds  # the state of this process
     if abs(agreement.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
         _told_seconds = agreement.ahead_seconds
@@ -175,7 +173,7 @@ def _note_machine(agreement: Agreement, progress: Progress) -> None:
 
 
 def note_late_clock(cut_at: datetime, progress: Progress) -> None:
-    """Note if this cut was made at a time that is still to come, and continue: for commands that ask no node."""
+    """Note if the time of the cut is in the future, and continue: for commands that contact no node."""
     if cut_at - utc_now() > timedelta(seconds=AGREE_SECONDS_MAX):
         progress.note(_differ_text((), cut_at, are_too_early=True))
         set_time(cut_at, steady_seconds())
@@ -184,9 +182,9 @@ def note_late_clock(cut_at: datetime, progress: Progress) -> None:
 def check_clocks(
     readings: Collection[ClockReading], progress: Progress, not_before: datetime | None = None
 ) -> Agreement:
-    """As `note_clocks`; raise ClocksDifferError if no clock can be believed.
+    """Call `use_clocks`; raise ClocksDifferError if no clock can be trusted.
 
-    `not_before` is when the last cut was made, so that the time is later.
+    `not_before` is the time of the last cut.
     """
     agreement = use_clocks(readings, not_before)
     if agreement is not None:
@@ -209,14 +207,14 @@ def check_clocks(
 
 
 def _differ_text(readings: Collection[ClockReading], not_before: datetime | None, *, are_too_early: bool) -> str:
-    """Why none can be believed; `are_too_early`: they agree, but are before the last cut."""
+    """Say why no clock can be trusted. `are_too_early`: the clocks agree, but are before the last cut."""
     machine = f"{_shown(machine_now())} by the clock of this machine"
     shown = ", ".join(
         [*(f"{_shown(reading.time)} by the clock of node {reading.node}" for reading in readings), machine]
     )
     if not_before is not None and (are_too_early or not readings):
         return f"a cut was made at {_shown(not_before)}, but now it is {shown}"
-    return f"the clocks differ, and none can be believed: it is {shown}"
+    return f"the clocks differ, and none can be trusted: it is {shown}"
 
 
 def _shown(moment: datetime) -> str:
@@ -224,7 +222,7 @@ def _shown(moment: datetime) -> str:
 
 
 def _difference_text(seconds: float) -> str:
-    """How long: in days, hours or minutes if there are at least two, else in seconds."""
+    """Format a difference in the largest of days, hours and minutes that gives at least two, else in seconds."""
     whole = abs(seconds)
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if whole >= 2 * size:

@@ -1,10 +1,10 @@
-"""Report databases that were made with another version of their collation than the server's library has now.
+"""Report databases whose collation version has changed in the server's library since the database was created.
 
-Indexes over text may then be in another order than the server expects. Copies do not depend on it; queries do. The
-server says so to every session; Cutline once, at `init` and with a full snapshot.
+Indexes over text may then be in a different order than the server expects, so queries may return wrong results. Copies
+do not depend on that order. The server warns every session; Cutline warns at `init` and with a full snapshot.
 
-A standby has its primary's indexes, and gets them anew when the primary's are: there, only another library than the
-primary's is to be mended.
+A standby replicates its primary's indexes, including a REINDEX. So on a standby the only thing to fix is a library that
+differs from its primary's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cutline.fleet.progress import Progress
 from cutline.nodes.problems import quote
 from cutline.nodes.sessions import Sessions, in_parallel
 
-# A collation has no versions in some libraries (musl), and some have none in any (C).
+# Some libraries (musl) have no collation versions, and some collations (C) have none in any library.
 NONE = "none"
 VERSIONS_QUERY = f"""
 SELECT datname, coalesce(recorded, '{NONE}'), coalesce(actual, '{NONE}')
@@ -30,7 +30,7 @@ SELECT datname, coalesce(recorded, '{NONE}'), coalesce(actual, '{NONE}')
 
 
 class CollationVersions(NamedTuple):
-    """The version of a database's collation: as it was when the database was made, and that of its server's library."""
+    """A database's collation version: as recorded when the database was created, and in its server's library."""
 
     database: str
     recorded: str
@@ -38,7 +38,7 @@ class CollationVersions(NamedTuple):
 
 
 def note_collation_versions(sessions: Sessions, progress: Progress) -> None:
-    """Note the nodes whose library has another collation version than their database, and what mends it."""
+    """Note the nodes whose library's collation version differs from their database's, with the remedy."""
     answers = in_parallel(lambda node: _read(sessions.connections[node.id]), sessions.nodes)
     versions = {node.id: answer for node, answer in zip(sessions.nodes, answers, strict=True) if answer is not None}
     for node in sessions.nodes:
@@ -52,7 +52,7 @@ def _read(connection: psycopg.Connection[Any]) -> CollationVersions | None:
 
 
 def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> str:
-    """The repair that the node needs, "" if none; `versions` are by node, for nodes whose collation has any."""
+    """Say what differs and how to repair it, "" if nothing; `versions` has the nodes whose collation has a version."""
     own, primary = versions.get(node.id), versions.get(node.shard)
     if own is None or primary is None:
         return ""
@@ -60,21 +60,21 @@ def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> st
         if own.actual == primary.actual:
             return ""
         return (
-            f"node {node.id}: its library has collation version {own.actual}, that of its primary {primary.actual}:"
-            " queries over text may find other rows than there; let this standby have the library of its primary"
+            f"node {node.id}: its library has collation version {own.actual}, its primary's has {primary.actual}:"
+            " queries over text may find different rows; install the primary's version of the library on this standby"
         )
     if own.recorded == own.actual:
         return ""
     name = quote(own.database)
     refresh = f"ALTER DATABASE {name} REFRESH COLLATION VERSION;"
     if NONE in (own.recorded, own.actual):
-        # The server refuses the other statement (dbcommands.c, AlterDatabaseRefreshColl).
+        # The server refuses REFRESH COLLATION VERSION (dbcommands.c, AlterDatabaseRefreshColl).
         refresh = (
             "as a superuser: UPDATE pg_database SET datcollversion = pg_database_collation_actual_version(oid)"
             " WHERE datname = current_database();"
         )
     return (
-        f"node {node.id}: database {own.database} was made with collation version {own.recorded}, its server's"
-        f" library has {own.actual}: indexes over text may be in another order; in that database: REINDEX DATABASE"
-        f" {name}; {refresh}"
+        f"node {node.id}: database {own.database} was created with collation version {own.recorded}, but its server's"
+        f" library has {own.actual}: indexes over text may be in the wrong order; in that database, run: REINDEX"
+        f" DATABASE {name}; {refresh}"
     )

@@ -1,15 +1,16 @@
 """Connections to nodes. All sessions have the same settings, so that a value always has the same text.
 
-A session asks for its settings when it begins, by the startup parameter `options`. A server applies them or refuses the
-session. A connection pooler between may drop them, and a login trigger may set others: so each session is asked once.
-
-A session of a pooler tells another process id when it begins than its server does when it is asked: poolers make up
-the key with which their clients cancel queries. A pooler that gives each transaction any of its server's sessions
-(PgBouncer: pool_mode = transaction) can't be used: settings, locks and prepared statements don't last. A pooler that
-hands sessions on as they are left would give ours to the application.
-
 COPY and logical decoding print values under the session's settings: a row read by COPY and the same row read from WAL
-have the same bytes only because both sessions are opened here. Each is asked once whether it has them.
+have the same bytes only because both sessions are opened here.
+
+A session requests its settings when it begins, in the startup parameter `options`. A server applies them or refuses the
+session. A connection pooler in between may drop them, and a login trigger may change them, so every new session is
+queried once to verify them.
+
+Behind a pooler, the process id reported when the session begins differs from the server's pg_backend_pid(), because
+poolers make up the key with which their clients cancel queries. A pooler that may run each transaction in a different
+server session (PgBouncer: pool_mode = transaction) can't be used: settings, locks and prepared statements don't last.
+A pooler that does not reset sessions before it reuses them would pass ours on to the application.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.storage.process_limits import OPEN_FILES_HINT as OPEN_FILES
 from cutline.storage.process_limits import TooLittleMemoryError, are_few_left, is_used_up
 
-# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"), each as the server shows
-# it. search_path is one: regclass and similar types print a schema only if it is not in the path. With
-# row_security=off a query that policies would filter fails, instead of silently copying less.
+# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"), with values in the form
+# that the server shows. search_path matters because regclass and similar types print a schema only if it is not in the
+# path. With row_security=off a query that policies would filter fails, instead of silently copying less.
 PINNED_SETTINGS = {
     "datestyle": "ISO, YMD",
     "intervalstyle": "postgres",
@@ -53,7 +54,7 @@ PINNED_SETTINGS = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "xmlbinary": "base64",
-    # Settings that change how a value is read: with others, only a document would be XML, and {NULL} one string.
+    # Settings that change how a value is read: otherwise XML would have to be a document, or {NULL} contain a string.
     "xmloption": "content",
     "array_nulls": "on",
     "standard_conforming_strings": "on",
@@ -71,23 +72,23 @@ PINNED_SETTINGS = {
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
     "default_tablespace": "",
-    # Each commit would wait for a synchronous standby that is away.
+    # With "on", each commit would wait for a synchronous standby that is down.
     "synchronous_commit": "local",
-    # With "on", the planner would run functions in CHECK constraints of a table that is copied in ranges.
+    # With "on", the planner would run functions in the CHECK constraints of a table that is copied in ranges.
     "constraint_exclusion": "partition",
     # Compiling a long catalog query takes longer than running it.
     "jit": "off",
-    # The server ends a session whose client is gone, even during a query, and releases its locks and slots.
+    # The server ends a session whose client has disconnected, even during a query, and releases its locks and slots.
     "client_connection_check_interval": "2s",
 }
-# A session over a Unix socket does not have them, and shows 0.
+# Over a Unix socket these settings show 0.
 KEEPALIVES = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
-# A role may have a setting that makes its sessions act as another role. Privileges would be checked for that role,
-# and granted to it. The dsn may name a role in its own options.
+# ALTER ROLE … SET role makes a role's sessions act as a different role. Privileges would be checked for that role, and
+# granted to it. The dsn may name a role in its own options.
 ROLE = {"role": "none"}
-# Since 17, and older servers refuse a session that asks for it when it begins.
+# Servers before 17 refuse a session that requests this setting in `options`.
 LATER_SETTINGS = {"transaction_timeout": "0"}
-# The settings that a restore asks for, too.
+# Additional settings that a restore requests.
 ASKED_ALSO = ("role", "session_replication_role")
 # The settings that a dump depends on and pg_dump does not set itself (pg_dump.c, setup_connection).
 DUMP_SETTINGS = (
@@ -102,7 +103,10 @@ OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
 
 
 class SessionState(NamedTuple):
-    """The answer of a session: its server process, the settings that it lacks, and its server if that was asked."""
+    """A session's answer: its server process, the settings that it lacks with their wanted values, and its server.
+
+    `server` is None if the query did not ask for it.
+    """
 
     process: int
     lacking: dict[str, str]
@@ -110,19 +114,22 @@ class SessionState(NamedTuple):
 
 
 def startup_options(given: str) -> str:
-    """The startup parameter `options` with the pinned settings; of the `given` options only the role counts more."""
+    """Return the startup parameter `options` with the pinned settings, which override the `given` options.
+
+    Only a role among the `given` options takes precedence.
+    """
     pinned = " ".join(option(name, value) for name, value in (PINNED_SETTINGS | KEEPALIVES).items())
     return " ".join(part for part in (option("role", ROLE["role"]), given.strip(), pinned) if part)
 
 
 def option(name: str, value: str) -> str:
-    """A setting in the form of the startup parameter `options`; of several with the same name the last counts."""
+    """Write a setting for the startup parameter `options`, where the last of several with the same name counts."""
     escaped = re.sub(r"([\\\s])", r"\\\1", value)
     return f"-c {name}={escaped}"
 
 
 def read_options(options: str) -> dict[str, str]:
-    """The settings in the startup parameter `options`, the last of each name (PostgreSQL manual, "postgres")."""
+    """Parse the startup parameter `options`; the last setting of a name counts (PostgreSQL manual, "postgres")."""
     words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
     found: dict[str, str] = {}
     for number, word in enumerate(words):
@@ -133,17 +140,17 @@ def read_options(options: str) -> dict[str, str]:
 
 
 def wanted_settings(conninfo: str) -> dict[str, str]:
-    """The settings of a session that is opened by this connection string, with those that are set after it began."""
+    """Return the settings of a session with this connection string, including those that are set after it begins."""
     parameters = conninfo_to_dict(conninfo)
     encoding = {"client_encoding": str(parameters["client_encoding"])} if parameters.get("client_encoding") else {}
     return read_options(str(parameters.get("options") or "")) | LATER_SETTINGS | encoding
 
 
 def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
-    """The query for the state of a session, which `read_state` reads.
+    """Return the query for the state of a session, for `read_state`.
 
-    Until it has answered, the session may have any search_path, so it uses no operator, and of functions those of
-    pg_catalog alone: a role that may create functions in this database could have made better matches of others.
+    The session's search_path is not known yet. So the query uses no operators, and only functions qualified with
+    pg_catalog: a role that may create functions in this database could have created better matches for others.
     """
     server = "(pg_catalog.pg_control_system()).system_identifier, pg_catalog.pg_is_in_recovery()"
     settings = "".join(f", pg_catalog.current_setting('{name}', true)" for name in _asked(wanted))
@@ -151,9 +158,9 @@ def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
 
 
 def read_state(row: Sequence[Any], wanted: Mapping[str, str]) -> SessionState:
-    """The state that the row of `state_query` describes."""
+    """Read the state of a session from the row of `state_query`."""
     process, system_identifier, in_recovery, *values = row
-    # A server that does not know a setting shows nothing.
+    # A setting that the server does not know is NULL.
     lacking = {
         name: wanted[name]
         for name, value in zip(_asked(wanted), values, strict=True)
@@ -169,8 +176,8 @@ def _asked(wanted: Mapping[str, str]) -> list[str]:
 
 
 def set_query(settings: Mapping[str, str]) -> str:
-    """The query that sets the settings for the rest of the session; like `state_query`, it trusts no search_path."""
-    # The role comes last: another one may not set what ours may.
+    """Return the query that sets the settings for the rest of the session; it trusts no search_path either."""
+    # The role is set last: the new role might not be allowed to change the other settings.
     ordered = sorted(settings.items(), key=lambda one: one[0] == "role")
     return "SELECT " + ", ".join(
         f"pg_catalog.set_config({_literal(name)}, {_literal(value)}, false)" for name, value in ordered
@@ -178,25 +185,25 @@ def set_query(settings: Mapping[str, str]) -> str:
 
 
 def _literal(text: str) -> str:
-    # In this form, backslashes mean the same under any standard_conforming_strings.
+    # In an E'' string, backslashes mean the same under any standard_conforming_strings.
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'"
 
 
-# The numbers of this process's open files, on Linux and elsewhere.
+# Lists the numbers of this process's open files, on Linux and elsewhere.
 DESCRIPTORS = Path("/dev/fd")
 
 CANCEL_SECONDS_MAX = 5.0
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-# The open connections of this process, and their servers; and the addresses at which servers were reached.
+# The servers of this process's open connections, and the addresses at which each server was reached.
 _open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
 _addresses: dict[str, set[Any]] = {}
 _open_lock = threading.Lock()
 
 
 def remember_open(connection: psycopg.Connection[Any], node: Node) -> None:
-    """Let shut_down_sessions find the connection, and the server's address."""
+    """Register the connection and the server's address for shut_down_sessions."""
     server = _server_of(node)
     with _open_lock, suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as handle:
         _open[connection] = server
@@ -204,7 +211,7 @@ def remember_open(connection: psycopg.Connection[Any], node: Node) -> None:
 
 
 def shut_down(connection: AnyConnection) -> None:
-    """End the connection, from any thread: a thread that waits for its answer gets an OperationalError at once."""
+    """End the connection. May be called from any thread: a thread waiting on the connection gets OperationalError."""
     try:
         handle = socket.socket(fileno=os.dup(connection.fileno()))
     except (OSError, psycopg.Error):
@@ -216,7 +223,10 @@ def shut_down(connection: AnyConnection) -> None:
 
 
 def cancel_statements() -> None:
-    """Cancel the statements of this process's sessions, from any thread; a request before its statement is lost."""
+    """Cancel the running statements of this process's sessions. May be called from any thread.
+
+    A request that arrives before the statement begins has no effect.
+    """
     with _open_lock:
         running = [session for session in _open if session.pgconn.transaction_status == TransactionStatus.ACTIVE]
     for connection in running:
@@ -225,9 +235,9 @@ def cancel_statements() -> None:
 
 
 def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
-    """End all connections of this process to the server of `node`, also those of drivers that don't show theirs.
+    """End all connections of this process to the server of `node`, even connections of drivers that hide their sockets.
 
-    Those `kept` stay; only the thread that calls this may close them.
+    The connections `kept` stay open; only the calling thread may close them.
     """
     server, spared = _server_of(node), set(kept)
     with _open_lock:
@@ -242,9 +252,9 @@ def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ())
 
 
 def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) -> None:
-    """Shut the descriptor down if it is a socket connected to any of these addresses, and not `spared`."""
+    """Shut the descriptor down if it is a socket connected to one of these addresses, unless its inode is `spared`."""
     with suppress(OSError):
-        # A copy: the number may belong to another file by now, the copy does not change.
+        # Use a copy: the number may soon belong to a different file, but the copy does not change.
         copy = os.dup(descriptor)
         try:
             handle = socket.socket(fileno=copy)
@@ -258,7 +268,7 @@ def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) 
 
 @contextmanager
 def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Limit the time of the block: shut the connection down if the block still runs after `seconds`."""
+    """Shut the connection down if the block still runs after `seconds`."""
     timer = threading.Timer(seconds, shut_down, [connection])
     timer.daemon = True
     timer.start()
@@ -269,29 +279,29 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
 
 
 def _server_of(node: Node) -> str:
-    """The node's dsn without database and settings: if a server stops answering, it does so for all its sessions."""
+    """Return the node's dsn without database and settings: a server that stops answering does so for all sessions."""
     given = conninfo_to_dict(node.dsn)
     return make_conninfo("", **{key: value for key, value in given.items() if key not in ("dbname", "options")})
 
 
-# Bare sessions of the pooler, in which nothing is set.
+# Opens a session through the pooler without setting anything.
 Open = Callable[[], psycopg.Connection[Any]]
 
 PROCESS_QUERY = "SELECT pg_catalog.pg_backend_pid()"
-# A pooler hands out the idle session of its server that was used last, or first, or any: while this many others are
-# held, a session that is not kept has to change.
+# A pooler hands out its most recently used idle server session, its least recently used, or any. While this many other
+# sessions are held, a client that shares server sessions is sure to get a different one.
 HELD = 3
 # A pooler resets a session in the background.
 RESET_TRIES, RESET_SECONDS = 3, 0.05
 ANSWER_SECONDS_MAX = 15.0
 POOLER_SECONDS_MAX = "2"
 LEFT_SETTING = "cutline.left"
-# PgBouncer answers so at its own database, to those who may not administer it.
+# PgBouncer's admin database, and its answer to users who may not administer it.
 CONSOLE, CONSOLE_REFUSAL = "pgbouncer", "not allowed"
 PGBOUNCER, UNKNOWN = "PgBouncer", "a connection pooler"
-# The messages of poolers about a startup parameter: PgBouncer; RDS Proxy.
+# The messages of PgBouncer and of RDS Proxy that refuse a startup parameter.
 REFUSALS = ("unsupported startup parameter", "command-line options")
-DIRECT = "let the dsn name the server itself: PostgreSQL's own host and port"
+DIRECT = "point the dsn at the server itself: PostgreSQL's own host and port"
 
 
 class SessionUnfitError(RefusedError):
@@ -299,26 +309,26 @@ class SessionUnfitError(RefusedError):
 
 
 _checked: dict[str, str] = {}
-# One for each of these: a pooler that does not answer holds up no other node.
+# One lock per dsn, so that a pooler that does not answer holds up no other node.
 _locks: dict[str, threading.Lock] = {}
 _checking = threading.Lock()
 
 
 def refuses_options(error: Exception) -> bool:
-    """Whether a pooler refused the connection because it asks for settings."""
+    """Whether a pooler refused the connection because it requests settings."""
     text = str(error)
     return "options" in text and any(sign in text for sign in REFUSALS)
 
 
 def refuses_replication(error: Exception) -> bool:
-    """Whether a pooler refused the connection because it asks for replication commands."""
+    """Whether a pooler refused the connection because it requests replication commands."""
     return f"{REFUSALS[0]}: replication" in str(error)
 
 
 def check_keeps(node: Node, open_session: Open) -> None:
-    """Raise SessionUnfitError unless the pooler before `node` keeps sessions, and resets those that it hands on.
+    """Raise SessionUnfitError unless the pooler in front of `node` keeps sessions, and resets them before reuse.
 
-    A process asks this once of each dsn.
+    A process checks each dsn once.
     """
     key = _key(node)
     with _checking:
@@ -332,21 +342,21 @@ def check_keeps(node: Node, open_session: Open) -> None:
         raise unfit_error(node, problem, f"{DIRECT}; or {remedy}")
 
 
-# By fault: the pooler's behaviour, and the remedy.
+# For each fault, the pooler's behaviour and the remedy.
 FAULTS = {
     "shares": (
-        "gives each transaction any of the server's sessions, so that settings and locks don't last",
-        "give this database pool_mode = session in the pooler",
+        "may run each transaction in a different server session, so that settings and locks don't last",
+        "set pool_mode = session for this database in the pooler",
     ),
     "leaves": (
-        "hands sessions on without resetting them, so that locks and settings would reach other clients",
+        "reuses sessions without resetting them, so that locks and settings would reach other clients",
         "set server_reset_query = DISCARD ALL in the pooler",
     ),
 }
 
 
 def unfit_error(node: Node, problem: str, hint: str = DIRECT) -> SessionUnfitError:
-    """The error that names the node, the pooler and the pooler's behaviour."""
+    """Return the error that names the node, the pooler and the pooler's behaviour."""
     pooler = name_pooler(node)
     return SessionUnfitError(
         f"node {node.id}: its dsn leads to {pooler}, which {problem}",
@@ -356,7 +366,7 @@ def unfit_error(node: Node, problem: str, hint: str = DIRECT) -> SessionUnfitErr
 
 
 def name_pooler(node: Node) -> str:
-    """The name of the pooler before the node, as far as it can be told."""
+    """Return the name of the pooler in front of the node, or UNKNOWN."""
     dsn = make_conninfo(node.dsn, dbname=CONSOLE, connect_timeout=POOLER_SECONDS_MAX)
     try:
         with psycopg.connect(dsn, autocommit=True) as connection, shut_down_after(connection, ANSWER_SECONDS_MAX):
@@ -373,19 +383,19 @@ def _find_fault(open_session: Open) -> str:
 
 
 def _shares(open_session: Open) -> bool:
-    """Whether a session is given to others between two of its transactions."""
+    """Whether another client can get the server session between two transactions."""
     with ExitStack() as stack:
         own = _open_bounded(stack, open_session)
         process = _process_of(own)
         for _ in range(HELD):
             other = _open_bounded(stack, open_session)
             try:
-                # In a transaction, nobody else gets its session.
+                # During a transaction, no other client gets its server session.
                 other.execute("BEGIN")
             except psycopg.DatabaseError as error:
                 if error.sqlstate is None:
                     raise
-                # PgBouncer with pool_mode = statement.
+                # PgBouncer with pool_mode = statement refuses BEGIN.
                 return True
             if _process_of(other) == process or _process_of(own) != process:
                 return True
@@ -430,22 +440,21 @@ def _key(node: Node) -> str:
 
 
 Item = TypeVar("Item")
-# A fleet may have a thousand nodes. A query to each takes milliseconds, or waits for the same event as all others.
+# A fleet may have a thousand nodes. The query to each takes milliseconds, or all of them wait for the same event.
 THREADS_MAX = 64
 LOOK_SECONDS = 1.0
 
 
 def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) -> list[threading.Thread]:
-    """Start up to THREADS_MAX threads that do `work` on the items of `left`, one after the other; return the threads.
+    """Start up to THREADS_MAX threads that take items from `left` and call `work` on each; return the threads.
 
-    A caller that clears `left` lets them end. They are daemons: a node that accepts a connection and never answers must
-    not keep the command from ending.
+    The threads end once `left` is empty; the caller may clear it. They are daemons, because a node that accepts a
+    connection and never answers must not keep the command from ending.
     """
 
     def run() -> None:
         while True:
             try:
-                # A deque can be emptied by several threads.
                 item = left.popleft()
             except IndexError:
                 return
@@ -461,41 +470,41 @@ def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) 
 
 
 def await_futures(futures: Collection[Future[Any]], threads: Collection[threading.Thread]) -> None:
-    """Wait until the threads have set the futures. Raises TooLittleMemoryError if they end before they have."""
+    """Wait until the threads have set all futures; raise TooLittleMemoryError if they end earlier."""
     while wait(futures, LOOK_SECONDS).not_done:
         if not any(thread.is_alive() for thread in threads) and wait(futures, 0).not_done:
             raise TooLittleMemoryError("a thread has ended before its work was done")
 
 
-# Every server has this database; from there, databases are created and renamed.
+# Every server has this database. Cutline connects to it to create and rename databases.
 MAINTENANCE_DATABASE = "postgres"
 MAKE_IT = f"CREATE DATABASE {MAINTENANCE_DATABASE};"
 CONNECT_SECONDS_MAX = 10
 WITHOUT_STANDBYS = "; a full snapshot can do without standbys: snapshot create NAME --only-primary"
-# What psycopg says if libpq says nothing, as where it can open no file.
+# psycopg's message if libpq gives no reason, for example if it can't open another file.
 NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
-# Reading a view runs functions of its owner's choice under our role. The relation was planned as a table or a
-# sequence, but its owner may have put a view in its place since. The first minor version of each that can refuse to
-# read views.
+# Reading a view runs functions of its owner's choice as our role. Cutline expects a table or a sequence, but its owner
+# may have replaced it by a view since. RESTRICTION_VERSIONS has, by major version, the first minor version that can
+# refuse to read views.
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
 NO_REPLICATION = f"{DIRECT} (PgBouncer passes replication connections on since 1.23)"
-# Of the parameter replication, for an ordinary session.
+# The values of the parameter `replication` that mean an ordinary session.
 NO_REPLICATION_VALUES = (None, b"", b"0", b"f", b"n", b"false", b"no", b"off")
-ONE_SERVER = "let its dsn lead to one server: name one host; or, of several, the primary: target_session_attrs=primary"
+ONE_SERVER = "make its dsn lead to one server: name one host, or add target_session_attrs=primary to several"
 
 # The values of sslmode with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
 
-# Given to OpenSSL for a key that should not be encrypted.
+# The passphrase to give OpenSSL if the dsn names none.
 NO_PASSPHRASE = "none"
 
-# libpq's own, of a connection that ended without a word of the server.
+# libpq's message for a connection that ended without a message from the server.
 CUT_OFF = "server closed the connection unexpectedly"
-# A server's English messages about one session too many: libpq has no code of an error before the session begins.
+# A server's English messages when no connection is free: libpq reports no SQLSTATE before the session begins.
 ALL_USED = (
     "sorry, too many clients already",
     "remaining connection slots are reserved",
@@ -504,7 +513,7 @@ ALL_USED = (
 
 
 class Passage(NamedTuple):
-    """How a session reached its server: through a pooler or not, and which settings it did not have when it began."""
+    """How a session reached its server: whether through a pooler, and which settings it lacked when it began."""
 
     pooled: bool
     lacking: Mapping[str, str]
@@ -512,7 +521,7 @@ class Passage(NamedTuple):
 
 DIRECTLY = Passage(pooled=False, lacking={})
 _nodes: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
-# Of sessions that did not just begin as they should.
+# Sessions that came through a pooler or began without some of their settings.
 _passages: WeakKeyDictionary[psycopg.Connection[Any], Passage] = WeakKeyDictionary()
 
 
@@ -521,11 +530,11 @@ class NodeUnreachableError(UnreachableError):
 
 
 class NodeDisruptedError(NodeUnreachableError):
-    """A node ended a statement for lack of a resource, or for others: it succeeds later (nodes/server_errors.py)."""
+    """A node ended a statement for a reason unrelated to it; a retry can succeed (nodes/server_errors.py)."""
 
 
 class OtherServerError(NodeUnreachableError):
-    """A session reached another server than the command had found at the node's dsn."""
+    """A session reached a different server than an earlier session with the same dsn."""
 
 
 class LoginTriggerError(RefusedError):
@@ -537,7 +546,7 @@ class CopyError(UnreachableError):
 
 
 def conninfo(dsn: str, **more: str) -> str:
-    """`dsn` as a libpq connection string, with the pinned settings, timeouts and keepalives added."""
+    """Return `dsn` as a libpq connection string, with the pinned settings, timeouts and keepalives added."""
     given = conninfo_to_dict(dsn)
     defaults = {
         "connect_timeout": str(CONNECT_SECONDS_MAX),
@@ -546,9 +555,10 @@ def conninfo(dsn: str, **more: str) -> str:
         "keepalives_count": "3",
     }
     merged = defaults | {key: value for key, value in given.items() if value is not None}
-    # Without a passphrase OpenSSL would ask the terminal for that of an encrypted key, also one in the default place.
+    # Without this, OpenSSL would prompt at the terminal for the passphrase of an encrypted key, even in the default
+    # place.
     merged.setdefault("sslpassword", NO_PASSPHRASE)
-    # Others tell our sessions by their name.
+    # Other code recognizes our sessions by their application_name.
     ours = {
         "application_name": "cutline",
         "options": startup_options(str(given.get("options") or "")),
@@ -558,7 +568,7 @@ def conninfo(dsn: str, **more: str) -> str:
 
 
 def probe_conninfo(dsn: str) -> str:
-    """As `conninfo`, without settings: for sessions that only ask whether the server answers."""
+    """Return `conninfo` without settings, for sessions that only check whether the server answers."""
     return make_conninfo(conninfo(dsn), options="")
 
 
@@ -570,9 +580,9 @@ class ProgramConnection(NamedTuple):
 
 
 def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramConnection:
-    """As `conninfo`, with the password in the environment: every user of the machine can read a command line.
+    """Return `conninfo` for a program, with the password in the environment: all users can read command lines.
 
-    If `needs_tls`, because the other sessions use TLS, the program does not fall back to plaintext.
+    With `needs_tls`, set if the other sessions use TLS, the program does not fall back to plaintext.
     """
     parameters = conninfo_to_dict(conninfo(node.dsn, **more))
     if needs_tls and parameters.get("sslmode", os.environ.get("PGSSLMODE")) not in STRICT_MODES:
@@ -584,8 +594,8 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
     given = {name: value for name, value in parameters.items() if value is not None}
     if secret := next((name for name in given if name in SECRET_PARAMETERS), None):
         raise UsageError(
-            f"node {node.id}: the dsn has {secret}, which pg_dump takes only on its command line, where every user"
-            " of the machine can read it",
+            f"node {node.id}: the dsn contains {secret}, which pg_dump accepts only on its command line, where every"
+            " user of the machine can read it",
             hint="use a password, or a client key in a file that only you can read",
             details={"node": node.id},
         )
@@ -593,7 +603,7 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    """A cursor that notes the node on an error for lack of a privilege: the privilege has to be granted there."""
+    """A cursor that adds the node to errors for lack of a privilege, as a note: the grant must be run there."""
 
     def execute(self, *args: Any, **options: Any) -> Self:
         try:
@@ -604,26 +614,27 @@ class _Cursor(psycopg.Cursor[Any]):
 
 
 class _ClientCursor(_Cursor, psycopg.ClientCursor[Any]):
-    """The same, for commands that take no parameters of the protocol."""
+    """As `_Cursor`, for commands that can't take parameters in the protocol."""
 
 
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
-    """Open an autocommit session on `node`; raise NodeUnreachableError if that is not possible.
+    """Open an autocommit session on `node`.
 
-    Raises SessionUnfitError if a connection pooler in between keeps no sessions, or if a setting can't be set;
-    LoginTriggerError; and OtherServerError if another server answers than the command had found there.
+    Raises NodeUnreachableError if that is not possible, SessionUnfitError if a connection pooler in between does not
+    keep sessions or a setting can't be set, LoginTriggerError, and OtherServerError if a different server answers than
+    before.
     """
     return _begin(node, conninfo(node.dsn, **more), _Cursor)
 
 
 def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[Any]:
-    """As `connect`, but the session begins with this search_path: a script finds it as the session's default."""
+    """Open a session as `connect` does, with this search_path as the session's default."""
     options = conninfo_to_dict(conninfo(node.dsn))["options"]
     return connect(node, options=f"{options} {option('search_path', path)}", **more)
 
 
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
-    """Open a session on `node` that takes replication commands for its database; raise as `connect` does."""
+    """Open a session on `node` that takes replication commands for its database; raise the errors of `connect`."""
     asked = conninfo(node.dsn, replication="database", **more)
     session = _begin(node, asked, _ClientCursor)
     try:
@@ -631,7 +642,7 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
     except BaseException as error:
         session.close()
         if isinstance(error, psycopg.errors.SyntaxError):
-            what = "drops what asks for replication commands, which every create needs"
+            what = "drops the request for replication commands, which every create needs"
             raise unfit_error(node, what) from None
         if isinstance(error, psycopg.OperationalError):
             raise unreachable_error(node, error) from error
@@ -640,7 +651,7 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
 
 
 def _begin(node: Node, asked: str, cursors: type[_Cursor]) -> psycopg.Connection[Any]:
-    """Open a session, and let it have the settings that the connection string asks for."""
+    """Open a session, and make sure that it has the settings that the connection string requests."""
 
     def open_bare(text: str) -> psycopg.Connection[Any]:
         return psycopg.connect(text, autocommit=True, context=ADAPTERS, cursor_factory=cursors)
@@ -670,7 +681,7 @@ def _begin(node: Node, asked: str, cursors: type[_Cursor]) -> psycopg.Connection
 
 
 def _check_ordinary(node: Node, session: psycopg.Connection[Any], asked: str) -> None:
-    """Raise UsageError if the session takes replication commands unasked: a service file can't be read beforehand."""
+    """Raise UsageError if the session takes replication commands unrequested, because of libpq's service file."""
     if "replication" in conninfo_to_dict(asked):
         return
     if any(
@@ -678,26 +689,26 @@ def _check_ordinary(node: Node, session: psycopg.Connection[Any], asked: str) ->
         for parameter in session.pgconn.info
     ):
         raise UsageError(
-            f"node {node.id}: its connection service has replication, which Cutline asks for itself where it needs it",
+            f"node {node.id}: its connection service sets replication, which Cutline sets itself where needed",
             hint="remove replication from the service file",
             details={"node": node.id},
         )
 
 
 def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare: Open) -> None:
-    """Ask the session for its settings and its server, and set the missing settings; raise as `connect` does."""
+    """Query the session's settings and server, and set the missing settings; raise the errors of `connect`."""
     wanted = wanted_settings(asked)
     state = ask_state(node, session, wanted)
     check_server(node, state)
     is_replication = "replication" in conninfo_to_dict(asked)
     if pooled := session.info.backend_pid != state.process and not is_replication:
         check_keeps(node, open_bare)
-        # Others had this session before.
+        # Another client may have used this server session before.
         session.execute("DISCARD ALL")
         state = ask_state(node, session, wanted)
     if pooled or state.lacking:
         _passages[session] = Passage(pooled, dict(state.lacking))
-    # The settings that a dsn asks for beyond ours are dropped with these.
+    # A pooler that drops our settings drops the dsn's own settings as well.
     if missing := dict(wanted) if pooled and state.lacking else state.lacking:
         _set(node, session, missing)
         if still := ask_state(node, session, wanted).lacking:
@@ -705,8 +716,8 @@ def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare:
 
 
 def lacking_error(node: Node, lacking: Iterable[str]) -> SessionUnfitError:
-    """The error for a session that does not have settings although they were set."""
-    return unfit_error(node, f"does not let a session have the settings {', '.join(lacking)}")
+    """Return the error for a session that lacks settings although they were set."""
+    return unfit_error(node, f"does not keep a session's settings {', '.join(lacking)}")
 
 
 def _set(node: Node, session: psycopg.Connection[Any], settings: Mapping[str, str]) -> None:
@@ -717,7 +728,7 @@ def _set(node: Node, session: psycopg.Connection[Any], settings: Mapping[str, st
         raise
     except psycopg.Error as error:
         raise unfit_error(
-            node, f"drops settings, and the server refuses them later: {shorten_message(error)}"
+            node, f"drops settings, and the server refuses to set them later: {shorten_message(error)}"
         ) from error
 
 
@@ -726,7 +737,7 @@ def _knows_later(session: psycopg.Connection[Any]) -> bool:
 
 
 def ask_state(node: Node, session: psycopg.Connection[Any], wanted: Mapping[str, str]) -> SessionState:
-    """Ask a session for its settings, and for its server if the command has found the node's."""
+    """Query a session's settings, and its server if the node's server is known."""
     row = session.execute(state_query(wanted, asks_server=node.server is not None).encode()).fetchone()
     if row is None:
         raise RuntimeError("a query without a table returned no row")
@@ -734,40 +745,40 @@ def ask_state(node: Node, session: psycopg.Connection[Any], wanted: Mapping[str,
 
 
 def check_server(node: Node, state: SessionState) -> None:
-    """Raise OtherServerError unless the session is on the server that the command has found at the node's dsn."""
+    """Raise OtherServerError unless the session is on the node's known server."""
     if node.server is None or state.server is None:
         return
     problem = ""
     if state.server.system_identifier != node.server.system_identifier:
         problem = (
-            f"its dsn leads to more than one server: system identifier {node.server.system_identifier} before, now"
-            f" {state.server.system_identifier}"
+            "its dsn leads to more than one server: the system identifier was"
+            f" {node.server.system_identifier} and is {state.server.system_identifier}"
         )
     elif state.server.in_recovery and not node.server.in_recovery:
-        problem = "its dsn leads to the primary and to a standby: a session came to a standby"
+        problem = "its dsn leads to the primary and to a standby: a session reached a standby"
     if problem:
         raise OtherServerError(f"node {node.id}: {problem}", hint=ONE_SERVER, details={"node": node.id})
 
 
 def lacking_at_start(connection: psycopg.Connection[Any]) -> Mapping[str, str]:
-    """The settings that the session asked for and lacked when it began: client programs lack them, too."""
+    """Return the requested settings that the session lacked when it began; client programs lack them, too."""
     return _passages.get(connection, DIRECTLY).lacking
 
 
 def node_of(connection: psycopg.Connection[Any]) -> str:
-    """The id of the node that the session is on, for a message."""
+    """Return the id of the session's node, for a message."""
     return _nodes.get(connection, connection.info.host)
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a connection pooler is between the command and the session's server."""
+    """Whether the session goes through a connection pooler."""
     return _passages.get(connection, DIRECTLY).pooled
 
 
 def _remember_password(node: Node, password: bytes | None) -> None:
-    """Let no error show a password that libpq took from a password file or a service, which the dsn does not have."""
+    """Keep a password that libpq took from a password file or a service, not from the dsn, out of all errors."""
     if password:
-        # The password's bytes are as the user wrote them, whatever the session's encoding.
+        # The password's bytes are as the user wrote them, so the session's encoding does not matter.
         remember_secrets_of(make_conninfo(node.dsn, password=password.decode(errors="replace")))
 
 
@@ -777,16 +788,16 @@ def has_restriction(version: int) -> bool:
 
 
 def refuse_views(connection: psycopg.Connection[Any]) -> None:
-    """Let the rest of the transaction, which reads tables or sequences by name, read no view, if the server can."""
+    """Forbid the rest of the transaction to read views, if the server supports that."""
     if has_restriction(connection.info.server_version):
         connection.execute(RESTRICTION)
 
 
 def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
-    """The node for client programs, which connect to the server of `connection`, even if its dsn has several hosts.
+    """Return the node with a dsn that leads client programs to the server of `connection`, even with several hosts.
 
-    Over a Unix socket they use no mode of TLS: libpq ignores sslmode there, but a program that is built without TLS
-    refuses it. A host's name stays: certificates and password files have it.
+    Over a Unix socket sslmode is disabled: libpq ignores it there, but a program that is built without TLS refuses it.
+    The host's name stays, because certificates and password files use it.
     """
     given = {name: value for name, value in conninfo_to_dict(node.dsn).items() if value is not None}
     here = {"host": connection.info.host, "port": str(connection.info.port)}
@@ -806,7 +817,7 @@ def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
 
 
 def session_error(node: Node, error: psycopg.Error) -> SnapshotError:
-    """The error for a session that could not be opened."""
+    """Return the error for a session that could not be opened."""
     if refuses_replication(error):
         return unfit_error(node, "takes no replication connections, which every create needs", NO_REPLICATION)
     functions = called_functions(str(error))
@@ -814,13 +825,13 @@ def session_error(node: Node, error: psycopg.Error) -> SnapshotError:
 
 
 def login_trigger_error(node: Node, error: psycopg.Error, function: str) -> LoginTriggerError:
-    """The error for a session that a login event trigger refuses: nothing else runs a function before a session."""
+    """Return the error for a session that a login event trigger refuses: only such triggers run functions at login."""
     role = conninfo_to_dict(node.dsn).get("user") or "…"
     return LoginTriggerError(
         f"node {node.id}: a login event trigger of database {database_name(node.dsn)}, which calls {function}, refuses"
         f" the session: {explain(error)}",
         hint=[
-            "see which: SELECT evtname, evtfoid::regprocedure FROM pg_event_trigger WHERE evtevent = 'login';",
+            "find it: SELECT evtname, evtfoid::regprocedure FROM pg_event_trigger WHERE evtevent = 'login';",
             f"if it names objects without a schema: ALTER FUNCTION {function} SET search_path = …;",
             "if the role lacks a privilege, grant it; or let a superuser exempt the role:"
             f' ALTER ROLE "{role}" SET event_triggers = off;',
@@ -830,30 +841,30 @@ def login_trigger_error(node: Node, error: psycopg.Error, function: str) -> Logi
 
 
 def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
-    """The error for a node that can't be reached, with the reason from the server or libpq."""
+    """Return the error for a node that can't be reached, with the reason from the server or libpq."""
     if error.pgconn is not None:
         _remember_password(node, error.pgconn.password)
     if remedy_of(error):
         return disrupted_error(node.id, error)
-    hint, reason = "check that the server runs, and that its dsn and your password file are right", explain(error)
+    hint, reason = "check that the server is running, and that its dsn and your password file are right", explain(error)
     if NO_DETAILS in str(error) and are_few_left():
         reason = TOO_MANY
     if any(text in str(error) for text in ALL_USED):
         hint = (
-            "its connections are used up: end sessions of others, or raise max_connections; connections_max of the"
-            " [[node]] in fleet.toml limits those of a command"
+            "its connections are used up: end other clients' sessions, or raise max_connections; connections_max of the"
+            " [[node]] in fleet.toml limits the connections of a command"
         )
     elif is_used_up(error) or reason == TOO_MANY:
         hint = OPEN_FILES
     elif CUT_OFF in str(error):
         hint = (
-            "see the server's log; if it says nothing of this, something between has ended the connection, as HAProxy"
-            ' does after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
+            "see the server's log; if it does not mention this, a proxy may have ended the connection, as HAProxy does"
+            ' after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
         )
     elif refuses_database(node, error) and database_name(node.dsn) == MAINTENANCE_DATABASE:
-        hint = f"a restore begins in its server's database {MAINTENANCE_DATABASE}; as a superuser: {MAKE_IT}"
+        hint = f"a restore connects to its server's database {MAINTENANCE_DATABASE} first; as a superuser: {MAKE_IT}"
     elif refuses_database(node, error):
-        # It runs, and has answered.
+        # The server is running: it has answered.
         hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
     if node.backup_of is not None:
         hint += WITHOUT_STANDBYS
@@ -865,7 +876,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
 
 
 def disrupted_error(node: str, error: psycopg.Error, what: str = "") -> NodeDisruptedError:
-    """The error for a statement, about `what`, that says nothing about it (remedy_of)."""
+    """Return the error for a statement, described by `what`, that failed for an unrelated reason (remedy_of)."""
     return NodeDisruptedError(
         f"node {node}: {what}{': ' if what else ''}{shorten_message(error)}",
         hint=remedy_of(error),
@@ -882,7 +893,7 @@ def has_answered(error: BaseException | None) -> bool:
 
 
 def refuses_database(node: Node, error: BaseException | None) -> bool:
-    """Whether the server's answer to a connection is about the database, and not a failed authentication.
+    """Whether the server refused a connection because of the database, and not because authentication failed.
 
     Servers translate their messages, but not the name of pg_hba.conf.
     """
@@ -904,11 +915,11 @@ def raising_unreachable(node: Node) -> Iterator[None]:
 
 
 def database_name(dsn: str) -> str:
-    """The database that `dsn` names, by libpq's rule (dbname, else user)."""
+    """Return the database that `dsn` names, by libpq's rule (dbname, else user)."""
     given = conninfo_to_dict(dsn)
     return str(given.get("dbname") or given.get("user") or "postgres")
 
 
 def with_database(node: Node, database: str) -> Node:
-    """The node with another database of the same server."""
+    """Return the node with a different database on the same server."""
     return replace(node, dsn=make_conninfo(node.dsn, dbname=database))

@@ -1,9 +1,9 @@
-"""Server encodings: rows and DDL stay the server's own bytes; names and ids become text.
+"""Server encodings: rows and DDL keep the server's bytes; names and ids become text.
 
 Converting rows would not be exact: some encodings have bytes without a UTF-8 character (WIN1251), some have characters
-that don't convert back to the same bytes, and SQL_ASCII bytes have no meaning. So sessions that carry rows or DDL use
-the client encoding RAW, under which PostgreSQL converts nothing. The server itself converts names, so that a name
-decoded from WAL equals the name in its catalogs. In every server encoding the bytes below 128 are the ASCII characters
+that don't convert back to the same bytes, and SQL_ASCII bytes have no defined characters. So sessions that carry rows
+or DDL use the client encoding RAW, under which PostgreSQL converts nothing. The server converts names itself, so that a
+name decoded from WAL equals the name in its catalogs. In every server encoding the bytes below 128 are ASCII characters
 (PostgreSQL manual, "Character Set Support").
 """
 
@@ -22,20 +22,18 @@ CONVERT_QUERY = """
 SELECT convert_from(given, getdatabaseencoding()) FROM unnest(%s::bytea[]) WITH ORDINALITY AS g (given, n) ORDER BY n
 """
 
-# Turns bytes of a server into texts, value by value, and never fails. None in its place: the bytes are UTF-8.
+# A function that converts values of a server to text and never fails. Where it may be None, the bytes are UTF-8.
 Texts = Callable[[Sequence[bytes]], list[str]]
 
 
 class _TextLoader(Loader):
-    """Loads text; bytes that are not UTF-8 are escaped, so that a name of another database never ends a command."""
+    """Loads text. Bytes that are not UTF-8 are escaped, so that a name from another database never ends a command."""
 
     def load(self, data: Buffer) -> str:
         return bytes(data).decode("utf-8", "backslashreplace")
 
 
 class _BytesLoader(Loader):
-    """Loads text as the server's bytes."""
-
     def load(self, data: Buffer) -> bytes:
         return bytes(data)
 
@@ -51,10 +49,9 @@ ADAPTERS = _adapters()
 
 
 def readable(expression: str) -> str:
-    """SQL for the text of `expression`, with octal escapes if the server might not convert it to UTF-8.
+    """Return SQL for the text of `expression`, with octal escapes if the server might not convert it to UTF-8.
 
-    The text may come from a database of another encoding and be invalid in the present encoding: the SQL treats it as
-    bytes.
+    The SQL treats the text as bytes: text from a database in a different encoding may be invalid in this database's.
     """
     # quote_literal makes any bytes valid bytea input; the quotes that it adds are removed again.
     escaped = f"encode(quote_literal({expression})::bytea, 'escape')"
@@ -65,29 +62,29 @@ def readable(expression: str) -> str:
 
 
 def raw_text(body: bytes) -> str:
-    """Any bytes of a server as text that `raw_bytes` turns back into the same bytes."""
+    """Decode any bytes of a server to text that `raw_bytes` converts back to the same bytes."""
     return body.decode("utf-8", "surrogateescape")
 
 
 def raw_bytes(text: str) -> bytes:
-    """The bytes that `raw_text` was given."""
+    """Return the bytes that `raw_text` was given."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def texts_of_raw(values: Sequence[bytes]) -> list[str]:
-    """The texts of an SQL_ASCII server: bytes that are not UTF-8 are escaped."""
+    """Convert values of an SQL_ASCII server to text, escaping bytes that are not UTF-8."""
     return [value.decode("utf-8", "backslashreplace") for value in values]
 
 
 def encoding_of(connection: psycopg.Connection[Any]) -> str:
-    """The encoding of the connection's database."""
+    """Return the encoding of the connection's database."""
     return (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
 
 
 def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
-    """The function that turns bytes of the connection's database into text; None if they are UTF-8.
+    """Return the function that converts bytes of the connection's database to text, or None if they are UTF-8.
 
-    It asks the server only to convert values that are not ASCII.
+    The function asks the server to convert only values that are not ASCII.
     """
     encoding = encoding_of(connection)
     if encoding in (UTF8, RAW):
@@ -102,9 +99,9 @@ def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
 
 
 def fetch_texts(connection: psycopg.Connection[Any], query: str) -> list[tuple[Any, ...]]:
-    """The rows of a query that may return names of other databases; bytes that can't be converted are escaped.
+    """Fetch the rows of a query that may return names from other databases, escaping bytes that can't be converted.
 
-    No transaction may be open: the rest of it would run under the client encoding RAW.
+    No transaction may be open: its remaining statements would run under the client encoding RAW.
     """
     texts = texts_of(connection)
     if texts is None:
@@ -120,7 +117,7 @@ def fetch_texts(connection: psycopg.Connection[Any], query: str) -> list[tuple[A
 
 
 def find_inconvertible(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:
-    """The values, in the encoding of the connection's database, that can't be converted to UTF-8."""
+    """Return the values, in the encoding of the connection's database, that can't be converted to UTF-8."""
     if encoding_of(connection) in (RAW, UTF8):
         return [value for value in values if raw_text(value) != texts_of_raw([value])[0]]
     converted = _convert(connection, values)
@@ -128,7 +125,7 @@ def find_inconvertible(connection: psycopg.Connection[Any], values: list[bytes])
 
 
 def _convert(connection: psycopg.Connection[Any], values: list[bytes]) -> dict[bytes, str]:
-    """The texts of the values that the server can convert."""
+    """Return the text of each value that the server can convert."""
     if not values:
         return {}
     try:
@@ -136,6 +133,6 @@ def _convert(connection: psycopg.Connection[Any], values: list[bytes]) -> dict[b
     except psycopg.DataError:
         if len(values) == 1:
             return {}
-        # Rare: find the values that can't be converted by bisection.
+        # Rare: find the values that can't be converted, by bisection.
         half = len(values) // 2
         return _convert(connection, values[:half]) | _convert(connection, values[half:])

@@ -1,4 +1,4 @@
-"""Whether nodes have connections free for a command, and how many sessions its tasks may have there at a time."""
+"""Check that nodes have free connections for a command, and limit how many of them its tasks use at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 
-# The most sessions that the command itself needs in addition to those of its tasks. A create: its own session, the
-# watch's, pg_dump's, and one that sees the locks for which pg_dump waits. A restore: its own, the watch's, and a
-# session that asks for the progress; the sessions that run DDL are no more than tasks. One session is spare, for
-# queries in between.
+# The most sessions that a command needs in addition to its tasks' sessions. A create needs its own session, the
+# watch's, pg_dump's, and a session that sees the locks for which pg_dump waits. A restore needs its own, the watch's,
+# and a session that queries its progress; its DDL runs in no more sessions than there are tasks. One session is spare,
+# for occasional queries.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
-# The sessions of these that it has not opened yet when it asks; and one for a task.
+# The sessions that a command still has to open when it checks, and one session for a task.
 STILL_NEEDED = 3
 SHOWN_MAX = 10
-# Some roles do not see what kind of session another has. Superusers don't use the reserved connections, either.
+# Some roles can't see the backend_type of other roles' sessions. Reserved connections are not counted as free, even for
+# superusers.
 FREE_QUERY = """
 SELECT least(
          current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
@@ -49,7 +50,7 @@ class _Free(NamedTuple):
 
 
 def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> None:
-    """Raise TooFewConnectionsError if one of the nodes has too few for a command; raise NodeUnreachableError."""
+    """Raise TooFewConnectionsError if a node has too few free connections for a command, or NodeUnreachableError."""
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())
     lacking = {
@@ -61,17 +62,17 @@ def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> Non
         lines = [f"node {node} has {max(free, 0)} of {needed}" for node, (free, needed) in lacking.items()]
         raise TooFewConnectionsError(
             f"too few connections are free for our role: {list_some(lines, SHOWN_MAX)}",
-            hint="end sessions of others, or raise max_connections or the limit of the role or the database, then"
+            hint="end other clients' sessions, or raise max_connections or the limit of the role or the database, then"
             " repeat the command",
             details={"nodes": list(lacking), "free": {node: free for node, (free, _) in lacking.items()}},
         )
 
 
 def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, int]:
-    """By node the most sessions that tasks may have at a time, at least 1.
+    """Return by node how many sessions tasks may open at a time, at least 1.
 
-    That is `connections_max` minus the command's own sessions, else half of the free connections, divided equally among
-    nodes that are databases of the same server. Raises NodeUnreachableError.
+    The limit is `connections_max` minus the command's own sessions. Without that setting it is half of the free
+    connections, divided equally among nodes that are databases on the same server. Raises NodeUnreachableError.
     """
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())

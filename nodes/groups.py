@@ -1,10 +1,10 @@
 """Groups: the tables that are copied and whose changes are captured, and the keys of their rows.
 
-A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL identifies a row. A row is stored as
-PostgreSQL's COPY text line with the key columns first, so the key is a prefix of the line. Groups with identity FULL
-and append-only groups have no key columns: such a table is a multiset of lines.
+A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL identifies a row. A row is stored as a
+line of PostgreSQL's COPY text format with the key columns first, so the key is a prefix of the line. Groups with
+identity FULL and append-only groups have no key columns: such a table is a multiset of lines.
 
-A domain, array, composite or range contains values of other types, and can be loaded only where they can.
+A domain, array, composite or range contains values of other types, and can be loaded only where they can be.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from cutline.nodes.encodings import raw_text
 from cutline.storage.errors import RefusedError
 
 XML = "xml"
-# Types that may be internal to PostgreSQL or an extension: those of the category that the manual calls "internal-use"
-# (which includes "char", a usable type), and those that an operator class stores but none accepts as a column's type.
+# Types that may be internal to PostgreSQL or an extension: types of the category that the manual calls "internal-use"
+# (except "char", which is usable), and types that operator classes store but none accepts for a column.
 OWN_QUERY = """
 SELECT t.oid FROM pg_type t WHERE t.typtype = 'b' AND t.typcategory = 'Z' AND t.oid <> '"char"'::regtype
 UNION
 SELECT o.opckeytype FROM pg_opclass o
  WHERE o.opckeytype <> 0 AND NOT EXISTS (SELECT FROM pg_opclass i WHERE i.opcintype = o.opckeytype)
 """
-# SQL: the types contained in those of `u`, one level deeper. Oids below 16384 are built-in types, of which only arrays
-# contain others.
+# SQL: the types contained in the types of `u`, one level deeper. Oids below 16384 are built-in types; of these, only
+# arrays contain other types.
 WITHIN = """JOIN pg_type t ON t.oid = u.typid
      CROSS JOIN LATERAL (
            SELECT t.typelem WHERE t.typelem <> 0
@@ -77,7 +77,7 @@ NO_SPECIAL_COLUMNS = SpecialColumns()
 
 
 def read_special_columns(connection: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, SpecialColumns]:
-    """The special columns of the tables that have any, by the table's oid."""
+    """Return the special columns by table oid, for the tables that have any."""
     rows = connection.execute(TYPES_QUERY, (list(oids),)).fetchall()
     refusing = {name for name in {row[3] for row in rows} - {XML} if not _has_input(connection, name)}
     by_table: dict[int, SpecialColumns] = {}
@@ -103,15 +103,15 @@ def _has_input(connection: psycopg.Connection[Any], name: str) -> bool:
     return True
 
 
-# Ordinary permanent tables, including leaf partitions, that no extension owns; with pg_class as c, pg_namespace as n.
+# A condition on pg_class c and pg_namespace n: ordinary permanent tables and leaf partitions that no extension owns.
 ORDINARY_TABLE = """
        c.relkind = 'r' AND c.relpersistence = 'p'
    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
    AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
                       AND e.objid = c.oid AND e.deptype = 'e')
 """
-# If a session holds or awaits ACCESS EXCLUSIVE on a table, its size is estimated from the catalog: pg_relation_size
-# would wait, perhaps forever. A table that was dropped after the query began has neither size nor privileges.
+# If a session holds or awaits ACCESS EXCLUSIVE on a table, the size is estimated from the catalog: pg_relation_size
+# would wait, perhaps forever. Size and privileges of a table that was dropped after the query began are NULL.
 TABLES_QUERY = f"""
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::bigint,
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
@@ -133,8 +133,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
  WHERE {ORDINARY_TABLE}
  ORDER BY 2, 3
 """
-# Key columns are those that the WAL carries: of the immediate primary key for DEFAULT, of the chosen index for INDEX,
-# in both cases without INCLUDE columns.
+# Key columns are the columns that the WAL carries: those of the primary key, if it is immediate, for DEFAULT; those of
+# the chosen index for INDEX. INCLUDE columns never belong to the key.
 COLUMNS_QUERY = """
 SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,
        a.attnum, CASE WHEN a.atthasmissing
@@ -149,7 +149,7 @@ SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.at
 """
 COPY_ESCAPES = str.maketrans(
     {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r", "\\": "\\\\"}
-    # COPY reads these too, but never writes them: bytes that are not UTF-8, as raw text represents them.
+    # Bytes that are not UTF-8, as raw text represents them. COPY reads these escapes, but never writes them.
     | {chr(0xDC00 + byte): f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 )
 ESCAPED_BYTE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
@@ -162,8 +162,8 @@ class SchemaChangedError(RefusedError):
 class Column(Record, frozen=True):
     """One stored column; `position` is its place among the columns in the WAL, from 0.
 
-    `number` is the attribute number, which is never reused. `missing` is the value, as `copy_text` writes it, of rows
-    that are older than the column; None: NULL.
+    `number` is the attribute number, which is never reused. `missing` is the column's value in rows that are older than
+    the column, as `copy_text` writes it; None is NULL.
     """
 
     name: str
@@ -176,7 +176,7 @@ class Column(Record, frozen=True):
 
 
 class ColumnSignature(NamedTuple):
-    """The contents of a relation message about a column, except whether it is part of the key."""
+    """A column as a relation message describes it, except whether it is part of the key."""
 
     name: str
     type_oid: int
@@ -184,7 +184,7 @@ class ColumnSignature(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The contents of a relation message about a table: `key` are the names of the key's columns, none if `is_full`."""
+    """A table as a relation message describes it. `key` contains the names of the key columns, none if `is_full`."""
 
     schema: str
     table: str
@@ -194,10 +194,10 @@ class Signature(NamedTuple):
 
 
 class Group(Record, frozen=True):
-    """A definition of a shard's table: `columns` in stored order; the first `key_width` of them are the key.
+    """A definition of a shard's table: `columns` in stored order, of which the first `key_width` are the key.
 
-    `number` identifies the definition in every object of a chain; a table that changes gets a new one. At the full
-    snapshot all shards where the table has a key share one number, and all where it has none share another.
+    `number` identifies the definition in every object of a chain; a changed table gets a new number. At the full
+    snapshot all shards where the table has a key share one number, and all shards where it has none share another.
     `partitions` is a power of two. `identity` is default, index, full or append_only; the last two have no key.
     """
 
@@ -211,26 +211,26 @@ class Group(Record, frozen=True):
 
     @property
     def name(self) -> str:
-        """`schema.table`, as patterns and reports use it; unique in the database."""
+        """`schema.table`, as in patterns and reports; unique in the database."""
         return table_name(self.schema, self.table)
 
     @property
     def is_multiset(self) -> bool:
-        """Whether there is no key, so that only the whole line identifies a row."""
+        """Whether the group has no key, so that only the whole line identifies a row."""
         return self.key_width == 0
 
     @property
     def signature(self) -> Signature:
-        """The contents of a decoded relation message for this definition."""
+        """The decoded relation message that describes this definition."""
         ordered = sorted(self.columns, key=lambda column: column.position)
         columns = tuple(ColumnSignature(column.name, column.type_oid, column.type_modifier) for column in ordered)
         key = frozenset(column.name for column in self.columns[: self.key_width])
         return Signature(self.schema, self.table, columns, key, self.identity == "full")
 
     def definition(self) -> dict[str, Any]:
-        """What distinguishes this definition from others: all fields but its number and partitions.
+        """Return the fields that distinguish this definition from others: all except its number and partitions.
 
-        The columns' `missing` values are left out as well: a rewrite stores them in the rows and clears them.
+        The columns' `missing` values are blanked as well: a rewrite stores them in the rows and clears them.
         """
         fields = {key: value for key, value in fields_of(self).items() if key not in ("number", "partitions")}
         return fields | {"columns": [column | {"missing": None} for column in fields["columns"]]}
@@ -238,12 +238,12 @@ class Group(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in a database: its group, and what is needed to admit and copy it.
+    """A table in a database: its group, and the facts that decide whether and how it can be copied.
 
     `rows_estimate` is None if the table has pages, but neither VACUUM nor ANALYZE has counted its rows.
-    `key_is_immediate` is None without a primary key, and False if that is deferrable and so can't be the replica
-    identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`: Cutline publishes
-    its updates. `has_generated`: it has generated columns, which a replica identity can't include.
+    `key_is_immediate` is None without a primary key, and False if the primary key is deferrable and so can't be the
+    replica identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`: Cutline
+    publishes its updates. `has_generated`: the table has generated columns, which a replica identity can't include.
     """
 
     oid: int
@@ -270,7 +270,7 @@ class Table:
 
     @property
     def remedy(self) -> str:
-        """The statement that would make this table admissible."""
+        """The statement that would make this table admissible, with placeholders for what the user must choose."""
         name = qualify(self.group)
         by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one"
         if self.identity_is_generated:
@@ -286,14 +286,14 @@ class Table:
 
     @property
     def statement(self) -> str:
-        """The statement that makes this table admissible as it is; "" if an index or a column has to be chosen."""
+        """The statement that makes this table admissible; "" if the user must choose an index or a column."""
         if self.identity_is_generated or (self.has_generated and not self.key_is_immediate):
             return ""
         return f"ALTER TABLE {qualify(self.group)} REPLICA IDENTITY {'DEFAULT' if self.key_is_immediate else 'FULL'};"
 
 
 def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
-    """Every table of the connection's database that `rules` include, sorted by name; all group numbers are 0."""
+    """Read the tables of the connection's database that `rules` include, sorted by name; all group numbers are 0."""
     rows = [row for row in connection.execute(TABLES_QUERY) if is_included(table_name(row[1], row[2]), rules)]
     columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in rows}
     for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
@@ -325,7 +325,7 @@ def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: Gro
 
 
 def copy_text(value: bytes | None) -> str | None:
-    """A value in COPY's text format (PostgreSQL manual, COPY, "Text Format"); None for NULL.
+    """Write a value in COPY's text format (PostgreSQL manual, COPY, "Text Format"); None is NULL.
 
     Bytes that are not UTF-8 are escaped, so that the text is valid in every encoding.
     """
@@ -333,15 +333,15 @@ def copy_text(value: bytes | None) -> str | None:
 
 
 def copy_line(text: str) -> bytes:
-    """What COPY itself writes, in the server's encoding, for a value that `copy_text` returned; not for NULL."""
+    """Convert the result of `copy_text`, except None, to the bytes that COPY writes in the server's encoding."""
     return ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()) if match[1] else match[0], text.encode())
 
 
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
-    """Number the groups of all shards by name, and set their partitions by the largest copy of each.
+    """Number the groups of all shards by name, and choose each group's partitions by its largest shard.
 
-    There are 1 to 1,024 partitions, a power of two, of about `partition_rows` rows each. A table with a key on one
-    shard and none on another gets two numbers: the jobs fold the two kinds of groups by number.
+    The number of partitions is a power of two from 1 to 1,024, for about `partition_rows` rows each. A table with a key
+    on one shard and none on another gets two numbers, because folding treats the two kinds of groups differently.
     """
     largest: dict[str, int] = {}
     for some in tables.values():
@@ -362,10 +362,10 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
 
 
 def qualify(group: Group) -> str:
-    """The table's quoted name for SQL."""
+    """Return the table's quoted name for SQL."""
     return f"{quote_identifier(group.schema)}.{quote_identifier(group.table)}"
 
 
 def column_list(group: Group) -> str:
-    """The quoted names of the stored columns, in stored order, for COPY and SELECT."""
+    """Return the quoted names of the stored columns, in stored order, for COPY and SELECT."""
     return ", ".join(quote_identifier(column.name) for column in group.columns)

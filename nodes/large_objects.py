@@ -11,7 +11,7 @@ from cutline.storage.errors import RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# A large object without an ACL can be read by its owner only (PostgreSQL manual, "Large Objects").
+# Only its owner can read a large object without an ACL (PostgreSQL manual, "Large Objects").
 UNREADABLE_QUERY = """
 SELECT m.oid::bigint FROM pg_largeobject_metadata m
  WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
@@ -21,7 +21,7 @@ SELECT m.oid::bigint FROM pg_largeobject_metadata m
  ORDER BY 1
 """
 COUNT_QUERY = "SELECT count(*) FROM pg_largeobject_metadata"
-# The first oid of each of at most this many parts of equal size.
+# The first oids of the parts; the parameter is their number.
 BOUNDS_QUERY = """
 SELECT min(oid)::bigint FROM (SELECT oid, ntile(%s) OVER (ORDER BY oid) AS part FROM pg_largeobject_metadata) AS parts
  GROUP BY part ORDER BY 1
@@ -30,7 +30,7 @@ NAMED_MAX = 3
 
 
 class LargeObjectsUnreadableError(RefusedError):
-    """Our role may not read a large object that should be copied."""
+    """Our role may not read a large object that is to be copied."""
 
 
 def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
@@ -46,15 +46,15 @@ def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
 
 
 def count_large_objects(connection: psycopg.Connection[Any]) -> int:
-    """The number of large objects in the database."""
+    """Count the large objects in the database."""
     (count,) = connection.execute(COUNT_QUERY).fetchone() or (0,)
     return int(count)
 
 
 def oid_ranges(connection: psycopg.Connection[Any], parts: int) -> list[tuple[int, int | None]]:
-    """At most `parts` ranges of oids, end exclusive, with about the same number of large objects each.
+    """Divide the oids into at most `parts` ranges, end exclusive, with about the same number of large objects each.
 
-    They cover all oids, because the copy sees the large objects of another session's snapshot.
+    The ranges cover all oids, because the copy uses a different snapshot and may see other large objects.
     """
     begins = [oid for (oid,) in connection.execute(BOUNDS_QUERY, (parts,))]
     return list(zip([0, *begins[1:]], [*begins[1:], None], strict=True))

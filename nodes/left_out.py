@@ -3,10 +3,10 @@
 A restore brings back a database's DDL and the rows of its groups. Everything else is found here, by one query that
 reads only the catalogs.
 
-Tables whose indexes or statistics call code of somebody's own are found here, too. The planner evaluates parts of such
-expressions for every query that reads the table, as the role of the session, even if the query does not use the index.
-So a query would run the owner's code as our role, and fail if the code names other functions without a schema. COPY of
-a whole table is not planned.
+Tables whose indexes or statistics call user-defined code are found here, too. The planner evaluates parts of such
+expressions for every query that reads the table, as the session's role, even if the query does not use the index. So a
+query would run the owner's code as our role, and fail if the code names other functions without a schema. COPY of a
+whole table is not planned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cutline.nodes.groups import Group
 if TYPE_CHECKING:
     from cutline.nodes.baseline import NodeIdentity
 
-# Objects with lower numbers come with the server (transam.h, FirstNormalObjectId).
+# Objects with lower oids come with the server (transam.h, FirstNormalObjectId).
 CODE_QUERY = """
 WITH parts (relid, classid, objid) AS (
     SELECT indrelid, 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY (%(tables)s::oid[])
@@ -39,14 +39,14 @@ SELECT DISTINCT p.relid::bigint
 
 
 def find_planned_code(connection: psycopg.Connection[Any], oids: Collection[int]) -> frozenset[int]:
-    """Those of the tables, by oid, whose indexes or statistics call functions or operators of somebody's own."""
+    """Select the tables, by oid, whose indexes or statistics call user-defined functions or operators."""
     if not oids:
         return frozenset()
     return frozenset(oid for (oid,) in connection.execute(CODE_QUERY, {"tables": list(oids)}))
 
 
 class LeftOutKind(StrEnum):
-    """What kind of thing is left out, as in JSON."""
+    """The kind of a left-out part, as in JSON."""
 
     UNLOGGED_TABLE = "unlogged_table"
     FOREIGN_TABLE = "foreign_table"
@@ -64,27 +64,28 @@ class LeftOutKind(StrEnum):
     STANDBY_COPY = "standby_copy"
 
 
-# The reason for leaving it out, and the effect on a restore; {} is the extension, foreign server, position or
+# The reason for leaving a part out, and the effect on a restore; {} is the extension, foreign server, position or
 # version. Commits store these texts.
 WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
     LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
     LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: none comes back",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
-    LeftOutKind.LARGE_OBJECTS: "logical decoding does not see them: none comes back",
-    LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: rows that were added to it do not come back",
-    LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it comes back as its extension makes it",
-    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
+    LeftOutKind.LARGE_OBJECTS: "logical decoding does not include them: none comes back",
+    LeftOutKind.EXTENSION_TABLE: "extension {} creates it again: rows that were added to it do not come back",
+    LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it comes back as its extension creates it",
+    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start value",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
-    LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if it has any, to superusers only: it comes back without",
-    LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed. With one"
-    " (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key) the next increment copies it again, and follows them",
-    LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or do not count: whether it was updated or deleted"
-    " from is not known. With a replica identity (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key) the next"
+    LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if any, only to superusers: it comes back without them",
+    LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not captured. If you give it one"
+    " (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key), the next increment copies it again and captures them",
+    LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or are off, so rows may have been updated or deleted"
+    " unnoticed. If you give it a replica identity (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key), the next"
     " increment copies it again",
-    LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
+    LeftOutKind.STANDBY_COPY: "PostgreSQL {} can't decode WAL on a standby, only 16 or later can: check has no copy"
+    " of it",
 }
-# The parts that a restore may bring back different: every output warns of it.
+# Parts that a restore may bring back with different contents: every output warns about them.
 WARNED = frozenset(
     {
         LeftOutKind.APPEND_ONLY_TABLE,
@@ -94,10 +95,9 @@ WARNED = frozenset(
         LeftOutKind.EXTENSION_ROWS,
     }
 )
-# These are counted, not named.
+# Parts that are counted instead of named.
 COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
-# Ordinary tables have the kind '', and so have extensions' configuration tables: the rules decide whether they are left
-# out.
+# Ordinary tables and extensions' configuration tables have the kind '': the rules decide whether they are left out.
 LEFT_OUT_QUERY = f"""
 SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
             WHEN c.oid = ANY (e.extconfig) AND c.relkind = 'r' THEN ''
@@ -126,7 +126,7 @@ UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), ''
 
 
 class LeftOut(Record, frozen=True):
-    """Something in a primary's database that is not in the snapshot, or only in part.
+    """A part of a primary's database that the snapshot does not contain, or contains incompletely.
 
     `name` is `schema.table` for a relation. `count` is 1 unless the kind is one of COUNTED.
     """
@@ -143,7 +143,7 @@ def read_left_out(
     rules: GroupRules,
     groups: Mapping[str, Iterable[Group]],
 ) -> tuple[LeftOut, ...]:
-    """The parts that a snapshot of `groups`, which the rules include, leaves out; one query per primary."""
+    """Find the parts that a snapshot of `groups`, the groups that the rules include, leaves out."""
     left_out: list[LeftOut] = []
     for node, connection in primaries.items():
         for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
@@ -155,7 +155,7 @@ def read_left_out(
 
 
 def mark_large_objects(left_out: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
-    """Adapt `left_out` to a full snapshot that stored large objects; `stored` has their number and position by node."""
+    """Adapt `left_out` to a full snapshot with large objects; `stored` has their number and position by node."""
     kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
     replaced = {(LeftOutKind.LARGE_OBJECTS, node) for node in stored}
     of_full = [
@@ -167,12 +167,12 @@ def mark_large_objects(left_out: Iterable[LeftOut], stored: Mapping[str, tuple[i
 
 
 def select_warnings(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
-    """The entries that every output warns of, also that of list and check."""
+    """Select the entries that every output warns about, including that of list and check."""
     return tuple(out for out in left_out if out.kind in WARNED)
 
 
 def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:
-    """The standbys that are too old to be copied, listed under their primaries, which have the same version."""
+    """List the standbys that are too old to be copied, under their primaries, which have the same version."""
     kind = LeftOutKind.STANDBY_COPY
     return tuple(
         LeftOut(node.shard, kind, node.id, WHY[kind].format(identities[node.shard].server_version // 10000))
@@ -181,7 +181,7 @@ def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdenti
 
 
 def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:
-    """The append-only groups by node: their updates and deletes are not captured."""
+    """List the append-only groups, whose updates and deletes are not captured."""
     kind = LeftOutKind.APPEND_ONLY_TABLE
     return tuple(
         LeftOut(node, kind, group.name, WHY[kind])
@@ -193,5 +193,5 @@ def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]
 
 def _exclusion_reason(name: str, rules: GroupRules, extension: str) -> str:
     patterns = [pattern for pattern in rules.exclude if is_matching(name, [pattern])]
-    chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
-    return f"{chosen}: it comes back " + (f"as extension {extension} makes it" if extension else "empty")
+    chosen = f"excluded by {patterns[0]}" if patterns else f"not included by {', '.join(rules.include)}"
+    return f"{chosen}: it comes back " + (f"as extension {extension} creates it" if extension else "empty")

@@ -1,12 +1,12 @@
-"""The fleet lock: advisory locks on all primaries, so that one operation at a time changes a fleet.
+"""The fleet lock: advisory locks on all primaries, so that only one operation at a time changes a fleet.
 
-The operation's own sessions hold them, so they end with its process, however it ends. The application_name of these
-sessions names the operation in the errors of all others.
+The operation's own sessions hold the locks, so the locks end with its process, however it ends. The application_name of
+these sessions names the operation in the errors of all other operations.
 
-Every role that may connect may take advisory locks, and sees those of others. So each operation registers with a number
-that nobody can foresee, in a class of numbers that the lock's name gives, and then reads who else is registered: it has
-the lock if it is alone. Registrations of roles that could run none of the commands don't count. Of two operations that
-register at once, each sees the other, and the lower number stays.
+Every role that may connect may take advisory locks, and sees those of other roles. So each operation registers with a
+number that nobody can predict, in a class of numbers that derives from the lock's name, and then reads all
+registrations: it holds the lock if its own is the only registration. Registrations of roles that can't run any Cutline
+command are ignored. If two operations register at the same time, each sees the other, and the lower number wins.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from cutline.nodes.watch import NodesQuery
 from cutline.storage.errors import BusyError, UnreachableError
 
 UNLOCK_SECONDS_MAX, INTERRUPTED_SECONDS_MAX = 5.0, 2.0
-# How long our former session, which the server has not noticed is gone, may take to end.
+# How long the server may take to end our lost session, which it still considers alive.
 FORMER_MILLISECONDS_MAX = 5000
-# A session that is ending is no longer shown before its locks are released.
+# An ending session disappears from pg_stat_activity before it releases its locks.
 ENDING_SECONDS_MAX, RETRY_SECONDS = 1.0, 0.02
-# The functions take both parts of a number as signed, pg_locks shows them unsigned.
+# The advisory lock functions take both parts of a key as signed integers; pg_locks shows them unsigned.
 CLASS_BITS, NUMBER_MAX = 32, (1 << 31) - 1
 TRY_QUERY = "SELECT set_config('application_name', %s, false), pg_try_advisory_lock(%s, %s)"
 UNLOCK_QUERY = "SELECT pg_advisory_unlock(%s, %s)"
@@ -43,9 +43,10 @@ REGISTERED = """
        AND l.classid::bigint = %(shown)s
 """
 HELD_QUERY = f"SELECT EXISTS (SELECT {REGISTERED} AND l.objid::bigint = %(number)s AND l.pid = pg_backend_pid())"
-# A prepared transaction has no process, and is no operation. A session that is ending is not shown any more. Roles
-# that may run a command: on a source with REPLICATION, on a target as a member of the database's owner, with CREATEDB
-# or with the privileges of --data-only; and the role of this session.
+# The third column is false for a session that is ending: pg_stat_activity no longer shows it. A prepared transaction
+# has no process, so it is no operation. The roles that count can run a command: on a source they have REPLICATION; on a
+# target they are members of the database's owner, or have CREATEDB or the privileges for --data-only. The role of this
+# session counts as well.
 OTHERS_QUERY = f"""
 SELECT l.objid::bigint, l.pid, a.pid IS NOT NULL, coalesce(r.rolname::text, ''), coalesce(a.application_name, ''),
        coalesce(to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'an unknown time'),
@@ -70,7 +71,7 @@ class FleetLockLostError(UnreachableError):
 class Holder:
     """The session that holds a lock: its server process, role, application_name, start time and client address.
 
-    `number` is that of its registration. A session that is ending is not `shown` any more, nor is its role.
+    `number` is the number of its registration. A session that is ending is no longer `shown`, and has no `role`.
     """
 
     number: int
@@ -82,7 +83,7 @@ class Holder:
     address: str
 
     def text(self) -> str:
-        """The holder, for a message."""
+        """Describe the holder, for a message."""
         label = read_label(self.label)
         who = (
             " ".join(word for word in (label.command, label.subject) if word)
@@ -94,7 +95,7 @@ class Holder:
         return f"{who}{role}, since {self.since}, from {self.address}"
 
     def details(self) -> dict[str, object]:
-        """The holder, for `--json`."""
+        """Return the holder's fields, for `--json`."""
         label = read_label(self.label)
         owner = {
             "command": label.command if label else None,
@@ -108,14 +109,14 @@ class Holder:
 
 @dataclass(slots=True)
 class FleetLock:
-    """The lock on every primary, held by `sessions`. `retaken`: a lock was lost with its session and taken again."""
+    """The lock on every primary, held by `sessions`; `retaken`: a lock was lost with its session and taken again."""
 
     sessions: Sessions
     name: str
     label: str
     retaken: bool = False
     _taken: dict[str, int] = field(default_factory=dict)
-    # The nodes on which something is done now.
+    # The nodes on which work is in progress.
     _pending: dict[str, Node] = field(default_factory=dict)
     _is_interrupted: bool = False
 
@@ -125,16 +126,16 @@ class FleetLock:
         return sorted(self._taken)
 
     def take(self, node: Node) -> None:
-        """Take a primary's lock in its session; raise FleetBusyError, NodeUnreachableError."""
+        """Take a primary's lock in its session; raise FleetBusyError or NodeUnreachableError."""
         connection = self.sessions.connections[node.id]
         with raising_unreachable(node):
             self._taken[node.id] = take_lock(node, connection, self.name, self.label, former=self._taken.get(node.id))
 
     def renew(self) -> None:
-        """Check every primary's lock; replace lost sessions, check that the node is the same, and take its lock again.
+        """Check every primary's lock; replace a lost session, check that its node is the same, and take its lock again.
 
-        If all locks are granted, no other operation is running on this fleet. Raises NodeUnreachableError,
-        BaselineChangedError, FleetBusyError, FleetLockLostError. An interrupt does not wait for a silent node.
+        Afterwards no other operation is running on this fleet. Raises NodeUnreachableError, BaselineChangedError,
+        FleetBusyError or FleetLockLostError. An interrupt does not wait for a silent node.
         """
         self._on_all(self._renew, self._primaries)
 
@@ -147,7 +148,7 @@ class FleetLock:
             raise _lock_lost_error(node, "an interrupt has ended its session")
         connection = self.sessions.renew(node)
         if self._is_interrupted:
-            # The one who waited for it has released the locks meanwhile.
+            # The interrupted thread has already released the locks.
             connection.close()
             raise _lock_lost_error(node, "an interrupt has ended its session")
         self.take(node)
@@ -167,7 +168,7 @@ class FleetLock:
         self._on_all(check, self._primaries)
 
     def release(self) -> None:
-        """Release all locks, on all nodes within UNLOCK_SECONDS_MAX; a lost session holds none."""
+        """Release the locks on all nodes within UNLOCK_SECONDS_MAX; a lost session holds none."""
 
         def unlock(node: Node) -> None:
             connection = self.sessions.connections[node.id]
@@ -187,7 +188,7 @@ class FleetLock:
         return [node for node in self.sessions.nodes if node.backup_of is None]
 
     def _on_all(self, work: Callable[[Node], None], nodes: Iterable[Node]) -> None:
-        """Do `work` on all nodes at once; an interrupt ends our sessions on those that have not done it."""
+        """Do `work` on all nodes in parallel; an interrupt ends our sessions on the nodes that have not finished."""
         pending = self._pending = {node.id: node for node in nodes}
 
         def do(node: Node) -> None:
@@ -199,10 +200,10 @@ class FleetLock:
         in_parallel(do, list(pending.values()), self.interrupt)
 
     def interrupt(self) -> None:
-        """End our sessions on the nodes that are waited for, here or by another thread."""
+        """End our sessions on the nodes for which this or another thread is waiting."""
         self._is_interrupted = True
         ends = time.monotonic() + INTERRUPTED_SECONDS_MAX
-        # Repeated: a thread may just have begun to connect.
+        # Repeat this, because a thread may just have begun to connect.
         while self._pending and time.monotonic() < ends:
             for node in list(self._pending.values()):
                 shut_down_sessions(node)
@@ -213,7 +214,7 @@ class FleetLock:
 def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterator[FleetLock]:
     """Hold the fleet lock during the block: a lock on every primary, which ends with its session.
 
-    The locks are taken in the order of node ids, so that two operations can't each get half. `label` becomes the
+    The locks are taken in the order of node ids, so that two operations can't get half each. `label` becomes the
     sessions' application_name (fleet.own_process). Raises FleetBusyError naming the node, the holder and its role.
     """
     lock = FleetLock(sessions, name, label)
@@ -227,12 +228,12 @@ def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterato
 
 
 def watch_lock(fleet: Fleet) -> str:
-    """The name of the lock of the fleet's watch. It is not the fleet's: between its tasks others may do theirs."""
+    """Return the name of the watch's own lock. It leaves the fleet lock free for other commands between its tasks."""
     return f"{fleet.name} watch"
 
 
 def lock_class(name: str) -> int:
-    """The class of the numbers with which operations register for the lock `name`."""
+    """Return the class of the numbers with which operations register for the lock `name`."""
     return int.from_bytes(hashlib.sha256(f"cutline {name}".encode()).digest()[: CLASS_BITS // 8], "big", signed=True)
 
 
@@ -241,18 +242,18 @@ def _shown(name: str) -> int:
 
 
 def draw_number() -> int:
-    """A number that nobody else can foresee, and so take."""
+    """Draw a number that nobody else can predict and take."""
     return secrets.randbelow(NUMBER_MAX) + 1
 
 
 def take_lock(
     node: Node, connection: psycopg.Connection[Any], name: str, label: str, *, former: int | None = None
 ) -> int:
-    """Set the session's application_name to `label` and take the lock `name`; raise FleetBusyError.
+    """Set the session's application_name to `label`, take the lock `name` and return the number of the registration.
 
-    Returns the number of the registration. `former` is that of our lost session: if the server has not noticed that its
-    client is gone, it is terminated. A session that is ending is waited for up to ENDING_SECONDS_MAX, and so is one
-    with a higher number: if it has just registered, it sees the session and gives up.
+    `former` is the number of our lost session, which is terminated if the server still considers it alive. Waits up to
+    ENDING_SECONDS_MAX for sessions that are ending, and for sessions with a higher number: one that has just registered
+    will see our registration and give up. Raises FleetBusyError.
     """
     number = _register(connection, name, label)
     ends = time.monotonic() + ENDING_SECONDS_MAX
@@ -279,13 +280,13 @@ def _register(connection: psycopg.Connection[Any], name: str, label: str) -> int
 def _busy_error(node: Node, holder: Holder) -> FleetBusyError:
     if not holder.shown:
         return FleetBusyError(
-            f"node {node.id}: the fleet lock is held by a session that is ending: its server process {holder.session}",
+            f"node {node.id}: the fleet lock is held by a session that is ending: server process {holder.session}",
             hint="repeat the command; see the server's log if it does not end",
             details={"node": node.id, **holder.details()},
         )
-    hint = "wait until it ends; if its process is gone, its session ends by itself within a minute, or at once with"
+    hint = "wait until it ends; if its process has died, its session ends within a minute, or at once with"
     if read_label(holder.label) is None:
-        hint = f"it does not look like Cutline's: see what role {holder.role} runs there, or end it with"
+        hint = f"it does not look like a Cutline session: see what role {holder.role} runs there, or end it with"
     return FleetBusyError(
         f"node {node.id}: another operation is running: {holder.text()}",
         hint=f"{hint}: SELECT pg_terminate_backend({holder.session})",
@@ -294,19 +295,19 @@ def _busy_error(node: Node, holder: Holder) -> FleetBusyError:
 
 
 def find_holders(connection: psycopg.Connection[Any], name: str) -> list[Holder]:
-    """The other sessions that hold the lock `name` on the connection's server, or are just trying to take it."""
+    """Find the other sessions that hold the lock `name` on the connection's server, or are trying to take it."""
     return [Holder(*row) for row in connection.execute(OTHERS_QUERY, {"shown": _shown(name)})]
 
 
 def find_holder(connection: psycopg.Connection[Any], name: str) -> Holder | None:
-    """The session that holds the lock `name` on the connection's server; None if none does."""
+    """Find the session that holds the lock `name` on the connection's server; return None if no session does."""
     return next((holder for holder in find_holders(connection, name) if holder.shown), None)
 
 
 def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
     return FleetLockLostError(
         f"node {node.id}: the fleet lock was lost: {what}; another operation may have begun, so nothing is committed",
-        hint="see the server's log for the end of the session, then repeat the command; a connection pooler must keep"
+        hint="see why the session ended in the server's log, then repeat the command; a connection pooler must keep"
         " sessions",
         details={"node": node.id},
     )
@@ -317,9 +318,9 @@ ASKING_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LockAnswer:
-    """Who holds the fleet's lock on a node, and whose turn it is to watch; None if nobody does.
+    """The holders of the fleet lock and of the watch's lock on a node, None if nobody holds it.
 
-    `problem` says why the node gave no answer.
+    `problem` says why the node did not answer.
     """
 
     node: str
@@ -329,7 +330,7 @@ class LockAnswer:
 
 
 def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
-    """The answers of all primaries, in the order of fleet.toml, within ASKING_SECONDS_MAX."""
+    """Ask all primaries for their lock holders, within ASKING_SECONDS_MAX; return the answers in fleet.toml's order."""
 
     def ask(_node: Node, connection: psycopg.Connection[Any]) -> tuple[Holder | None, Holder | None]:
         return find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet))

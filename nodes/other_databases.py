@@ -1,6 +1,6 @@
-"""The databases next to a node's own: those that a restore is loading or a dry run tries, and those put aside.
+"""The databases that restores create or put aside on a node's server: loading, rehearsed by a dry run, and old.
 
-Their names derive from the own database's name and the restore's id.
+Their names derive from the name of the node's database and the restore's id.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cutline.nodes.connections import database_name
 
 NAME_BYTES_MAX = 63
 LOADING, REHEARSING, ASIDE = "_restoring_", "_rehearsing_", "_before_"
-# The schema of a restore into tables that exist begins with this, and ends with the restore's suffix.
+# A restore into existing tables uses a schema whose name begins with this and ends with the restore's suffix.
 FILLING = "cutline_restoring_"
 # The random part of an operation's id.
 SUFFIX_LENGTH = 10
 DIGEST_LENGTH = 8
-# Never digits alone (storage/ids.py): somebody may name a copy by the date.
+# A suffix is never digits alone (storage/ids.py): users may name a copy by the date.
 SUFFIX = re.compile(rf"(?=.*[a-f])[0-9a-f]{{{SUFFIX_LENGTH}}}")
 SIZES_QUERY = """
 SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_database_size(oid) END
@@ -32,7 +32,7 @@ SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_databas
 
 @dataclass(frozen=True, slots=True)
 class OldDatabase:
-    """A database that a restore put aside, and its size, None if our role may not ask."""
+    """A database that a restore put aside, and its size, None if our role may not query it."""
 
     node: str
     database: str
@@ -40,18 +40,18 @@ class OldDatabase:
 
 
 def name_beside(database: str, middle: str, suffix: str) -> str:
-    """The name next to `database`, with LOADING or ASIDE in the middle; a long name is cut and gets its digest."""
+    """Derive a name from `database`, with LOADING or ASIDE in the middle; a long name is shortened with a digest."""
     return f"{_prefix(database, middle)}{suffix}"
 
 
 def is_beside(name: str, database: str, middle: str) -> bool:
-    """Whether a restore gave this name to a database next to `database`."""
+    """Whether a restore derived this name from `database`."""
     prefix = _prefix(database, middle)
     return name.startswith(prefix) and SUFFIX.fullmatch(name.removeprefix(prefix)) is not None
 
 
 def read_old(node: Node, connection: psycopg.Connection[Any]) -> list[OldDatabase]:
-    """The databases that restores have put aside next to the node's own."""
+    """List the databases that restores have put aside for the node's database."""
     database = database_name(node.dsn)
     rows = connection.execute(SIZES_QUERY, (_prefix(database, ASIDE),)).fetchall()
     return [OldDatabase(node.id, name, size) for name, size in rows if is_beside(name, database, ASIDE)]
@@ -61,6 +61,6 @@ def _prefix(database: str, middle: str) -> str:
     room = NAME_BYTES_MAX - len(middle) - SUFFIX_LENGTH
     if len(database.encode()) <= room:
         return f"{database}{middle}"
-    # Databases may differ only in the part that is cut off.
+    # Two names may differ only in the part that is cut off.
     digest = hashlib.sha256(database.encode()).hexdigest()[:DIGEST_LENGTH]
     return f"{database.encode()[: room - DIGEST_LENGTH - 1].decode(errors='ignore')}_{digest}{middle}"

@@ -1,7 +1,7 @@
 """End other clients' sessions on a database: a changed database setting applies only to new sessions.
 
-A session reads the settings while it starts. It holds a lock on its database from before that until it is visible in
-pg_stat_activity (postinit.c, InitPostgres). So a session that is starting is found by its lock, and none is missed.
+A session reads the settings while it starts. Before that it locks its database, and it releases the lock only when
+pg_stat_activity shows it (postinit.c, InitPostgres). So starting sessions are found by their locks, and none is missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cutline.storage.errors import RefusedError
 POLL_SECONDS = 0.05
 NOTE_SECONDS = 2.0
 NAMED_MAX = 5
-# A WAL sender writes nothing, parallel workers end with their query, and autovacuum changes no row.
+# Excluded: WAL senders write nothing, parallel workers end with their query, and autovacuum changes no rows.
 OTHERS = f"""
 SELECT a.pid, coalesce({readable("a.usename::text")}, ''), coalesce(nullif(a.application_name, ''), a.backend_type, ''),
        coalesce(a.state, ''), coalesce(host(a.client_addr), 'local socket'), coalesce(r.rolsuper, true)
@@ -58,24 +58,24 @@ class OtherSession:
 
     @property
     def process(self) -> str:
-        """The session without its node, for a message."""
+        """The session in a message that names the node itself."""
         what = f"process {self.pid} ({self.application}, {self.state or 'no client'})"
         return f"{what} of {self.user or 'no user'} from {self.address}"
 
     def text(self) -> str:
-        """The session, for a message."""
+        """Describe the session and its node, for a message."""
         return f"node {self.node}: {self.process}"
 
     def details(self) -> dict[str, object]:
-        """The session, for `--json`."""
+        """Return the session's fields, for `--json`."""
         return {"node": self.node, "pid": self.pid, "user": self.user, "application": self.application}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
-    """Selects sessions by their start time on the server's clock; None leaves that end open.
+    """Selects sessions that started from `since` until `until` by the server's clock; None is no limit.
 
-    `spares_ours` leaves out Cutline's own sessions, which set everything they need themselves.
+    `spares_ours` leaves out Cutline's own sessions, which set everything that they need themselves.
     """
 
     since: datetime | None = None
@@ -83,17 +83,17 @@ class SessionFilter:
     spares_ours: bool = False
 
     def parameters(self) -> dict[str, object]:
-        """The parameters of the query OTHERS."""
+        """Return the parameters of the query OTHERS."""
         return {"since": self.since or "-infinity", "until": self.until or "infinity", "spared": self.spares_ours}
 
 
 def other_sessions(node: str, connection: psycopg.Connection[Any], chosen: SessionFilter) -> list[OtherSession]:
-    """The other sessions on the connection's database that the filter selects."""
+    """Find the other sessions on the connection's database that the filter selects."""
     return [OtherSession(node, *row) for row in connection.execute(OTHERS, chosen.parameters())]
 
 
 def server_time(connection: psycopg.Connection[Any]) -> datetime:
-    """The server's clock."""
+    """Read the server's clock."""
     (now,) = connection.execute("SELECT clock_timestamp()").fetchone() or (None,)
     if not isinstance(now, datetime):
         raise TypeError("the server returned no time")
@@ -103,10 +103,10 @@ def server_time(connection: psycopg.Connection[Any]) -> datetime:
 def end_sessions(
     node: Node, connection: psycopg.Connection[Any], since: datetime | None, seconds_max: float, progress: Progress
 ) -> tuple[int, list[OtherSession]]:
-    """End every other session that may have started before the setting just committed.
+    """End every other session that may have started before the setting that was just committed.
 
-    With `since`, end only sessions that began after it, and none of Cutline's: those don't depend on the setting.
-    Returns how many ended, and those that remain after `seconds_max` or that our role may not end.
+    With `since`, end only sessions that began after it, and none of Cutline's, which don't depend on the setting.
+    Returns how many sessions ended, and the sessions that remain after `seconds_max` or that our role may not end.
     """
     chosen = SessionFilter(since, server_time(connection), spares_ours=since is not None)
     starting = _starting_pids(connection)
@@ -136,7 +136,7 @@ def _starting_pids(connection: psycopg.Connection[Any]) -> set[int]:
 
 
 def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
-    """Terminate a session; False if our role may not."""
+    """Terminate a session; return False if our role may not."""
     try:
         connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
     except psycopg.errors.InsufficientPrivilege:
@@ -145,5 +145,5 @@ def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
 
 
 def sessions_text(sessions: list[OtherSession], *, names_node: bool = True) -> str:
-    """The first NAMED_MAX sessions, for a message, which may name their node itself."""
+    """Describe the first NAMED_MAX sessions, for a message; without `names_node` the message names their node."""
     return join_some((session.text() if names_node else session.process for session in sessions), NAMED_MAX)

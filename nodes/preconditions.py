@@ -1,6 +1,6 @@
-"""Check that nodes allow what Cutline needs, by a session of each kind; all problems are reported at once.
+"""Check that nodes meet Cutline's requirements, with a session of each kind; all problems are reported at once.
 
-The session that reads a slot is another kind, and the caller provides it (wal/drain/peek.py).
+The caller provides the kind of session that reads a slot (wal/drain/peek.py).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from cutline.nodes.problems import (
 )
 from cutline.nodes.sessions import Sessions, in_parallel
 
-# Opens a session of an additional kind on a node.
+# A function that opens a session of an additional kind on a node.
 Kind = Callable[[Node], AbstractContextManager[Any]]
 
 PROCESS_QUERY = "SELECT pg_postmaster_start_time()::text, current_setting('port')"
 
 
 def find_session_problems(sessions: Sessions, nodes: Iterable[Node], others: Iterable[Kind] = ()) -> list[NodeProblem]:
-    """Open a session of each kind on every node; return what keeps one from being used.
+    """Open a session of each kind on every node; return the problems that make sessions unusable.
 
     Raises NodeUnreachableError if a node does not answer.
     """
@@ -67,7 +67,7 @@ def _find(sessions: Sessions, node: Node, others: Iterable[Kind]) -> list[NodePr
 
     problems: list[NodeProblem] = []
     role = read_role(node, connection)
-    # To a role that may not replicate, that is told by its own problem.
+    # A role without REPLICATION is reported as a problem of its own.
     kinds = [open_raw, *([open_replication] if role.is_super or role.may_replicate else [])]
     for kind in kinds:
         try:
@@ -95,25 +95,25 @@ def _problem_of(node: Node, error: SessionUnfitError | NodeUnreachableError) -> 
 
 
 def find_dump_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """Yield a problem for each setting that pg_dump's sessions lack: Cutline sets its own, and can't set those."""
+    """Yield a problem for each setting that pg_dump's sessions lack: Cutline can set only its own sessions'."""
     lacking = lacking_at_start(connection)
     if not (needed := [name for name in DUMP_SETTINGS if name in lacking]):
         return
     role = read_role(node, connection)
-    what = f"its dsn leads to {name_pooler(node)}, which drops the settings that pg_dump asks for"
+    what = f"its dsn leads to {name_pooler(node)}, which drops the settings that pg_dump requests"
     for name in needed:
         change = "RESET role" if name == "role" else f"SET {name} = '{lacking[name]}'"
         remedy = f"ALTER ROLE {role.quoted} {change};"
         yield NodeProblem(
             node.id,
-            f"{what} ({', '.join(needed)}): {DIRECT}; or give them to the role, and let the pooler connect anew",
+            f"{what} ({', '.join(needed)}): {DIRECT}; or set them for the role, and make the pooler reconnect",
             remedy,
             role.place,
         )
 
 
 def check_dump_settings(node: Node, connection: psycopg.Connection[Any]) -> None:
-    """Raise NodeUnfitError if pg_dump's sessions on the node lack settings, with the statements that give them."""
+    """Raise NodeUnfitError if pg_dump's sessions on the node lack settings, with the statements that set them."""
     refuse_unfit(find_dump_problems(node, connection))
 
 
@@ -121,8 +121,9 @@ SETTINGS_QUERY = """
 SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
        current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
 """
-# All names of the database that our sessions may read, as the server's bytes. A role may have been named in a database
-# of another encoding: a role matters if it owns something here, has a privilege here, or has our setting.
+# All names in the database that our sessions may read, as the server's bytes. A role's name may have been written in a
+# database with a different encoding. A role matters if it owns something here, has a privilege here, or has our
+# setting.
 ROLES_QUERY = """
 SELECT DISTINCT 'role', namesend(r.rolname) FROM pg_roles r
  WHERE r.oid = 10 OR r.oid IN (
@@ -148,7 +149,7 @@ SELECT kind, name FROM (
 ) AS every (kind, name) WHERE encode(name, 'escape') ~ '\\\\[23][0-7][0-7]'
 """
 NAMES_SHOWN_MAX = 8
-# Those of superusers and our own: anybody who may create a schema may make one of such a name.
+# Only schemas of superusers and our role count: anybody who may create schemas could create one with such a name.
 FILLINGS_QUERY = f"""
 SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
  WHERE n.nspname ~ '^{FILLING}[0-9a-f]{{{SUFFIX_LENGTH}}}$' AND (r.rolsuper OR r.rolname = current_user) ORDER BY 1
@@ -156,9 +157,9 @@ SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
 
 
 def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[NodeProblem]:
-    """Everything that the nodes' settings and the privileges of our role on the servers lack.
+    """Find all problems of the nodes' settings and of our role's privileges on the servers.
 
-    Raises NodeUnfitError for names that can't be read.
+    Raises NodeUnfitError for names that can't be converted to UTF-8.
     """
     check_names(sessions.primaries)
     problems: list[NodeProblem] = []
@@ -169,7 +170,7 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
         if node.id in with_standbys and connection.info.server_version >= STANDBY_SNAPSHOT_VERSION:
             problems += find_function_problems(node, connection, STANDBY_FUNCTIONS)
         problems += _find_setting_problems(node, connection, slots_needed)
-    # What else passes through a pooler is asked before anything is made on its nodes.
+    # Test the other kinds of sessions through a pooler before anything is created on its nodes.
     pooled = [node for node in sessions.nodes if is_pooled(sessions.connections[node.id])]
     return problems + find_session_problems(sessions, pooled)
 
@@ -177,8 +178,8 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
 def check_decoding(sessions: Sessions) -> None:
     """Raise NodeUnfitError naming every node that can no longer decode its WAL, with the remedies.
 
-    An increment checks only this, as the nodes passed every check at the full snapshot: it needs no new slot, and it
-    waits for a standby that is reconnecting.
+    An increment checks only this, because the nodes passed all checks at the full snapshot, the increment needs no new
+    slot, and it waits for a standby that is reconnecting.
     """
     check_names(sessions.primaries)
     problems: list[NodeProblem] = []
@@ -190,13 +191,13 @@ def check_decoding(sessions: Sessions) -> None:
 
 
 def find_fillings(sessions: Sessions) -> list[NodeProblem]:
-    """The databases into which a restore has loaded rows and not ended: a copy would have half of its rows."""
+    """Find databases into which an unfinished restore has loaded rows: a snapshot would contain part of its rows."""
     problems: list[NodeProblem] = []
     for node, connection in sessions.primaries.items():
         for (schema,) in connection.execute(FILLINGS_QUERY):
             what = f"schema {schema} belongs to a restore into existing tables that has not ended"
             remedy = (
-                "end it as snapshot list   says; if it came with a copy of another database:"
+                "end it as snapshot list   says; if the schema was copied from another database:"
                 f" DROP SCHEMA {schema} CASCADE"
             )
             problems.append(NodeProblem(node, what, remedy))
@@ -204,13 +205,13 @@ def find_fillings(sessions: Sessions) -> list[NodeProblem]:
 
 
 def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
-    """Raise NodeUnfitError naming objects whose name can't be converted to UTF-8: commits could not store it."""
+    """Raise NodeUnfitError naming objects whose names can't be converted to UTF-8, so commits can't store them."""
     problems: list[NodeProblem] = []
     for node, connection in connections.items():
         with connection.transaction():
-            # Read as the server's bytes: a name that can't be converted would end the query.
+            # Read names as the server's bytes: a name that can't be converted would make the query fail.
             connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
-            # In a UTF-8 database only names of roles may be invalid.
+            # In a UTF-8 database only the names of roles may be invalid.
             names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
         invalid = set(find_inconvertible(connection, list({name for _, name in names})))
         # The ASCII characters of a name are enough to recognize it.

@@ -1,6 +1,6 @@
 """The privileges that our role needs for the objects of a database, and the statements that grant them.
 
-docs/roles.md lists them; that the two agree is tested.
+docs/roles.md lists the same privileges; a test compares the two.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from cutline.nodes.problems import (
 from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Sessions
 
-# The relations that Cutline or pg_dump reads, by COPY or by the lock that pg_dump takes on every table, excluded
-# tables too.
+# The relations that Cutline copies or that pg_dump locks: pg_dump locks every table, including excluded tables.
 UNREADABLE_QUERY = f"""
 SELECT {TABLE_NAME}, n.nspname, c.relname, c.relkind = 'S', has_schema_privilege(n.oid, 'USAGE')
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -39,14 +38,15 @@ SELECT {TABLE_NAME}, n.nspname, c.relname, c.relkind = 'S', has_schema_privilege
                                        ELSE has_table_privilege(c.oid, 'SELECT') END, true)
  ORDER BY 1
 """
-# Whether our role reads tables of others because it, or a role that it has the privileges of, was granted that.
+# Whether our role can read other roles' tables through grants, to itself or to a role whose privileges it has.
 READS_BY_GRANTS_QUERY = """
 SELECT EXISTS (
   SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN aclexplode(c.relacl) AS a
    WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
      AND a.privilege_type = 'SELECT' AND a.grantee NOT IN (0, c.relowner) AND pg_has_role(a.grantee, 'USAGE'))
 """
-# Whether policies limit the table for our role, whether that has its owner's privileges, whether Cutline publishes it.
+# By table: whether policies limit what our role reads, whether our role has its owner's privileges, and whether Cutline
+# publishes it.
 TABLES_QUERY = f"""
 SELECT {TABLE_NAME}, row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), o.rolname, o.rolsuper,
        EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
@@ -59,7 +59,7 @@ PUBLICATIONS_QUERY = """
 SELECT pubname, pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = ANY (%s) ORDER BY 1
 """
 MAY_CREATE_QUERY = "SELECT has_database_privilege(current_database(), 'CREATE')"
-# A large object without an ACL can be read by its owner only (PostgreSQL manual, "Large Objects").
+# Only its owner can read a large object without an ACL (PostgreSQL manual, "Large Objects").
 LARGE_OBJECTS_QUERY = """
 SELECT m.oid::bigint, o.rolname, o.rolsuper
   FROM pg_largeobject_metadata m JOIN pg_roles o ON o.oid = m.lomowner
@@ -72,7 +72,7 @@ NAMED_MAX, OIDS_AT_ONCE = 5, 500
 
 
 class _Unreadable(NamedTuple):
-    """A table or sequence that our role may not read; `is_open`: it may use the schema."""
+    """A table or sequence that our role may not read; `is_open`: our role may use its schema."""
 
     label: str
     schema: str
@@ -83,7 +83,7 @@ class _Unreadable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """An owner's tables, by name."""
+    """The names of an owner's tables."""
 
     owner: str
     is_super: bool
@@ -91,9 +91,9 @@ class _Owned:
 
 
 def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | None) -> list[NodeProblem]:
-    """The privileges that our role lacks in the nodes' databases, to read them and to publish the rules' tables.
+    """Find the privileges that our role lacks to read the nodes' databases and to publish the rules' tables.
 
-    `fleet_id` is None if there are no publications yet.
+    `fleet_id` is None before the publications exist.
     """
     problems: list[NodeProblem] = []
     for node in sessions.nodes:
@@ -110,7 +110,7 @@ def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | N
 
 
 def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """The privileges that our role lacks to read the large objects."""
+    """Yield the privileges that our role lacks to read the large objects."""
     role = read_role(node, connection)
     if role.is_super:
         return
@@ -138,10 +138,10 @@ def _find_reading(
         problem = f"role {role.name} may not read {list_some((owned.label for owned in unreadable), NAMED_MAX)}"
         statements = list(role.grant_membership("pg_read_all_data"))
         if connection.execute(READS_BY_GRANTS_QUERY).fetchone() == (True,):
-            # Somebody has decided that it need not read everything.
+            # An administrator has decided that the role does not need to read everything.
             instead = (
-                f"role {role.name} reads by grants on tables; to let it read all tables, future ones too, instead of"
-                " more grants"
+                f"role {role.name} reads by grants on tables; to let it read all present and future tables instead of"
+                " granting more"
             )
             yield NodeProblem(node.id, problem, f"{instead}: {' '.join(statements)}")
             statements = list(_grant_reading(unreadable, role))
@@ -153,7 +153,7 @@ def _find_reading(
 
 
 def _grant_reading(unreadable: Sequence[_Unreadable], role: Role) -> Iterator[str]:
-    """The statements that grant our role these relations: few of a schema by name, else all that it has."""
+    """Yield the statements that let our role read the relations: a few of a schema by name, else the whole schema."""
     if closed := dict.fromkeys(quote(owned.schema) for owned in unreadable if not owned.is_open):
         yield f"GRANT USAGE ON SCHEMA {', '.join(closed)} TO {role.quoted};"
     for kind, is_sequence in (("TABLE", False), ("SEQUENCE", True)):

@@ -1,6 +1,6 @@
-"""What nodes lack for Cutline: settings, and privileges of our role; all of it is reported at once.
+"""Problems of nodes, all reported at once: settings that are wrong, and privileges that our role lacks.
 
-docs/roles.md lists them; that the two agree is tested.
+docs/roles.md lists the same privileges; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutline.nodes.connections import MAINTENANCE_DATABASE, connect, database_na
 from cutline.nodes.server_errors import shorten_message
 from cutline.storage.errors import RefusedError, SnapshotError
 
-# What to do if a server refuses what our role may not do; init can't name what only the server knows to be missing.
+# Hints for a server's "permission denied". `init` can't list privileges that only the server knows to be missing.
 GRANT = "grant the role the privilege that the message names: docs/roles.md"
 RUN_INIT = f"run: snapshot init   it prints the grants that are missing; if it prints none, {GRANT}"
 
@@ -30,14 +30,14 @@ class NodeUnfitError(RefusedError):
 
 
 class Place(NamedTuple):
-    """Where a statement is run: on a primary, in a database. A standby has its primary's roles and privileges."""
+    """Where a statement is run: in a database on a primary. A standby has its primary's roles and privileges."""
 
     node: str
     database: str
 
 
 class Purpose(StrEnum):
-    """The commands that a privilege is needed for."""
+    """The commands that need a privilege."""
 
     EVERYTHING = "init and every create"
     NEW_TABLES = "tables created later, and delete of the last snapshot"
@@ -57,7 +57,7 @@ class NodeProblem:
 
 
 def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
-    """The problems without those whose statement another one has already, for more commands."""
+    """Drop problems whose statement repeats that of a problem with a more general purpose."""
     distinct: dict[tuple[object, ...], NodeProblem] = {}
     for node_problem in sorted(problems, key=lambda problem: list(Purpose).index(problem.purpose)):
         distinct.setdefault(
@@ -73,9 +73,9 @@ def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:
 
 
 def refuse_unfit(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> None:
-    """Raise NodeUnfitError if a problem concerns every command; its message and hint name those that do.
+    """Raise NodeUnfitError if any problem concerns every command; the message and hint name only such problems.
 
-    With the `addresses` of the primaries, the hint is a script for all of them, and covers other commands' needs, too.
+    With the `addresses` of the primaries, the hint is a script for all of them that also covers other commands' needs.
     """
     problems = distinct_problems(problems)
     if required := [problem for problem in problems if problem.purpose == Purpose.EVERYTHING]:
@@ -89,9 +89,9 @@ def unfit_error(
     others: Sequence[NodeProblem] = (),
     addresses: Mapping[str, str] | None = None,
 ) -> NodeUnfitError:
-    """The error that names the required problems, with the remedies; without `addresses`, `others` are only details.
+    """Return the error that names the required problems, with the remedies.
 
-    A hint with statements can be run as it is.
+    Without `addresses`, `others` appear only in the details. A hint with statements can be run unchanged.
     """
     problems = [*required, *others]
     script = script_of(problems if addresses else required, addresses)
@@ -113,11 +113,11 @@ def unfit_error(
 
 @contextmanager
 def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> Iterator[None]:
-    """Raise an error of this `kind` if a server refuses something in the block because our role lacks a privilege."""
+    """Raise an error of this `kind` if a server refuses a statement in the block because our role lacks a privilege."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
-        # Its session's (nodes/connections.py).
+        # The session has added its node as a note (nodes/connections.py).
         node = next(iter(getattr(error, "__notes__", [])), "")
         raise kind(
             f"{node or 'a server'} refused a statement that the role of the dsn may not run: {shorten_message(error)}",
@@ -126,7 +126,7 @@ def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> It
 
 
 def _texts_of(problems: Iterable[NodeProblem]) -> list[str]:
-    """The problems as text, each once, with its nodes."""
+    """Describe each distinct problem once, with its nodes."""
     nodes: dict[str, dict[str, None]] = {}
     for problem in problems:
         needed = "" if problem.purpose == Purpose.EVERYTHING else f" (only {problem.purpose} need this)"
@@ -135,7 +135,7 @@ def _texts_of(problems: Iterable[NodeProblem]) -> list[str]:
 
 
 def grants_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
-    """The statements, each with its place and purpose, for `--json`."""
+    """Return the statements, each with its place and purpose, for `--json`."""
     rows = dict.fromkeys(
         (problem.place, problem.remedy, problem.purpose) for problem in distinct_problems(problems) if problem.place
     )
@@ -147,7 +147,7 @@ def grants_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
 
 
 def actions_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
-    """The remedies that are no statements, each with its node and purpose, for `--json`."""
+    """Return the remedies other than statements, each with its node and purpose, for `--json`."""
     return [
         {"node": problem.node, "action": problem.remedy, "for": problem.purpose}
         for problem in distinct_problems(problems)
@@ -156,19 +156,19 @@ def actions_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
 
 
 def optional_lines(problems: Sequence[NodeProblem], addresses: Mapping[str, str] | None = None) -> list[str]:
-    """What our role lacks for some commands only, as lines for people: the actions, then the script."""
+    """Describe privileges that only some commands need, as lines of text: the actions, then the script."""
     nodes: dict[tuple[str, str], dict[str, None]] = {}
     for one in actions_of(problems):
         nodes.setdefault((one["for"], one["action"]), {})[one["node"]] = None
     lines = [f"for {purpose}, on {', '.join(where)}: {action}" for (purpose, action), where in nodes.items()]
     script = script_of(problems, addresses)
     if lines or script:
-        lines.insert(0, "the role of the dsn is enough for every create of these tables; other tasks need more")
+        lines.insert(0, "the role of the dsn is sufficient for every create of these tables; other tasks need more")
     return [*lines, "to grant what other tasks need, run:", *script] if script else lines
 
 
 def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
-    """How psql reaches the server of each primary among the nodes, as a connection string without user and password."""
+    """Return a connection string for psql to each primary among the nodes, without user and password."""
     addresses = dict[str, str]()
     for node in nodes:
         if node.backup_of is None:
@@ -181,7 +181,7 @@ def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
 
 
 def connect_line(address: str, database: str) -> str:
-    """The command of psql that goes to a database as the user of its session, or a comment if psql can't have it."""
+    """Return the psql command that connects to a database as psql's user, or a comment if psql can't quote it."""
     target = make_conninfo(address, dbname=database)
     if '"' in target or not target.isprintable():
         return comment(f"connect to {target}")
@@ -189,9 +189,9 @@ def connect_line(address: str, database: str) -> str:
 
 
 def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, str]) -> list[str]:
-    """The statements by place and purpose, each place with the command that connects psql to it.
+    """List the statements by place and purpose, each place after the command that connects psql to it.
 
-    If some are required, those of other purposes are comments: nobody is to grant them without need.
+    If some statements are required, all others become comments, so that nobody grants them without need.
     """
     problems = list(problems)
     is_required = any(problem.purpose == Purpose.EVERYTHING for problem in problems)
@@ -211,7 +211,7 @@ def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, st
 
 
 def script_of(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> list[str]:
-    """The lines of a script for a superuser: the statements by purpose and place, with comments that name these.
+    """Write a script for a superuser: the statements by purpose and place, with comments that name the two.
 
     With the `addresses` of the primaries, psql runs the whole script on all of them.
     """
@@ -234,23 +234,23 @@ def script_of(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | No
 
 
 def comment(text: str) -> str:
-    """The text as a one-line SQL comment, safe with any names in it."""
+    """Format the text as a one-line SQL comment, safe with any names in it."""
     return "-- " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 ADDRESS_PARAMETERS = ("host", "hostaddr", "port", "service", "sslmode", "sslrootcert")
-# A grant to a role that does not inherit has no effect unless it says so, which it can since this version.
+# A grant to a NOINHERIT role has no effect without WITH INHERIT TRUE, which exists since this version.
 INHERIT_OPTION_VERSION = 160000
 STANDBY_SNAPSHOT_VERSION = 160000
-# A server that has just answered with a refusal answers again at once.
+# A server that has just refused a connection is expected to answer again quickly.
 CONNECT_SECONDS_MAX = "2"
 ROLE_QUERY = """
 SELECT rolname, rolsuper, rolreplication, rolinherit, rolcreaterole,
        pg_has_role('pg_read_all_stats', 'USAGE'), current_database(), current_setting('server_version_num')::int
   FROM pg_roles WHERE rolname = current_user
 """
-# The functions that Cutline's statements call, and those behind the views that they read. PostgreSQL grants all but
-# pg_log_standby_snapshot() to everybody, but an administrator may have revoked that.
+# The functions that Cutline's statements call, and the functions behind the views that they read. PostgreSQL grants
+# them to everybody, but an administrator may have revoked that.
 FUNCTIONS = (
     "pg_advisory_unlock",
     "pg_backend_pid",
@@ -300,7 +300,8 @@ FUNCTIONS = (
     "pg_stat_get_wal_receiver",
     "pg_stat_get_wal_senders",
 )
-# Making a slot on a standby waits for its primary to log its running transactions.
+# While a slot is created on a standby, Cutline makes its primary log the running transactions, with this function. By
+# default only superusers may call it.
 STANDBY_FUNCTIONS = ("pg_log_standby_snapshot",)
 LARGE_OBJECT_FUNCTIONS = ("lo_get",)
 FUNCTIONS_QUERY = """
@@ -319,7 +320,7 @@ CONNECT_QUERY = "SELECT has_database_privilege(oid, 'CONNECT') FROM pg_database 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The role of a node's sessions, its attributes, and where statements about it are run."""
+    """The role of a node's sessions, its attributes, and the place where statements about it are run."""
 
     name: str
     is_super: bool
@@ -332,11 +333,11 @@ class Role:
 
     @property
     def quoted(self) -> str:
-        """The name for SQL."""
+        """The name, quoted for SQL."""
         return quote(self.name)
 
     def grant_membership(self, of: str) -> Iterator[str]:
-        """The statements that give our role the privileges of role `of`."""
+        """Yield the statements that give our role the privileges of role `of`."""
         option = " WITH INHERIT TRUE" if not self.inherits and self.version >= INHERIT_OPTION_VERSION else ""
         yield f"GRANT {quote(of)} TO {self.quoted}{option};"
         if not self.inherits and not option:
@@ -344,12 +345,12 @@ class Role:
 
 
 def quote(name: str) -> str:
-    """The name as a quoted identifier."""
+    """Quote the name as an SQL identifier."""
     return sql.Identifier(name).as_string()
 
 
 def read_role(node: Node, connection: psycopg.Connection[Any]) -> Role:
-    """The role of the session."""
+    """Read the role of the session."""
     row = connection.execute(ROLE_QUERY).fetchone()
     if row is None:
         raise RuntimeError("pg_roles has no row for the current role")
@@ -359,7 +360,7 @@ def read_role(node: Node, connection: psycopg.Connection[Any]) -> Role:
 
 
 def find_role_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """The privileges that our role lacks on the server, independent of the database's contents."""
+    """Yield the privileges that our role lacks on the server, independent of the database's contents."""
     role = read_role(node, connection)
     yield from find_decoding_problems(node, role)
     if not (role.is_super or role.sees_statistics):
@@ -369,7 +370,7 @@ def find_role_problems(node: Node, connection: psycopg.Connection[Any]) -> Itera
 
 
 def find_decoding_problems(node: Node, role: Role) -> Iterator[NodeProblem]:
-    """Yield the problem of a role that may not read slots."""
+    """Yield a problem if the role may not read slots."""
     if not (role.is_super or role.may_replicate):
         statement = f"ALTER ROLE {role.quoted} REPLICATION;"
         yield NodeProblem(node.id, f"role {role.name} may not replicate", statement, role.place)
@@ -381,7 +382,7 @@ def find_function_problems(
     functions: tuple[str, ...],
     purpose: Purpose = Purpose.EVERYTHING,
 ) -> Iterator[NodeProblem]:
-    """Yield the problem of each of PostgreSQL's functions, by name, that our role may not call."""
+    """Yield a problem for each of the built-in `functions` that our role may not call."""
     role = read_role(node, connection)
     for (signature,) in connection.execute(FUNCTIONS_QUERY, (list(functions),)).fetchall():
         yield lacks_function(node.id, role, signature, purpose)
@@ -390,7 +391,7 @@ def find_function_problems(
 def find_catalog_problems(
     node: Node, connection: psycopg.Connection[Any], catalogs: Iterable[str]
 ) -> Iterator[NodeProblem]:
-    """Yield the problem of each of these catalogs of PostgreSQL, by name, that our role may not read."""
+    """Yield a problem for each of the system catalogs that our role may not read."""
     role = read_role(node, connection)
     for (name,) in connection.execute(CATALOGS_QUERY, (list(catalogs),)).fetchall():
         statement = f"GRANT SELECT ON pg_catalog.{name} TO {role.quoted};"
@@ -398,14 +399,14 @@ def find_catalog_problems(
 
 
 def lacks_function(node: str, role: Role, signature: str, purpose: Purpose = Purpose.EVERYTHING) -> NodeProblem:
-    """The problem of a role that may not call a function of PostgreSQL."""
+    """Return the problem of a role that may not call a built-in function."""
     why = ", which slots on standbys need" if signature.startswith(STANDBY_FUNCTIONS) else ""
     statement = f"GRANT EXECUTE ON FUNCTION pg_catalog.{signature} TO {role.quoted};"
     return NodeProblem(node, f"role {role.name} may not call {signature}{why}", statement, role.place, purpose)
 
 
 def find_connect_problems(node: Node) -> Iterator[NodeProblem]:
-    """Yield the problem of a role that may not connect to the node's database although it can reach the server."""
+    """Yield a problem if the role can reach the server but may not connect to the node's database."""
     database = database_name(node.dsn)
     try:
         with connect(with_database(node, MAINTENANCE_DATABASE), connect_timeout=CONNECT_SECONDS_MAX) as connection:

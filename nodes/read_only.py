@@ -1,14 +1,13 @@
-"""Read-only databases: after a terminal snapshot the fleet accepts no writes, until `resume`.
+"""Read-only databases: after a terminal snapshot the fleet accepts no writes until `resume`.
 
-`default_transaction_read_only` is set to on for the database, and for every role that has its own setting, because a
-role's setting overrides the database's. The same transaction stores the previous settings on the node, as the comment
-of the fleet's publication: a node is either frozen and knows how to undo that, or not frozen, even if the process or
-the store is lost. Like the settings, the comment is copied with the node (a promoted standby, pg_upgrade).
+`default_transaction_read_only` is turned on for the database, and for every role that has its own setting, because a
+role's setting overrides the database's. The same transaction stores the previous settings on the node, in the comment
+of the fleet's publication. So even if the process or the store is lost, a node is either not frozen, or frozen with the
+record of how to undo that. Copies of the node (a promoted standby, pg_upgrade) contain the comment and the settings.
 
 A session that sets the variable itself can still write, so a command that relies on the freeze must check for writes
 (snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (nodes/connections.py).
-
-Nothing here needs Arrow or Spark, and undoing the freeze needs no store.
+Undoing the freeze needs neither Arrow, Spark nor the store.
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 END_SECONDS_MAX = 10.0
 SETTING = sql.SQL("default_transaction_read_only")
-# The current setting by role ('' for the database): of the roles, all that have one in this database or in general.
+# The settings of the database (role '') and of every role that has its own, for this database or for all: the value
+# for this database, the effective value, and whether our role may change it.
 SETTINGS_QUERY = """
 SELECT coalesce(r.rolname, ''), here.value, coalesce(here.value, everywhere.value),
        r.oid IS NULL OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR r.rolname = current_user
@@ -84,11 +84,11 @@ SELECT pubname, obj_description(oid, 'pg_publication') FROM pg_publication
 
 
 class FreezeRecordError(RefusedError):
-    """The record of a terminal snapshot on a node is not readable."""
+    """A node's record of a terminal snapshot can't be read."""
 
 
 class ReadOnlySetting(Record, frozen=True):
-    """The setting of a role in the database, or of the database if `role` is None. `value` None: not set."""
+    """The setting of a role in the database, or of the database if `role` is None. A `value` of None is "not set"."""
 
     role: str | None
     value: str | None
@@ -96,7 +96,7 @@ class ReadOnlySetting(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """A setting, the value that a new session gets from it, and whether our role may change it."""
+    """A setting, the value that it gives to new sessions, and whether our role may change it."""
 
     setting: ReadOnlySetting
     value_in_effect: str | None
@@ -104,14 +104,14 @@ class EffectiveSetting:
 
     @property
     def is_on(self) -> bool:
-        """Whether it makes transactions read-only."""
+        """Whether the setting makes transactions read-only."""
         return is_on(self.value_in_effect)
 
 
 class Frozen(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema", tag="cutline/frozen/1"):
-    """The operation that froze a database, and the previous settings. `since` is the time of the node's clock.
+    """The operation that froze a database, and the previous settings. `since` is a time of the node's clock.
 
-    A newer version may add fields; none of them can be needed to undo the freeze.
+    A newer version may add fields, but only fields that are not needed to undo the freeze.
     """
 
     operation: str
@@ -120,13 +120,13 @@ class Frozen(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema
     before: tuple[ReadOnlySetting, ...]
 
     def text(self) -> str:
-        """The freeze, for a message."""
+        """Describe the freeze, for a message."""
         return f"read-only since {self.since[:19]}Z by terminal snapshot {self.snapshot} (operation {self.operation})"
 
 
 @dataclass(frozen=True, slots=True)
 class ThawResult:
-    """A node that accepts writes again. Of its sessions that began read-only, `ended` were ended and `left` remain."""
+    """A node that accepts writes again. Of the sessions that began read-only, `ended` were ended and `left` remain."""
 
     node: str
     was: Frozen
@@ -135,13 +135,13 @@ class ThawResult:
 
 
 def is_on(value: str | None) -> bool:
-    """Whether PostgreSQL reads the boolean setting as on: any unique prefix will do (parse_bool in bool.c)."""
+    """Whether PostgreSQL reads the boolean setting as true; it accepts any unique prefix (parse_bool in bool.c)."""
     text = (value or "").lower()
     return bool(text) and (text in ("on", "1") or "true".startswith(text) or "yes".startswith(text))
 
 
 def read_settings(connection: psycopg.Connection[Any]) -> list[EffectiveSetting]:
-    """The database's setting first, then the settings of all roles that have one."""
+    """Read the database's setting, followed by the settings of all roles that have their own."""
     return [
         EffectiveSetting(ReadOnlySetting(role or None, here), value_in_effect, may_change)
         for role, here, value_in_effect, may_change in connection.execute(SETTINGS_QUERY)
@@ -149,7 +149,7 @@ def read_settings(connection: psycopg.Connection[Any]) -> list[EffectiveSetting]
 
 
 def read_record(node: Node, connection: psycopg.Connection[Any]) -> Frozen | None:
-    """The stored record of the database's freeze; None if there is none. Raises FreezeRecordError."""
+    """Read the record of the database's freeze; return None without one. Raises FreezeRecordError."""
     row = connection.execute(RECORD_QUERY).fetchone()
     if row is None:
         return None
@@ -161,17 +161,17 @@ def read_record(node: Node, connection: psycopg.Connection[Any]) -> Frozen | Non
         raise FreezeRecordError(
             f"node {node.id}: the comment of publication {publication} is not a record of a terminal snapshot that this"
             f" version can read: {error}",
-            hint="a newer version of Cutline may have written it: use that version; or undo it by hand:"
+            hint="a newer version of Cutline may have written it: use that version; or undo the freeze by hand:"
             f" SET default_transaction_read_only = off; ALTER DATABASE {database} RESET default_transaction_read_only;"
-            f" COMMENT ON PUBLICATION {quote_identifier(publication)} IS NULL; and for each role that \\drds lists with"
-            f" it: ALTER ROLE … IN DATABASE {database} RESET default_transaction_read_only",
+            f" COMMENT ON PUBLICATION {quote_identifier(publication)} IS NULL; and for each role for which \\drds lists"
+            f" the setting: ALTER ROLE … IN DATABASE {database} RESET default_transaction_read_only",
             details={"node": node.id, "publication": publication},
         ) from error
     return frozen
 
 
 def read_frozen(node: Node, connection: psycopg.Connection[Any]) -> Frozen | None:
-    """The record of a freeze that is in effect: a database restored from pg_dump may have only the record."""
+    """Read the record of a freeze that is in effect: a database restored from pg_dump may have only the record."""
     frozen = read_record(node, connection)
     return frozen if frozen and read_settings(connection)[0].is_on else None
 
@@ -179,7 +179,7 @@ def read_frozen(node: Node, connection: psycopg.Connection[Any]) -> Frozen | Non
 def freeze(node: Node, connection: psycopg.Connection[Any], fleet_id: str, operation: str, snapshot: str) -> Frozen:
     """Make new sessions on the database read-only and store the previous settings, in one transaction.
 
-    Open sessions are not changed. The database must not be frozen; a record that is not in effect is undone first.
+    Open sessions are not affected. The database must not be frozen. A record that is not in effect is undone first.
     """
     since = Time.of(server_time(connection))
     with connection.transaction():
@@ -201,9 +201,9 @@ def freeze(node: Node, connection: psycopg.Connection[Any], fleet_id: str, opera
 def thaw(
     node: Node, connection: psycopg.Connection[Any], progress: Progress, operation: str | None = None
 ) -> ThawResult | None:
-    """Restore the previous settings, and end the sessions that began read-only; None if nothing is frozen.
+    """Restore the previous settings, and end the sessions that began read-only; return None if nothing is frozen.
 
-    With `operation`, undo only a freeze by that operation. A setting that is no longer on was changed later and stays.
+    With `operation`, undo only a freeze by that operation. A setting that is no longer on was changed since, and stays.
     """
     frozen = read_record(node, connection)
     if frozen is None or operation not in (None, frozen.operation):
@@ -257,7 +257,7 @@ SELECT subname FROM pg_subscription
 
 
 def check_freezable(sessions: Sessions, fleet_id: str) -> None:
-    """Raise NodeUnfitError naming everything that prevents our role from ending all writes to the primaries."""
+    """Raise NodeUnfitError naming everything that keeps our role from stopping all writes to the primaries."""
 
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
         return [*find_freeze_problems(node, connection, fleet_id), *_find_obstacles(node, connection)]
@@ -270,7 +270,7 @@ def check_freezable(sessions: Sessions, fleet_id: str) -> None:
 def find_freeze_problems(
     node: Node, connection: psycopg.Connection[Any], fleet_id: str | None
 ) -> Iterator[NodeProblem]:
-    """The privileges that our role lacks to make the node's database read-only, and to undo that."""
+    """Yield the privileges that our role lacks to make the node's database read-only and to undo that."""
     role = read_role(node, connection)
     if role.is_super:
         return
@@ -286,7 +286,7 @@ def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str
     row = connection.execute(PRIVILEGES_QUERY, (publication,)).fetchone()
     owns, owner, is_owner_super, signals, publisher = row or (False, "", True, False, None)
     if not owns:
-        # Not another owner, where there is a choice: the owner has privileges on the schema public.
+        # Prefer membership to a change of owner: the database's owner has privileges on the schema public.
         change = f"ALTER DATABASE {quote(database)} OWNER TO {role.quoted};"
         for statement in [change] if is_owner_super else role.grant_membership(owner):
             yield f"does not own database {database}", statement
@@ -304,7 +304,7 @@ def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str
 
 
 def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Role) -> Iterator[NodeProblem]:
-    """Yield the roles whose own setting would have to be changed, and may not be."""
+    """Yield a problem for each role whose own setting must be changed but our role may not change."""
     for setting in read_settings(connection):
         other = setting.setting.role
         if not other or setting.is_on or setting.may_change:
@@ -322,7 +322,7 @@ def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Ro
 
 
 def _administer(role: Role, other: str) -> Iterator[str]:
-    """The statements that let our role change the settings of another one."""
+    """Yield the statements that let our role change the settings of role `other`."""
     if not role.may_create_roles:
         yield f"ALTER ROLE {role.quoted} CREATEROLE;"
     if role.version >= INHERIT_OPTION_VERSION:
@@ -330,7 +330,7 @@ def _administer(role: Role, other: str) -> Iterator[str]:
 
 
 def _find_obstacles(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """Yield what else writes to the database, or can't be stopped."""
+    """Yield other writers: superusers' sessions that our role may not end, and subscriptions."""
     role, database = read_role(node, connection), connection.info.dbname
     others = [] if role.is_super else other_sessions(node.id, connection, SessionFilter())
     if protected := [session for session in others if session.is_superuser]:
@@ -354,11 +354,11 @@ THAW_SECONDS_MAX = 30.0
 
 
 class FleetFrozenError(RefusedError):
-    """The fleet is read-only already, by an earlier terminal snapshot."""
+    """An earlier terminal snapshot has already made the fleet read-only."""
 
 
 def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, terminal: bool) -> None:
-    """Note which nodes are read-only. Before a `terminal` snapshot, raise if any is, or if the nodes can't be frozen.
+    """Note the nodes that are read-only. Before a `terminal` snapshot, raise if any is, or if a node can't be frozen.
 
     Raises FleetFrozenError, NodeUnfitError, FreezeRecordError.
     """
@@ -376,8 +376,8 @@ def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, ter
     if terminal:
         for node, frozen in frozen_nodes.items():
             raise FleetFrozenError(
-                f"node {node} is {frozen.text()} already",
-                hint="without --terminal, a snapshot has the same state; before another terminal snapshot, run:"
+                f"node {node} is already {frozen.text()}",
+                hint="without --terminal, a snapshot has the same contents; before another terminal snapshot, run:"
                 " snapshot resume",
                 details={"node": node, "operation": frozen.operation, "since": frozen.since},
             )
@@ -388,7 +388,7 @@ def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, ter
 
 
 def undo_freeze(nodes: Iterable[Node], operation: str, progress: Progress) -> bool:
-    """Undo the operation's freeze on all nodes; False if it may remain on some, which are named in notes."""
+    """Undo the operation's freeze on all primaries; return False if it may remain on some, which notes name."""
 
     def undo(node: Node) -> bool:
         try:
@@ -413,7 +413,7 @@ class ReadOnlyLeftError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """The results for the nodes that a terminal snapshot had made read-only; `asked` are all primaries."""
+    """The results for nodes that a terminal snapshot had made read-only; `asked` are all primaries."""
 
     results: tuple[ThawResult, ...]
     asked: tuple[str, ...]
@@ -422,8 +422,8 @@ class ResumeReport:
 def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
     """Undo the freeze of any terminal snapshot on every primary that answers. Safe to repeat; needs no store.
 
-    Raises FleetBusyError, with nothing changed, if another operation is running; ReadOnlyLeftError, NodeUnfitError or
-    FreezeRecordError after the other nodes are done.
+    Raises FleetBusyError, with nothing changed, if another operation is running. Raises ReadOnlyLeftError,
+    NodeUnfitError or FreezeRecordError after all other nodes accept writes again.
     """
     progress.step("accept writes", total=len(fleet.primaries), unit="nodes")
     with ExitStack() as stack:
@@ -435,7 +435,7 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
             else:
                 connections[node.id] = stack.enter_context(closing(opened))
         reached = sorted((node for node in fleet.primaries if node.id in connections), key=lambda one: one.id)
-        # Take all locks before anything is changed: another operation would hold them all.
+        # Take all locks before any change: another operation would hold them all.
         for node in reached:
             with raising_unreachable(node):
                 take_lock(node, connections[node.id], fleet.name, own_label("resume"))

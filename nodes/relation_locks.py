@@ -1,8 +1,8 @@
-"""Bounded waits for the lock of a table, view or sequence; the error names the holders.
+"""Bounded waits for the lock of a table, view or sequence; the error names the lock's holders.
 
 A reader of a relation waits for sessions and prepared transactions that hold ACCESS EXCLUSIVE (ALTER TABLE, TRUNCATE,
-VACUUM FULL, REFRESH MATERIALIZED VIEW and so on). It also waits for sessions that wait for that lock themselves
-(PostgreSQL manual, "Explicit Locking").
+VACUUM FULL, REFRESH MATERIALIZED VIEW and so on). It also waits behind sessions that are waiting for that lock
+themselves (PostgreSQL manual, "Explicit Locking").
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
                WHERE own.pid IS NULL AND own.virtualtransaction = l.virtualtransaction), 'a prepared transaction')
          WHEN a.backend_type = 'startup' THEN 'a transaction of its primary'
          ELSE concat('session ', l.pid, ' of ' || {readable("a.usename::text")},
-                     CASE WHEN NOT l.granted THEN ', which waits itself' END)
+                     CASE WHEN NOT l.granted THEN ', which is waiting itself' END)
        END)
   FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.mode = ANY (%s)
@@ -38,7 +38,7 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
    AND (%s::text[] IS NULL OR l.relation = ANY (%s::text[]::regclass[]))
  ORDER BY 1
 """
-# The lock modes that block reading a table, and those that block adding it to a publication.
+# The lock modes that block reading a table, and the modes that block adding it to a publication.
 READING = ("AccessExclusiveLock",)
 PUBLISHING = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 AWAITED_QUERY = """
@@ -59,7 +59,7 @@ def bound_lock_waits(connection: psycopg.Connection[Any], seconds: float | None 
     A statement that waits longer raises LockNotAvailable.
     """
     limit = LOCK_SECONDS_MAX if seconds is None else seconds
-    # 0 would be no limit.
+    # A limit of 0 would mean no limit.
     connection.execute(f"SET LOCAL lock_timeout = {max(int(limit * 1000), 1)}")
 
 
@@ -71,7 +71,7 @@ def locked_error(
     *,
     modes: Iterable[str] = READING,
 ) -> RelationLockedError:
-    """The error for `what` giving up its wait, with the current holders of `relations` in one of the modes.
+    """Return the error for a wait of `what` that timed out, naming the current holders of `relations` in `modes`.
 
     `relations` are names quoted for SQL; None means all relations of the database.
     """
@@ -99,7 +99,7 @@ def raising_locked(
 
 
 class LockWatch:
-    """Watches whether a program's session waits too long for a lock: pg_dump turns lock_timeout off in its session.
+    """Detects that a program's session waits too long for a lock, because pg_dump disables lock_timeout in its session.
 
     `found` are the relations that the session was waiting for when the program was ended.
     """
@@ -110,9 +110,9 @@ class LockWatch:
 
     @contextmanager
     def ending(self, act: Callable[[], object]) -> Iterator[None]:
-        """While the block runs, call `act` once the session has waited for LOCK_SECONDS_MAX."""
+        """While the block runs, call `act` when the session has waited for LOCK_SECONDS_MAX."""
         done = threading.Event()
-        # The thread ends if its session is lost: the program has then lost its session, too.
+        # The thread ends if its session is lost, because the program's session is then lost as well.
         thread = threading.Thread(target=self._poll, args=(act, done), name="watch locks", daemon=True)
         thread.start()
         try:

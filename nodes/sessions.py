@@ -36,10 +36,10 @@ CANCEL_AGAIN_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """One open session per node, and the nodes' identities. `renew` replaces a session that was lost.
+    """One open session per node, and the nodes' identities. `renew` replaces a lost session.
 
-    `too_old` are standbys that can't decode their WAL: they have no session here and are not copied. `clocks` are those
-    of the primaries, as they were read when the sessions began.
+    `too_old` are standbys that can't decode their WAL: they have no session here and are not copied. `clocks` are the
+    primaries' clocks, read when the sessions began.
     """
 
     fleet: Fleet
@@ -68,7 +68,7 @@ class Sessions:
         return self.ask_named_primaries(lambda _, connection: read(connection))
 
     def ask_named_primaries(self, read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
-        """Do what ask_primaries does, for a `read` that takes the node as well."""
+        """Call ask_primaries with a `read` that takes the node as well."""
 
         def ask(node: Node) -> Result:
             with raising_unreachable(node):
@@ -78,12 +78,12 @@ class Sessions:
         return dict(zip((node.id for node in primaries), in_parallel(ask, primaries), strict=True))
 
     def renew(self, node: Node) -> psycopg.Connection[Any]:
-        """Replace the session on `node` by a new one, and check that it is still the same node.
+        """Replace the session on `node` with a new session, and check that the node is still the same.
 
         Raises NodeUnreachableError, BaselineChangedError.
         """
         self.connections[node.id].close()
-        # Which server it is, the baseline tells.
+        # The baseline identifies the server, so `connect` does not have to.
         connection = connect(replace(node, server=None))
         try:
             check_baseline({node.id: self.identities[node.id]}, {node.id: identify(node, connection).identity})
@@ -97,10 +97,10 @@ class Sessions:
 def in_parallel(
     work: Callable[[Item], Result], items: Iterable[Item], interrupted: Callable[[], object] | None = None
 ) -> list[Result]:
-    """Do `work` on all items, up to THREADS_MAX at a time; wait for all, then raise the first error.
+    """Do `work` on all items, up to THREADS_MAX at a time; wait for all calls, then raise the first error.
 
-    If this thread is interrupted while it waits, call `interrupted`, which is to end those that have begun. Without it,
-    the statements that they run are cancelled.
+    If this thread is interrupted while it waits, call `interrupted`, which should end the calls that have begun.
+    Without `interrupted`, the calls' statements are cancelled.
     """
     ordered = list(items)
     if not ordered:
@@ -108,8 +108,8 @@ def in_parallel(
     with ThreadPoolExecutor(max_workers=min(len(ordered), THREADS_MAX)) as threads:
         futures = [threads.submit(work, item) for item in ordered]
         try:
-            # An error of one node must not end this: the interrupt would then come while the executor waits for the
-            # others.
+            # Don't stop waiting at the first error: an interrupt would then arrive while the executor waits for the
+            # other calls.
             wait(futures)
         except KeyboardInterrupt:
             threads.shutdown(wait=False, cancel_futures=True)
@@ -124,7 +124,7 @@ def in_parallel(
 
 
 def let_end() -> None:
-    """For `in_parallel`: calls that have begun are waited for."""
+    """Do nothing: an `interrupted` of `in_parallel` that waits for the calls that have begun."""
 
 
 @contextmanager
@@ -133,12 +133,11 @@ def open_sessions(
 ) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch that they answer.
 
-    `needs_all`: it is of no use to leave out standbys that can't be reached.
+    With `needs_all`, the error does not suggest a snapshot without the standbys that can't be reached. From now on this
+    process uses the time of the primaries' clocks (nodes/clocks.py).
 
-    From then on this process has the time of the primaries' clocks (nodes/clocks.py).
-
-    Raises NodeUnfitError if our role lacks a privilege, FleetTopologyError, and NodeUnreachableError, also if a node
-    stops answering or ends a session; the first and the last also while the block runs.
+    Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
+    can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
     """
     chosen = tuple(nodes)
     with ExitStack() as stack:
@@ -152,7 +151,7 @@ def open_sessions(
         for node, future in zip(chosen, futures, strict=True):
             try:
                 connections[node.id] = future.result()
-            except Exception as error:  # noqa: BLE001  # raised below, after all have been looked at
+            except Exception as error:  # noqa: BLE001  # raised below, after all nodes have been tried
                 problems.append(error)
         refuse_unfit(problem for node in chosen for problem in refused.get(node.id, ()))
         if problems:
@@ -184,7 +183,7 @@ def open_sessions(
 
 
 def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
-    """The first of the problems; if a node can't be reached, the error that names all unreachable nodes."""
+    """Return the first problem, or if that is an unreachable node, an error that names all unreachable nodes."""
     errors = [problem for problem in problems if isinstance(problem, NodeUnreachableError)]
     if not isinstance(problems[0], NodeUnreachableError):
         return problems[0]
@@ -200,10 +199,10 @@ def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
 
 
 def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -> list[Future[psycopg.Connection[Any]]]:
-    """Call _connect for each node, up to THREADS_MAX at a time, and wait for all.
+    """Call _connect for each node, up to THREADS_MAX at a time, and wait for all calls.
 
-    If this thread is interrupted while it waits, it waits no more: a node that doesn't answer would hold up the end of
-    the command. Sessions that connect later are closed then.
+    An interrupt ends the wait, because a node that doesn't answer would delay the end of the command. Sessions that
+    connect later are closed at once.
     """
     futures = [Future[psycopg.Connection[Any]]() for _ in nodes]
     left = deque(zip(nodes, futures, strict=True))
@@ -231,7 +230,7 @@ def _close_connected(future: Future[psycopg.Connection[Any]]) -> None:
 
 
 def _connect(node: Node, refused: dict[str, list[NodeProblem]]) -> psycopg.Connection[Any]:
-    """Connect to `node`, or raise NodeUnreachableError and add what our role lacks to `refused`, if that is why."""
+    """Connect to `node`, or raise NodeUnreachableError; if a missing privilege is the cause, add it to `refused`."""
     try:
         return connect(node)
     except NodeUnreachableError as error:

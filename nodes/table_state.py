@@ -1,29 +1,32 @@
-"""A table's state: whether the WAL has all of its changes, and in which form.
+"""A table's state: whether the WAL contains all of its changes, and in which form.
 
-Every commit stores it, and the next increment compares it before and after its cut (snapshots/ddl/table_changes.py). A
-group's definition describes the rows; the state is everything else that decides whether older rows and later changes
-fit together:
+Every commit stores the state of its tables. The next increment compares it with the state before and after its cut
+(snapshots/ddl/table_changes.py). A group's definition describes the rows; the state is everything else that decides
+whether older rows and later changes fit together:
 
-- that it is the same table, and was published without a gap. A table that leaves a publication and comes back has a new
-  pg_publication_rel row; an altered publication has a new xmin in its pg_publication row (freezing and rewriting a
-  catalog keep xmin). A published table can't be made unlogged, so that shows here, too;
-- that no ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A rewrite
-  gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first;
-- how many attributes it ever had: a column that was added and dropped again leaves no other trace;
-- that types whose values are printed as names (enum labels, fields of composites) are still printed the same.
+- Whether it is the same table and was published without a gap. A table that leaves a publication and comes back gets a
+  new pg_publication_rel row; an altered publication gets a new xmin in its pg_publication row (freezing and rewriting a
+  catalog keep xmin). A published table can't be made unlogged, so a table that was unlogged for some time shows here,
+  too.
+- Whether an ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A
+  rewrite gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE only give
+  it a new file.
+- How many attributes it ever had: a column that was added and dropped again leaves no other trace.
+- Whether types whose values are printed as names (enum labels, fields of composites) are still printed the same.
 
-The counters (PostgreSQL manual, "The Cumulative Statistics System") count attempts: they include rows of transactions
-that were rolled back, and changes by logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is
-captured. A row that moves to another partition counts as deleted from the old one.
+An append-only table's state includes PostgreSQL's counters of updates and deletes (PostgreSQL manual, "The Cumulative
+Statistics System"). They count attempts: they include rows of transactions that were rolled back, and changes by
+logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is captured. A row that moves to a
+different partition counts as deleted from the old partition.
 
-They lag behind: a session reports at the end of a transaction, at most once a second; an idle session within 10 s; a
-session in a long transaction when that ends. A prepared transaction is reported by the session that decides it. So an
-UPDATE before a cut may be counted after it, and is then noticed by the next increment.
+The counters lag behind: a session reports at the end of a transaction, at most once a second, an idle session within
+10 s, and a session in a long transaction when that ends. A prepared transaction is reported by the session that commits
+it or rolls it back. So an UPDATE before a cut may be counted after the cut; the next increment then notices it.
 
-They are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets all
-counters of the server, the archiver's too, and resetting a table's counters updates the reset time of its database.
-After such a reset, equal counters prove nothing, which is only a warning, as no change is known. With track_counts off
-nothing is counted.
+The counters are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets
+all counters of the server including the archiver's, and resetting a table's counters updates the reset time of its
+database. After such a reset, equal counters prove nothing. That is only a warning, because no change is known. With
+track_counts off nothing is counted.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from cutline.storage.errors import ChainEnd, RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# track_counts may be off for the roles or databases of writers, although it is on in our session.
+# track_counts may be off for the writers' roles or database although it is on in our session.
 COUNTERS_QUERY = """
 SELECT t.oid::bigint, pg_stat_get_tuples_updated(t.oid), pg_stat_get_tuples_deleted(t.oid),
        CASE WHEN current_setting('track_counts')::bool AND NOT EXISTS (
@@ -56,11 +59,11 @@ IDENTITY = "ALTER TABLE … REPLICA IDENTITY FULL, or a primary key"
 
 
 class AppendOnlyChangedError(RefusedError):
-    """An append-only table was updated or deleted from, and it is not known which rows."""
+    """Unknown rows of an append-only table were updated or deleted."""
 
 
 class Counters(Record, frozen=True):
-    """The rows of a table updated and deleted. `since` stamps the last reset, "" if track_counts is off."""
+    """How many rows of a table were updated and deleted. `since` stamps the last reset, "" if track_counts is off."""
 
     updated: Count
     deleted: Count
@@ -68,31 +71,31 @@ class Counters(Record, frozen=True):
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The rows updated and the rows deleted."""
+        """The numbers of rows updated and deleted."""
         return self.updated, self.deleted
 
 
 def read_counters(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Counters]:
-    """The counters of these tables, by oid."""
+    """Read the counters of these tables, by oid."""
     rows = connection.execute(COUNTERS_QUERY, (list(oids),)).fetchall()
     return {oid: Counters(updated, deleted, since) for oid, updated, deleted, since in rows}
 
 
 def has_changed(was: Counters, now: Counters) -> bool:
-    """Whether rows certainly were updated or deleted between the two."""
+    """Whether rows were certainly updated or deleted between the two readings."""
     # Only the rows are compared: the stamp also changes when another table of the database is reset.
     return now.rows not in (was.rows, (0, 0))
 
 
 def are_counters_unknown(was: Counters, now: Counters) -> bool:
-    """Whether rows may have been updated or deleted between the two without the counters showing it."""
+    """Whether rows may have been updated or deleted between the two readings unnoticed."""
     return not has_changed(was, now) and (was != now or not now.since)
 
 
 def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> None:
-    """Raise AppendOnlyChangedError naming the tables, of those in both, that were updated or deleted from.
+    """Raise AppendOnlyChangedError naming the tables in both readings that were updated or deleted from.
 
-    `since` names the time of `was`, for the message: an increment, or SNAPSHOT_BEGAN.
+    `since` describes the time of `was` in the message: an increment, or SNAPSHOT_BEGAN.
     """
     changed = [name for name in sorted(was.keys() & now.keys()) if has_changed(was[name], now[name])]
     if not changed:
@@ -100,15 +103,15 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
     counted = "; ".join(f"{name} ({_difference_text(was[name], now[name])})" for name in changed)
     message = (
         f"node {node}: append-only tables were updated or deleted from since {since}, perhaps by transactions that were"
-        f" rolled back; which rows is not known: {counted}"
+        f" rolled back, and the rows can't be identified: {counted}"
     )
     ends_chain = ChainEnd.NO
     if since == SNAPSHOT_BEGAN:
-        hint = [f"repeat the command when nothing updates them, or give each a replica identity: {IDENTITY}"]
+        hint = [f"repeat the command while nothing updates them, or give each a replica identity: {IDENTITY}"]
     else:
         message += f"; {since} itself may lack the earliest of these changes, as sessions report them late"
         hint = [
-            f"give each a replica identity, and the next increment copies it again: {IDENTITY};",
+            f"give each a replica identity, so that the next increment copies it again: {IDENTITY};",
             f"or {NEW_CHAIN}",
         ]
         ends_chain = ChainEnd.PERHAPS
@@ -127,7 +130,7 @@ def _difference_text(was: Counters, now: Counters) -> str:
 
 
 def unknown_counters_warnings(node: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> list[LeftOut]:
-    """A warning for every table, of those in both, that may have been updated or deleted from unnoticed."""
+    """Return a warning for every table in both readings that may have been updated or deleted from unnoticed."""
     kind = LeftOutKind.UNCOUNTED_TABLE
     names = [name for name in sorted(was.keys() & now.keys()) if are_counters_unknown(was[name], now[name])]
     return [LeftOut(node, kind, name, WHY[kind]) for name in names]
@@ -139,7 +142,7 @@ SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c WHERE c.oid = ANY (%s)
 """
-# A pg_enum row has a new xmin after its label or its position was changed. regclass and similar types are printed as
+# A change of an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
 # names, and aclitem with role names: their stamp is a hash of all such names.
 TYPES_QUERY = f"""
 WITH RECURSIVE used (relid, typid) AS (
@@ -182,12 +185,12 @@ XML_STAMP = "xml "
 
 
 class TableState(Record, frozen=True):
-    """One table at a commit.
+    """The state of one table at a commit.
 
-    `publication` and `membership` stamp its rows in pg_publication and pg_publication_rel, and `columns` those in
+    `publication` and `membership` stamp its rows in pg_publication and pg_publication_rel, and `columns` its rows in
     pg_attribute. `types` stamps how values are printed, and lists the columns that contain XML (`xml_columns`). `file`
-    is its filenode, and `attributes` the number of columns that it ever had. `counted` has the counters of an
-    append-only table; None for all others.
+    is the table's filenode, and `attributes` the number of columns that it ever had. `counted` contains the counters of
+    an append-only table; for other tables it is None.
     """
 
     table: str
@@ -219,7 +222,7 @@ def read_table_states(
     *,
     unpublished_too: bool = False,
 ) -> dict[str, TableState]:
-    """The states of the node's `tables`, by name; raise PublicationChangedError if their changes are not published.
+    """Read the states of the node's `tables`, by name; raise PublicationChangedError if changes are not published.
 
     With `unpublished_too`, a table that is in none of Cutline's publications has a state with an empty membership.
     """

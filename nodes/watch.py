@@ -1,9 +1,9 @@
-"""Ask nodes and watch them, so that waiting for a node that stopped answering ends.
+"""Query nodes and watch them, so that no wait for a node that stopped answering is endless.
 
-If a network drops packets or a server is stopped, a connection gets neither an answer nor an error, and waiting for it
-would never end. The watch asks each node a trivial query in a separate session, which a node that is only slow answers.
-It shuts down this process's connections to a silent node. Spark tasks have connections of their own: the caller cancels
-their jobs through `Watch.on_silence`.
+If a network drops packets or a server process is suspended, a connection gets neither an answer nor an error, and
+waiting for it would never end. The watch sends each node a trivial query in a separate session; a node that is only
+slow answers it. The watch shuts down this process's connections to a silent node. Spark tasks have their own
+connections: the caller cancels their jobs through `Watch.on_silence`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswers(Generic[T]):
-    """The answers by node, and by node why others gave none."""
+    """The answers by node, and for nodes without an answer the reason."""
 
     found: Mapping[str, T]
     problems: Mapping[str, str]
 
 
 class NodesQuery(Generic[T]):
-    """Asks all `nodes`, up to THREADS_MAX at a time, in background threads that start with this object.
+    """Queries all `nodes`, up to THREADS_MAX at a time, in background threads that start with this object.
 
-    `ask` has the node and a session of its own, which ends when the time is up: a thread waits for no node much longer.
+    `ask` receives the node and a separate session, which is shut down when the time is up, so that no thread waits much
+    longer.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class NodesQuery(Generic[T]):
             self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
         except psycopg.Error as error:
             self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
-        except Exception as error:  # noqa: BLE001  # answers() raises it: such as that this process gets no more memory
+        except Exception as error:  # noqa: BLE001  # raised by answers(); for example, this process is out of memory
             self._errors.append(error)
 
     def answers(self) -> NodeAnswers[T]:
@@ -93,13 +94,13 @@ class NodesQuery(Generic[T]):
 
 
 PROBE_SECONDS = 5.0
-# After this the watch gives up its session and opens another.
+# After this time without an answer, the watch opens a new session.
 ANSWER_SECONDS_MAX = 10.0
 SILENCE_SECONDS_MAX = 30.0
 TICK_SECONDS = 0.25
 STOP_SECONDS_MAX = 2.0
 CONNECTING_SECONDS_MAX = 0.5
-REACHABLE = "check that the server runs and can be reached"
+REACHABLE = "check that the server is running and can be reached"
 
 
 class SilentNodeError(NodeUnreachableError):
@@ -107,7 +108,7 @@ class SilentNodeError(NodeUnreachableError):
 
 
 class Watch:
-    """Queries every node repeatedly, in a thread of its own, and notes those that don't answer."""
+    """Queries every node repeatedly in a separate thread, and notes the nodes that don't answer."""
 
     def __init__(self, nodes: Iterable[Node], name: str) -> None:
         self._nodes, self._name = tuple(nodes), name
@@ -128,9 +129,9 @@ class Watch:
 
     @contextmanager
     def on_silence(self, act: Callable[[], object]) -> Iterator[None]:
-        """While the block runs, call `act` in the watch's thread when a node falls silent, and repeatedly while it is.
+        """While the block runs, call `act` in the watch's thread when a node falls silent, and repeatedly afterwards.
 
-        If a node has been silent already, or end_all was called, call it at once.
+        If a node has fallen silent already, or end_all was called, call `act` at once.
         """
         with self._lock:
             self._acts.append(act)
@@ -144,7 +145,7 @@ class Watch:
                 self._acts.remove(act)
 
     def end_all(self) -> None:
-        """Call every act of `on_silence`, now and from now on: the command was interrupted, and waits for nothing."""
+        """Call every present and future act of `on_silence`: the command was interrupted and should stop waiting."""
         with self._lock:
             self._is_ended = True
             acts = list(self._acts)
@@ -165,7 +166,7 @@ class Watch:
 
     @contextmanager
     def naming_silent(self) -> Iterator[None]:
-        """If the block fails after a node fell silent, raise SilentNodeError instead, once."""
+        """If the block fails after a node fell silent, raise SilentNodeError instead."""
         try:
             yield
         except (IndeterminateError, SilentNodeError):
@@ -210,14 +211,14 @@ class Watch:
             acts = list(self._acts)
         shut_down_sessions(node)
         for act in acts:
-            # One may come too late and raise; the others must still be called.
+            # An act may come too late and raise; all others must still be called.
             with suppress(Exception):
                 act()
 
 
 @dataclass(slots=True)
 class _Probe:
-    """The watch's session on one node, and its query that is in flight."""
+    """The watch's session on one node, and its query in flight."""
 
     node: Node
     name: str
@@ -226,9 +227,10 @@ class _Probe:
     waited: float = 0.0
 
     async def poll(self) -> float | None:
-        """Wait TICK_SECONDS for an answer: return None if it came, else the seconds without one.
+        """Wait TICK_SECONDS for an answer; return None if it arrived, else the seconds that passed without it.
 
-        A tick counts as TICK_SECONDS at most: if this process itself was suspended, that is not the node's silence.
+        A tick counts as TICK_SECONDS at most, because time during which this process was suspended is not the node's
+        silence.
         """
         if self.query is None:
             self.query, self.waited = asyncio.create_task(self._answers()), 0.0
@@ -240,7 +242,7 @@ class _Probe:
             self.query = None
             if has_answered:
                 return None
-            # The node refused at once, so no time has passed.
+            # The node refused at once, so almost no time has passed.
             await asyncio.sleep(TICK_SECONDS)
             return passed + TICK_SECONDS
         self.waited += passed
@@ -258,20 +260,20 @@ class _Probe:
             session, self.session = self.session, None
             if session is not None:
                 await session.close()
-            # A server that is starting or has no free sessions does answer; libpq drops the SQLSTATE of its refusal. A
-            # limit of this process is not the node's silence.
+            # A server that is starting or has no free connections does answer; libpq drops the SQLSTATE of its refusal.
+            # Reaching a limit of this process is not the node's silence.
             return error.sqlstate is not None or "FATAL" in str(error) or is_used_up(error)
         except (OSError, RuntimeError):
-            # Such as that no thread can be started that looks up a name: also a limit of this process. Ended by it, the
-            # watch would notice no silence from then on.
+            # This is also a limit of this process: for example, no thread can be started to resolve a host name. If the
+            # error ended the watch, it would not notice silence any more.
             return True
         return True
 
     async def end(self) -> None:
-        """Close the session, even if a query is in flight."""
+        """Close the session, even while a query is in flight."""
         if self.query is not None and not self.query.done():
             if self.session is None:
-                # If the attempt to connect were cancelled at once, a session that the server has begun would stay.
+                # If connecting were cancelled at once, a session that the server has already begun would remain.
                 await asyncio.wait({self.query}, timeout=CONNECTING_SECONDS_MAX)
                 self.query.cancel()
             else:

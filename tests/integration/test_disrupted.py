@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DATABASE = "disrupted"
-ROOM_HINT = "make room on the server's disk, or in /dev/shm if it names a shared memory segment"
+ROOM_HINT = "free space on the server's disk, or in /dev/shm if the message names a shared memory segment"
 DISRUPTIONS = ("53000", "53100", "53200", "53400", "57014", "58030", "40001", "40P01", "55P03")
 # A library or another file that is not there, a row that no index holds, an object that the session itself uses.
 REFUSALS = ("58P01", "54000", "23505", "42883", "55006", "XX000")

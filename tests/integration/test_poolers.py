@@ -93,7 +93,7 @@ def in_session_mode(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Ite
     [
         (COMMON, "takes no replication connections"),
         ("extra_float_digits", "takes no replication connections"),
-        (f"{COMMON},replication", "drops what asks for replication commands"),
+        (f"{COMMON},replication", "drops the request for replication commands"),
     ],
 )
 def test_init_and_create_refuse_a_pooler_without_replication_by_name(
@@ -107,7 +107,7 @@ def test_init_and_create_refuse_a_pooler_without_replication_by_name(
             ) as raised:
                 command()
             assert raised.value.exit_code == 3
-            assert "let the dsn name the server itself" in raised.value.hint
+            assert "point the dsn at the server itself" in raised.value.hint
 
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
@@ -146,7 +146,7 @@ def test_a_session_that_others_share_is_found_in_a_pool_of_any_size(runs: Runs, 
 def test_a_pooler_that_hands_sessions_on_as_they_are_is_refused(runs: Runs, tmp_path: Path) -> None:
     """The application's next session would act as ours: without triggers, with locks."""
     with pgbouncer(tmp_path / "pooler", runs.fleet.nodes[0].dsn, "session", reset_query="") as pooler:
-        with pytest.raises(SessionUnfitError, match="hands sessions on without resetting them") as raised:
+        with pytest.raises(SessionUnfitError, match="reuses sessions without resetting them") as raised:
             connect(through(runs.fleet, pooler).nodes[0])
         assert "server_reset_query = DISCARD ALL" in raised.value.hint
 
@@ -222,7 +222,7 @@ def test_pg_dump_is_not_run_without_its_settings_and_what_to_set_is_said(
     """Its sessions ask for settings that Cutline can't set there; the statements make them the role's."""
     dsn, node = runs.fleet.nodes[0].dsn, in_session_mode.nodes[0]
     with watch_nodes([]) as watch:
-        with pytest.raises(NodeUnfitError, match="drops the settings that pg_dump asks for") as raised:
+        with pytest.raises(NodeUnfitError, match="drops the settings that pg_dump requests") as raised:
             dump_archive(node, None, watch)
         grants: Any = raised.value.details["grants"]
         statements = [one["statement"] for one in grants]

@@ -123,7 +123,7 @@ def test_a_standby_of_another_primary_is_refused(chain: Runs) -> None:
     nodes = tuple(replace(node, backup_of=crossed.get(node.id)) for node in chain.fleet.nodes)
     with refused(chain.fleet, "fleet-topology") as errors:
         create(replace(chain.fleet, nodes=nodes), "another")
-    assert re.search(r"s.-b1 is a standby of another primary", errors[0].message)
+    assert re.search(r"s.-b1 is a standby of a different primary", errors[0].message)
 
 
 def test_a_standby_listed_as_a_primary_and_a_server_listed_twice_are_refused(chain: Runs) -> None:

@@ -187,7 +187,7 @@ def assert_restores_equal(current: CurrentChain, target: Fleet) -> None:
 
 @pytest.mark.parametrize(("change", "slug", "what"), [
     (["DROP PUBLICATION {ours}"], "publication-changed",
-     "publication {ours} does not exist any more; it published kept.person"),
+     "publication {ours} no longer exists; it published kept.person"),
     (["ALTER PUBLICATION {ours} SET (publish = 'insert')"], "publication-changed",
      "publication {ours} of kept.person, kept.total was altered: it publishes insert$"),
     (["ALTER PUBLICATION {ours} SET (publish = 'insert')", "UPDATE kept.person SET age = 3",

@@ -162,7 +162,7 @@ def test_a_prepared_transaction_and_a_waiting_session_are_named(own: Fleet) -> N
         owner.execute("SELECT 1")
         owner.pgconn.send_query(EXCLUSIVE.encode())
         await_lock(dsn)
-        who = f"public.held ({SESSION.format(pid=owner.info.backend_pid)}, which waits itself)"
+        who = f"public.held ({SESSION.format(pid=owner.info.backend_pid)}, which is waiting itself)"
         assert_named(fleet, dump, "reading the DDL", who)
         reader.rollback()
         while owner.pgconn.get_result():

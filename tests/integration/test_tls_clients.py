@@ -210,4 +210,4 @@ def test_a_passphrase_in_the_dsn_is_refused_before_pg_dump_could_show_it(served:
     psycopg.connect(make_conninfo(served.fleet.nodes[0].dsn, **options)).close()
     document = run(with_options(served, tmp_path / "fleet.toml", **options), "init")
     assert (document["code"], document["error"]) == (2, "usage"), document
-    assert "the dsn has sslpassword" in document["message"]
+    assert "the dsn contains sslpassword" in document["message"]

@@ -134,9 +134,9 @@ def test_a_cut_is_refused_if_no_clock_can_be_believed(
     with read() as patch:
         patch.setattr("cutline.nodes.baseline.time_of_epoch", lambda epoch: off_by(next(offs))(epoch))
         set_clock(DAYS)
-        with pytest.raises(ClocksDifferError, match="none can be believed"):
+        with pytest.raises(ClocksDifferError, match="none can be trusted"):
             take(runs, "other", Silent(), full=True)
-        with pytest.raises(ClocksDifferError, match="none can be believed"):
+        with pytest.raises(ClocksDifferError, match="none can be trusted"):
             prune(runs, Retention(keep_days=30), Silent())
     # By number, nothing depends on the time.
     offs = iter([0.0, 7200.0])
@@ -144,6 +144,6 @@ def test_a_cut_is_refused_if_no_clock_can_be_believed(
         patch.setattr("cutline.nodes.baseline.time_of_epoch", lambda epoch: off_by(next(offs))(epoch))
         notes = Notes()
         assert prune(runs, Retention(keep_full=9), notes).steps == ()
-        assert [line for line in notes.lines if "none can be believed" in line]
+        assert [line for line in notes.lines if "none can be trusted" in line]
     set_clock(timedelta(0))
     assert take(runs, "clear", Silent()).increment == 1

@@ -55,7 +55,7 @@ A, B, STANDBY, C = Node("a", "x"), Node("b", "y"), Node("a-b1", "z", "a"), Node(
 @pytest.mark.parametrize(("other", "message"), [
     ({"server_version": 180006, "system_identifier": "9", "database_oid": 6},
      "its server version was 15.13 at the full snapshot and is 18.6: the server was upgraded"),
-    ({"system_identifier": "9", "timeline": 2, "database_oid": 6}, "its system identifier was 7 .* and is 9: another"),
+    ({"system_identifier": "9", "timeline": 2, "database_oid": 6}, "its system identifier was 7 .* and is 9: a "),
     ({"timeline": 2}, "its timeline was 1 at the full snapshot and is 2: a standby was promoted"),
     ({"database_oid": 6}, "its database oid was 5 at the full snapshot and is 6: the database was dropped"),
     ({"database": "store", "database_oid": 6}, "its database was shop at the full snapshot and is store"),
@@ -115,9 +115,9 @@ def test_standbys_matter_only_to_a_chain_that_includes_them() -> None:
 
 
 @pytest.mark.parametrize(("other", "message", "hint"), [
-    ({"in_recovery": False}, "node a-b1 is not a standby, but backup_of a in fleet.toml", NEW_CHAIN),
-    ({"system_identifier": "9"}, "node a-b1 is a standby of another primary, not of a", "fleet.toml"),
-    ({"database_oid": 6}, "node a-b1: its database shop is not the one of a", "caught up"),
+    ({"in_recovery": False}, "node a-b1 is not a standby, but fleet.toml says backup_of = a", NEW_CHAIN),
+    ({"system_identifier": "9"}, "node a-b1 is a standby of a different primary, not of a", "fleet.toml"),
+    ({"database_oid": 6}, "node a-b1: its database shop is not a copy of a's", "caught up"),
     ({"server_version": 140013}, "node a-b1: PostgreSQL 14 is older than 15", "upgrade"),
 ])  # fmt: skip
 def test_a_node_that_does_not_fit_the_topology_is_named(other: dict[str, Any], message: str, hint: str) -> None:

@@ -141,7 +141,7 @@ def test_a_refusal_names_every_clock() -> None:
     with pytest.raises(ClocksDifferError) as raised:
         check_clocks([reading("s1", HOUR), reading("s2", -HOUR)], Notes())
     assert raised.value.message == (
-        "the clocks differ, and none can be believed: it is 2026-11-20T12:59:59Z by the clock of node s1,"
+        "the clocks differ, and none can be trusted: it is 2026-11-20T12:59:59Z by the clock of node s1,"
         " 2026-11-20T10:59:59Z by the clock of node s2, 2026-11-20T12:00:00Z by the clock of this machine"
     )
     assert raised.value.exit_code == 3

@@ -59,7 +59,7 @@ def test_a_password_is_on_no_command_line(password: str) -> None:
     assert program_connection(Node("a", "host=h"), needs_tls=False).environment == {}
     for secret in ("sslpassword", "oauth_client_secret", "scram_client_key"):
         if secret in SECRET_PARAMETERS:
-            with pytest.raises(UsageError, match=f"node a: the dsn has {secret}"):
+            with pytest.raises(UsageError, match=f"node a: the dsn contains {secret}"):
                 program_connection(Node("a", f"host=h {secret}=secret"), needs_tls=False)
     assert {"password", "sslpassword"} <= SECRET_PARAMETERS
 

@@ -49,7 +49,7 @@ def test_a_hint_with_statements_is_runnable_as_a_whole() -> None:
 
 
 def test_what_only_some_tasks_need_follows_that_the_role_is_enough() -> None:
-    enough = "the role of the dsn is enough for every create of these tables; other tasks need more"
+    enough = "the role of the dsn is sufficient for every create of these tables; other tasks need more"
     assert optional_lines([]) == []
     assert optional_lines(NEW_TABLES) == [enough, f"for {Purpose.NEW_TABLES}, on s1, s2: {ACTION}"]
     assert optional_lines(TERMINAL) == [

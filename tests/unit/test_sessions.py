@@ -50,7 +50,7 @@ def test_all_are_waited_for_and_the_first_error_counts() -> None:
     assert in_parallel(str.upper, ["x", "y"]) == ["X", "Y"]
 
 
-PLAIN = "check that the server runs, and that its dsn and your password file are right"
+PLAIN = "check that the server is running, and that its dsn and your password file are right"
 ONLY_PRIMARY = f"{PLAIN}; a full snapshot can do without standbys: snapshot create NAME --only-primary"
 
 

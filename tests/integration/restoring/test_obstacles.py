@@ -74,7 +74,7 @@ def test_obstacles_of_the_store_and_of_all_nodes_are_named_at_once(place: Place)
     assert error.message.startswith("4 obstacles: (1) node s3: ")
     assert "; (3) node s1: database shop exists already; (4) node s2: database shop exists already" in error.message
     lines = error.hint.split("\n")
-    assert lines[0].startswith("for 1: check that the server runs")
+    assert lines[0].startswith("for 1: check that the server is running")
     assert lines[1] == "for 2:"
     assert lines[-1] == f"for 3, 4: {EXISTS[0]}"
 

@@ -1,4 +1,4 @@
-"""The command `snapshot`. The only package that prints or exits.
+"""The program `snapshot`. No other package prints or exits.
 
-A command's module is imported only once that command is to run.
+A command's module is imported only when that command runs.
 """

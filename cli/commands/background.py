@@ -1,4 +1,4 @@
-"""`--background` of the commands that work for long: the prompt is back as soon as there is an operation."""
+"""The option `--background` of long-running commands: the prompt returns as soon as the operation has begun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cutline.storage.errors import UsageError
 
 SCHEMA = "cutline/background/1"
 Background = Annotated[
-    bool, typer.Option("--background", help="Run in the background; print the operation's id as soon as it has one.")
+    bool, typer.Option("--background", help="Run in the background; print the operation's id as soon as it is known.")
 ]
 
 
@@ -40,11 +40,11 @@ def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
-    """Run the command line of this process in the background, and exit when it has an operation, or as it does."""
+    """Run this command line in the background. Exit once its operation has begun, or with its exit code if it ends."""
     from cutline.cli.process.detaching import EndedEarly, detach_command
 
     if is_dry:
-        raise UsageError("--background and --dry-run exclude each other", hint="leave out one of them")
+        raise UsageError("--background and --dry-run are mutually exclusive", hint="leave out one of them")
     started = detach_command(sys.argv[1:], sys.stderr)
     if isinstance(started, EndedEarly):
         sys.stdout.write(started.result)
@@ -62,7 +62,7 @@ def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
     if not (options.json or options.quiet):
         waiting = name_fleet(f"snapshot wait {started.operation}", options.given_fleet, is_hint=True)
         sys.stderr.write(
-            f"it continues in the background: progress and errors are in {files.log}, its result will be in"
-            f" {files.result}\nto wait for its end: {waiting}\n"
+            f"the operation continues in the background: progress and errors go to {files.log}, its result to"
+            f" {files.result}\nto wait for it: {waiting}\n"
         )
     raise typer.Exit(DONE)

@@ -61,13 +61,15 @@ def cancel(
 ) -> None:
     """Stop running operations, on any machine.
 
-    A stopped operation cleans up, as on Ctrl-C, and its command exits with 8. Operations that died are cleaned up here;
-    cleaning up one dead create cleans up all of them.
+    A stopped operation cleans up, as on Ctrl-C, and its command exits with 8. Dead operations are cleaned up by this
+    command; cleaning up one dead create cleans up all of them.
 
-    Exit codes: 0 if all have stopped, 3 if one had ended before or can only go forward, 7 if one is still running.
+    Exit codes: 0 if all have stopped, 3 if one had already ended or can no longer be undone, 7 if one is still running.
     """
     if (operation is not None) + (name is not None) + every != 1:
-        raise UsageError("name what to cancel", hint="snapshot cancel OPERATION, or --name NAME, or --all")
+        raise UsageError(
+            "give exactly one of OPERATION, --name and --all", hint="to list running operations: snapshot status"
+        )
     options = command_context(context)
     fleet = options.load_fleet()
     wanted = check_operation(operation) if operation is not None else None
@@ -84,19 +86,21 @@ def cancel(
 
 
 def _not_under_way(store: ObjectStore, operation: str) -> NotUnderWayError:
-    # A listing may be out of date.
+    # The operation may have ended since it was listed.
     ended = read_ended(store, operation)
     if ended is None or ended.outcome is None:
-        return NotUnderWayError(f"no operation {operation} is under way", hint="see which are: snapshot status")
+        return NotUnderWayError(
+            f"no operation {operation} is under way", hint="to list running operations: snapshot status"
+        )
     return NotUnderWayError(
         f"operation {operation} has ended: {ended.outcome.state} at {ended.outcome.ended_at}",
-        hint="nothing was changed; see what has ended: snapshot history",
+        hint="nothing was changed; to list ended operations: snapshot history",
         details={"operation": operation, "state": ended.outcome.state},
     )
 
 
 def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
-    """The command's JSON."""
+    """Return the command's JSON."""
     return {
         "schema": SCHEMA,
         "operations": [
@@ -113,7 +117,7 @@ def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
 
 
 def lines_of(results: list[Cancelled], name: str | None = None) -> list[str]:
-    """The output for people."""
+    """Return the human-readable output."""
     nothing = f"no operation of snapshot {name} is under way" if name else "no operation is under way"
     return [_line(result.operation, result) for result in results] or [nothing]
 

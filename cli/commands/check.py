@@ -29,8 +29,8 @@ from cutline.storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20
 WHAT_TO_DO = (
-    "a restore refuses objects that are damaged or gone, and names the increments that it can restore instead;"
-    " to have a snapshot without conflicts, mend their cause, then take a new full one: snapshot create NAME"
+    "a restore refuses damaged or missing objects, and names the increments that it can restore instead;"
+    " to get a snapshot without conflicts, fix their cause, then take a new full snapshot: snapshot create NAME"
 )
 
 
@@ -81,7 +81,7 @@ def check(
 
 
 def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:
-    """Check, and record how it ended."""
+    """Run the check, and record its result."""
     with (
         SparkOnDemand(fleet, f"check {request.name or 'all'}") as spark,
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
@@ -93,12 +93,12 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> Ch
 
 
 def volumes_of(report: CheckReport) -> dict[str, int]:
-    """The amounts compared, over all snapshots."""
+    """Return the amounts compared, summed over all snapshots."""
     return dict(sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter()))
 
 
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
-    """The result for each restore point, as the outcome stores it."""
+    """Return the result for each restore point, as the operation's outcome stores it."""
     is_full = request.increment is None and not request.metadata_only
     return tuple(
         CheckedPoint(snapshot.name, snapshot.increment, snapshot.result, is_full, snapshot.figures)
@@ -107,10 +107,10 @@ def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedP
 
 
 def lines_of(report: CheckReport) -> list[str]:
-    """The output for people."""
+    """Return the human-readable output."""
     lines = [line for snapshot in report.snapshots for line in _snapshot_lines(snapshot)]
     if not report.snapshots:
-        lines.append("the store has no snapshot: nothing was compared")
+        lines.append("the store contains no snapshots: nothing was compared")
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
@@ -131,13 +131,13 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  read back, no second copy to compare with: {read_back}")
     lines += [f"  conflict: {conflict_text(conflict)}" for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]]
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
-        lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; all of them with --json")
+        lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
 
 
 def conflict_text(conflict: Conflict) -> str:
-    """One conflict on one line: kind, place and detail."""
+    """Describe a conflict on one line: kind, place and detail."""
     nodes = " and ".join(node for node in (conflict.node, conflict.other_node) if node)
     place = conflict.group or ""
     if conflict.partition is not None:

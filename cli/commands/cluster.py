@@ -1,4 +1,4 @@
-"""`snapshot cluster`: what executors on other machines need."""
+"""`snapshot cluster`: pack Cutline for executors on other machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pack(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, such as cutline.tar.gz.")],
 ) -> None:
-    """Pack Cutline and the packages that it needs into an archive for the executors. Nothing is contacted.
+    """Pack Cutline and the packages that it needs into an archive for the executors. No server is contacted.
 
     An existing FILE is replaced.
     """
@@ -33,7 +33,7 @@ def pack(
     from cutline.storage.errors import UsageError
 
     if not file.name.endswith(ENDS):
-        raise UsageError(f"the archive is a {ENDS}, and {file.name} is not", hint=f"name a file that ends with {ENDS}")
+        raise UsageError(f"{file.name} does not end with {ENDS}", hint=f"choose a name that ends with {ENDS}")
     with progress(context) as shown:
         shown.step("pack")
         packed = pack_to(file)

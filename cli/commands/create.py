@@ -54,7 +54,7 @@ Wait = Annotated[
 LargeObjects = Annotated[
     bool,
     typer.Option(
-        "--large-objects", help="Also copy large objects as they are now. Increments do not include their changes."
+        "--large-objects", help="Also copy large objects as they are now. Increments do not include changes to them."
     ),
 ]
 OnlyCut = Annotated[bool, typer.Option("--only-cut", help="Record a restore point for physical backups, without rows.")]
@@ -75,7 +75,7 @@ def create(
     group: Groups = None,
     exclude_group: ExcludedGroups = None,
     retries: Annotated[
-        int, typer.Option(min=0, metavar="N", help="How often to retry if the cut is inconsistent.")
+        int, typer.Option(min=0, metavar="N", help="How many times to retry if the cut is inconsistent.")
     ] = 3,
     wait: Wait = 60.0,
     terminal: Annotated[
@@ -84,13 +84,13 @@ def create(
     ] = False,
     large_objects: LargeObjects = False,
     only_cut: OnlyCut = False,
-    comment: Annotated[str, typer.Option(metavar="TEXT", help="A comment that list and show print.")] = "",
+    comment: Annotated[str, typer.Option(metavar="TEXT", help="A comment, shown by list and show.")] = "",
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
     """Take a full snapshot of the fleet, or with --incremental the next increment of one.
 
-    The fleet is not locked and keeps working. Nothing counts until the snapshot is committed as a whole.
+    The fleet is not locked and keeps working. A snapshot is committed as a whole or not at all.
     """
     request = CreateRequest(
         name,
@@ -112,13 +112,13 @@ def create(
 
 
 def check_request(request: CreateRequest, *, incremental: bool) -> None:
-    """Raise UsageError if options exclude each other, or are not text."""
+    """Raise UsageError if options conflict, or are not valid UTF-8."""
     of_full = request.only_primary or request.include or request.exclude or request.large_objects
     if request.only_cut and (incremental or of_full or request.terminal):
         raise UsageError(
-            "--only-cut makes a cut of all primaries and copies nothing",
-            hint="leave out all other options but --retries, --wait, --comment and --dry-run; every restore point has a"
-            " name of its own: snapshot create NAME --only-cut",
+            "--only-cut takes a cut of all primaries and copies nothing",
+            hint="leave out all other options except --retries, --wait, --comment and --dry-run; every restore point"
+            " needs a new name: snapshot create NAME --only-cut",
         )
     if incremental and of_full:
         raise UsageError(
@@ -138,14 +138,14 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
                 commit: Commit = create_restore_point(fleet, request, noting)
             else:
                 commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
-    # The commit is done: the store is asked once more only if the lines for people have something to name.
+    # The commit is complete. Read the store once more only if the human-readable output has something to name.
     options = command_context(context)
     is_named = incremental and bool(commit.left_out) and not options.json
     before: Iterable[LeftOut] = ()
     if is_named:
         before = _left_out_before(fleet, commit)
     elif options.quiet:
-        # Every full snapshot leaves it out: what asks for no action does not mail every night.
+        # Every full snapshot leaves these items out, and they need no action: don't let cron mail them every night.
         before = commit.left_out
     lines = lines_of(commit, before)
     if request.only_cut:
@@ -154,14 +154,14 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
 
 
 def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
-    """The items that the commit before leaves out; none if that commit can't be read any more: all is named then."""
+    """Return the items that the previous commit leaves out; none if it can no longer be read, so that all are named."""
     with suppress(SnapshotError):
         return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out
     return ()
 
 
 def show_plan(context: typer.Context, fleet: Fleet, request: CreateRequest, *, incremental: bool) -> None:
-    """Make all checks, and print what would be taken."""
+    """Run all checks, and print the plan."""
     with progress(context) as shown:
         noting = Noting(shown)
         document, lines = make_plan(fleet, request, noting, incremental=incremental)
@@ -182,7 +182,7 @@ def _extend_hint(request: CreateRequest) -> Iterator[None]:
 def make_plan(
     fleet: Fleet, request: CreateRequest, noting: Noting, *, incremental: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The output of --dry-run, as JSON and for people."""
+    """Return the output of --dry-run, as JSON and as lines."""
     if request.only_cut:
         nodes = list(preview_restore_point(fleet, request, noting).nodes)
         return {"schema": PLAN_SCHEMA, "snapshot": request.name, "nodes": nodes, "left_out": []}, []
@@ -202,7 +202,7 @@ def make_plan(
 
 
 def document_of(commit: Commit) -> dict[str, Any]:
-    """The command's JSON."""
+    """Return the command's JSON."""
     cut = commit.cut
     return {
         "schema": SCHEMA,
@@ -238,7 +238,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
 
 
 def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
-    """The output for people; `before` lists the items that the restore point before leaves out, too."""
+    """Return the human-readable output; `before` are the items that the previous restore point leaves out, too."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
     rows = f"{quantity_text(counts['rows'], 'rows')}, " if counts["rows"] else ""
@@ -257,7 +257,7 @@ def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
 
 
 def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
-    """The JSON of a full snapshot's --dry-run."""
+    """Return the JSON of a full snapshot's --dry-run."""
     tables = {
         shard: [
             {
@@ -274,7 +274,7 @@ def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
 
 
 def plan_lines(plan: FullPlan) -> list[str]:
-    """The same for people."""
+    """Return the human-readable plan of a full snapshot."""
     return [
         f"{shard}: {quantity_text(len(found), 'tables')}, {_rows_text([t.rows_estimate for t in found])}, "
         f"{size_text(sum(t.size_bytes for t in found))} to read on each of its nodes"
@@ -283,10 +283,10 @@ def plan_lines(plan: FullPlan) -> list[str]:
 
 
 def _rows_text(estimates: list[int | None]) -> str:
-    """How many rows the tables have, as far as it is known."""
+    """Return the estimated number of rows, and the number of tables without an estimate."""
     known = [rows for rows in estimates if rows is not None]
     if not (unknown := len(estimates) - len(known)):
         return f"about {quantity_text(sum(known), 'rows')}"
     if not any(known):
-        return "rows not known (ANALYZE was never run)"
-    return f"about {quantity_text(sum(known), 'rows')} and those of {quantity_text(unknown, 'tables')} without ANALYZE"
+        return "number of rows unknown (ANALYZE was never run)"
+    return f"about {quantity_text(sum(known), 'rows')} plus those of {quantity_text(unknown, 'tables')} without ANALYZE"

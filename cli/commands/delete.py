@@ -28,7 +28,7 @@ from cutline.snapshots.removal.deletion import (
 )
 
 SCHEMA = "cutline/delete/1"
-NEXT_INIT = "the next full snapshot needs the publications again: snapshot init   then: snapshot create NAME"
+NEXT_INIT = "before the next full snapshot, publish the tables again: snapshot init   then: snapshot create NAME"
 
 
 @or_in_background
@@ -39,22 +39,22 @@ def delete(
         typer.Argument(
             metavar="NAME",
             autocompletion=complete_snapshots,
-            help="The snapshot, by its full name.",
+            help="The full name of the snapshot; templates are not accepted.",
         ),
     ],
     *,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Delete it even if it is the last snapshot that can be restored, or can't be read."
+            "--force", help="Delete it even if it is the last snapshot that can be restored, or is unreadable."
         ),
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete a snapshot and all its increments for good.
+    """Delete a snapshot and all its increments permanently.
 
-    The name can't be used again. If a deletion ended unfinished, repeat the command to finish it.
+    The name can't be used again. To finish a deletion that was interrupted, repeat the command.
     """
     confirmation = require_confirmation(context, "delete", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
@@ -66,7 +66,7 @@ def delete(
     if not confirmation.is_given:
         plan = preview_deletion(fleet, name, force=force)
         is_empty = plan.is_resumed and not plan.mark.objects
-        confirmation.ask(plan_lines(plan), "" if is_empty else f"delete {name} for good?", losses=losses_of(plan))
+        confirmation.ask(plan_lines(plan), "" if is_empty else f"permanently delete {name}?", losses=losses_of(plan))
 
     with activity(context, fleet, "delete") as shown:
         deletion = delete_snapshot(
@@ -79,14 +79,14 @@ def delete(
 
 
 def code_of(removed: RemovalResult) -> int:
-    """The exit code after a removal."""
+    """Return the exit code of a removal."""
     if removed.slots_left:
         return UNREACHABLE
     return DONE if removed.is_done else REFUSED
 
 
 def document_of(deletion: DeletionResult) -> dict[str, Any]:
-    """The command's JSON. `state` is deleted, unfinished, or already-deleted."""
+    """Return the command's JSON. `state` is deleted, unfinished, or already-deleted."""
     state = "already-deleted"
     if deletion.removed:
         state = "deleted" if deletion.removed.is_done else "unfinished"
@@ -101,7 +101,7 @@ def document_of(deletion: DeletionResult) -> dict[str, Any]:
 
 
 def plan_document(plan: DeletionPlan) -> dict[str, Any]:
-    """The JSON of `--dry-run`. `state` is planned, or unfinished if the deletion was begun before."""
+    """Return the JSON of `--dry-run`. `state` is planned, or unfinished if the deletion had already begun."""
     return {
         "schema": SCHEMA,
         "dry_run": True,
@@ -121,7 +121,7 @@ def plan_document(plan: DeletionPlan) -> dict[str, Any]:
 
 
 def mark_document(mark: Mark) -> dict[str, Any]:
-    """The restore points that are lost, and who requested it and when."""
+    """Return the restore points that are lost, and when and by whom their removal was requested."""
     return {
         "operation": mark.operation or None,
         "at": mark.at,
@@ -131,7 +131,7 @@ def mark_document(mark: Mark) -> dict[str, Any]:
 
 
 def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
-    """The removed objects, and those that could not be removed."""
+    """Return the removed objects, and those that could not be removed."""
     return {
         "objects": removed.objects if removed else 0,
         "bytes": removed.bytes if removed else 0,
@@ -145,11 +145,11 @@ def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
 
 
 def plan_lines(plan: DeletionPlan) -> list[str]:
-    """The plan for people, shown before anything changes."""
+    """Return the human-readable plan, shown before anything is changed."""
     mark = plan.mark
     what = f"{quantity_text(mark.objects, 'objects')} with commit files, {size_text(mark.bytes)}"
     if plan.is_resumed:
-        lines = [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; what is left of it: {what}"]
+        lines = [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; still in the store: {what}"]
     else:
         lines = [f"delete {mark.snapshot} with all its restore points: {what}"]
         lines += point_lines(mark)
@@ -166,23 +166,25 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
 
 
 def losses_of(plan: DeletionPlan) -> list[str]:
-    """The lines of the plan that were confirmed: a snapshot that others take meanwhile changes only those of `keep`."""
+    """Return the lines of the plan that need confirmation: all but `keep`, which changes when a snapshot is taken."""
     return [line for line in plan_lines(plan) if not line.startswith("keep ")]
 
 
 def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str]) -> list[str]:
-    """Where slots are to be dropped, and where they stay."""
+    """Return where slots are dropped, and where they stay."""
     lines: list[str] = []
     for slot in slots:
         if nodes := [node for node in mark.nodes if node not in left_behind]:
             lines.append(f"drop slot {slot} on {', '.join(nodes)}")
         if left_behind:
-            lines.append(f"leave slot {slot} on {', '.join(left_behind.values())}: fleet.toml no longer leads there")
+            lines.append(
+                f"leave slot {slot} on {', '.join(left_behind.values())}: fleet.toml no longer names that server"
+            )
     return lines
 
 
 def point_lines(mark: Mark) -> list[str]:
-    """The restore points that are lost, one per line."""
+    """Return the restore points that are lost, one per line."""
     return [
         f"lost: {f'increment {point.increment}' if point.increment else 'full snapshot'} of"
         f" {point.cut_at[:19].replace('T', ' ')} UTC"
@@ -191,13 +193,13 @@ def point_lines(mark: Mark) -> list[str]:
 
 
 def requester_text(mark: Mark) -> str:
-    """Who requested the deletion."""
+    """Return who requested the deletion."""
     label = read_label(mark.by)
     return f"{label.user}@{label.host}" if label else "an unknown user"
 
 
 def lines_of(deletion: DeletionResult) -> list[str]:
-    """The output for people."""
+    """Return the human-readable output."""
     mark = deletion.mark
     if deletion.removed is None:
         who = requester_text(mark)
@@ -206,7 +208,7 @@ def lines_of(deletion: DeletionResult) -> list[str]:
 
 
 def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
-    """The objects removed under one mark, and those that could not be removed."""
+    """Describe the objects removed under one mark, and those that could not be removed."""
     freed = f"{quantity_text(removed.objects, 'objects')}, {size_text(removed.bytes)} freed"
     lines = [f"{what}: {freed}"]
     lines += [f"publication dropped: {publication}" for publication in removed.publications]
@@ -216,12 +218,12 @@ def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
     lines += [f"warning: slot not dropped, the node is unreachable: {one}" for one in removed.slots_left]
     lines += [f"warning: publication not dropped: {one}" for one in removed.publications_left]
     lines += [
-        f"warning: fleet.toml no longer leads to the server of slot {one}; if it still exists, run in its database:"
+        f"warning: fleet.toml no longer names the server of slot {one}; if it still exists, run in its database:"
         f" SELECT pg_drop_replication_slot('{one.partition(' on ')[0]}');"
         for one in removed.slots_unknown
     ]
     lines += [
-        f"warning: slot not dropped, no create of this snapshot is known to have made it: {one}"
+        f"warning: slot not dropped, because no create of this snapshot is known to have created it: {one}"
         for one in removed.slots_foreign
     ]
     if not removed.is_done:

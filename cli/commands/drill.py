@@ -40,12 +40,10 @@ from cutline.storage.errors import UsageError
 
 OwnServers = Annotated[
     Path | None,
-    typer.Option(
-        "--to", metavar="FILE", help="Drill on the servers of this fleet file. Default: temporary servers made for it."
-    ),
+    typer.Option("--to", metavar="FILE", help="Drill on the servers of this fleet file. Default: temporary servers."),
 ]
 Junit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the results to FILE, as a JUnit report.")
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the results to FILE as a JUnit report.")
 ]
 
 
@@ -65,16 +63,16 @@ def drill(
     junit: Junit = None,
     metrics: MetricsFile = None,
 ) -> None:
-    """Prove that a snapshot can be restored: restore it into temporary servers, test it, and remove them.
+    """Prove that a snapshot can be restored: restore it to temporary servers, test the result, and remove the servers.
 
-    The tests are the assertions in the fleet file, SQL queries on the restored databases. The fleet itself is not
-    contacted.
+    The tests are the assertions in the fleet file: SQL queries that run on the restored databases. The fleet itself
+    is not contacted.
     """
     source, roles = command_context(context).load_fleet(), parse_role_map(role_map or ())
     check_protection(source.spark_master, source.spark_settings)
     if not to and (create_roles or no_owner or roles):
         raise UsageError(
-            "--create-roles, --no-owner and --role-map are for servers of your own: they need --to FILE",
+            "--create-roles, --no-owner and --role-map apply only to your own servers: they need --to FILE",
             hint="leave them out: the temporary servers get the roles of the snapshot",
         )
     own = load_target(to, source) if to else None

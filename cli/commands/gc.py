@@ -68,7 +68,7 @@ def gc(
     if not confirmation.is_given:
         with progress(context) as shown:
             found = preview_garbage(fleet, seconds, shown)
-        # More may be garbage by then, but never an object of a snapshot that can be restored.
+        # More objects may be garbage by the time of the answer, but none of a snapshot that can be restored.
         if found.garbage:
             confirmation.ask(lines_of(found), "remove this garbage?")
     with leaving_metrics(context, fleet, "gc", metrics, is_dry=dry_run):
@@ -96,7 +96,7 @@ def _seconds(text: str) -> float:
 
 
 def document_of(report: GcReport) -> dict[str, Any]:
-    """The command's JSON. `objects` and `bytes` count the removed objects, or those that a dry run would remove."""
+    """Return the command's JSON. `objects` and `bytes` count the removed objects; in a dry run, the garbage."""
     size_total = total_of(report.garbage)
     done = size_total if report.dry_run else report.removed
     return {
@@ -138,7 +138,7 @@ def _entries(one: Garbage) -> Iterator[dict[str, Any]]:
 
 
 def total_of(garbage: Iterable[Garbage]) -> SizeTotal:
-    """Number and size of the garbage."""
+    """Return the number and total size of the garbage objects."""
     total = SizeTotal()
     for one in garbage:
         for size in one.sizes:
@@ -147,7 +147,7 @@ def total_of(garbage: Iterable[Garbage]) -> SizeTotal:
 
 
 def group_garbage(garbage: Iterable[Garbage]) -> dict[tuple[str, str], SizeTotal]:
-    """Number and size of the garbage, by snapshot and kind."""
+    """Return the number and total size of the garbage objects by snapshot and kind."""
     totals: dict[tuple[str, str], SizeTotal] = {}
     for one in garbage:
         for size in one.sizes:
@@ -156,7 +156,7 @@ def group_garbage(garbage: Iterable[Garbage]) -> dict[tuple[str, str], SizeTotal
 
 
 def lines_of(report: GcReport) -> list[str]:
-    """The output for people."""
+    """Return the human-readable output."""
     size_total = total_of(report.garbage)
     lines = [f"would remove {_text(size_total)}" if report.dry_run else f"removed {_text(report.removed)}"]
     reasons: dict[tuple[str, str], set[str]] = {}
@@ -175,7 +175,7 @@ def _kept_lines(report: GcReport) -> Iterator[str]:
         both.objects, both.size_bytes = both.objects + total.objects, both.size_bytes + total.size_bytes
     yield "kept: " + ("; ".join(f"{_text(total)} {REASONS[why]}" for why, total in kept.items()) or "nothing")
     if GarbageReason.YOUNG in kept:
-        yield f"the grace period is {seconds_text(report.grace_seconds)}; a shorter one: --grace TIME"
+        yield f"the grace period is {seconds_text(report.grace_seconds)}; to shorten it: --grace TIME"
     for snapshot, _, text in sorted(one for one in report.kept if one[1] is GarbageReason.UNCLEAR):
         yield f"warning: {f'snapshot {snapshot}' if snapshot else 'the store'}: {text}"
     for open_operation in report.open_operations:

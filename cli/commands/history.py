@@ -38,12 +38,12 @@ def history(
         ),
     ] = None,
     last: Annotated[
-        int, typer.Option(min=1, max=LAST_MAX, metavar="N", help="How many to list, the newest first.")
+        int, typer.Option(min=1, max=LAST_MAX, metavar="N", help="How many operations to list, newest first.")
     ] = LAST,
 ) -> None:
-    """List the operations that have ended: with their result, time, duration and snapshot.
+    """List ended operations with their result, time, duration and snapshot.
 
-    Records of committed operations stay as long as the snapshot; gc removes others after 30 days.
+    Records of committed operations are kept as long as their snapshot; gc removes all others after 30 days.
     """
     options = command_context(context)
     endeds = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))
@@ -51,12 +51,12 @@ def history(
 
 
 def document_of(found: Iterable[Ended]) -> dict[str, Any]:
-    """The command's JSON."""
+    """Return the command's JSON."""
     return {"schema": SCHEMA, "operations": [ended.to_json() for ended in found]}
 
 
 def lines_of(found: list[Ended]) -> list[str | RenderableType]:
-    """The output for people."""
+    """Return the human-readable output."""
     if not found:
         return ["no operation has ended"]
     rows = [
@@ -71,7 +71,7 @@ def lines_of(found: list[Ended]) -> list[str | RenderableType]:
         )
         for ended in found
     ]
-    causes = [f"operation {ended.id}: tried again: {cause}" for ended in found for cause in ended.causes]
+    causes = [f"operation {ended.id}: retried: {cause}" for ended in found for cause in ended.causes]
     return [FittingTable(TITLES, rows, important=IMPORTANT), *causes]
 
 

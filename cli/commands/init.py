@@ -31,20 +31,20 @@ def init(
         bool,
         typer.Option(
             "--forget-nodes",
-            help="The fleet was made smaller, or its servers were replaced: count the majority among its primaries.",
+            help="After nodes were removed or servers replaced: count only the current primaries for the majority.",
         ),
     ] = False,
     example: Annotated[
-        bool, typer.Option("--example", help="Only write a commented fleet.toml to edit; replaces no file.")
+        bool, typer.Option("--example", help="Only write a commented fleet.toml to edit. It never replaces a file.")
     ] = False,
 ) -> None:
     """Check and prepare every node and the store. Safe to repeat."""
     options = command_context(context)
     if example:
         if forget_nodes:
-            raise UsageError("--example and --forget-nodes exclude each other", hint="leave out one of them")
+            raise UsageError("--example and --forget-nodes are mutually exclusive", hint="leave out one of them")
         write_example(options.fleet_path)
-        lines = [f"wrote {options.fleet_path}: name your store and your nodes there", "next: snapshot init"]
+        lines = [f"wrote {options.fleet_path}: enter your store and your nodes there", "next: snapshot init"]
         emit(context, {"schema": EXAMPLE_SCHEMA, "file": options.fleet_path}, lines)
         return
     fleet = options.load_fleet()
@@ -71,7 +71,7 @@ def init(
 
 
 def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> list[str]:
-    """The output for people; psql finds the primaries at these `addresses`."""
+    """Return the human-readable output; `addresses` are those at which psql reaches the primaries."""
     lines = [
         f"fleet {report.store.name} ({report.store.fleet_id}): {quantity_is(len(report.nodes), 'nodes')}"
         " ready for snapshots",
@@ -82,8 +82,8 @@ def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> 
             f"snapshots can be taken, but the store refused to delete the probe's objects: {report.deleting_refused}"
         )
     lines.append(
-        f"the store is encrypted with key {report.encryption_key}; not encrypted are the names of snapshots and nodes,"
-        " and the numbers, sizes and times of objects; keep a copy of the key elsewhere: without it nothing can be read"
+        f"the store is encrypted with key {report.encryption_key}, except for the names of snapshots and nodes, and the"
+        " number, sizes and times of objects; keep a copy of the key elsewhere: without it nothing can be read"
         if report.encryption_key
         else "the store is not encrypted by Cutline: docs/encryption.md"
     )
@@ -93,23 +93,21 @@ def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> 
         lines.append(published + (f", new: {', '.join(new)}" if new else ""))
         if report.append_only[node]:
             lines.append(
-                f"{node}: append-only, inserts and truncates are followed: {', '.join(report.append_only[node])}"
+                f"{node}: append-only (only INSERT and TRUNCATE are captured): {', '.join(report.append_only[node])}"
             )
     standbys = {node.backup_of for node in report.nodes}
     if report.too_old:
         names = [standby for _, standby in report.too_old]
-        lines.append(f"standbys below PostgreSQL 16 can't decode WAL, and are left out: {', '.join(names)}")
+        lines.append(f"standbys older than PostgreSQL 16 can't decode WAL and are left out: {', '.join(names)}")
     if alone := [node.node for node in report.nodes if node.backup_of is None and node.node not in standbys]:
         what = "a standby that decodes WAL" if report.too_old else "a standby"
-        lines.append(
-            f"without {what}: {', '.join(alone)}; check compares no second copy of them, and ends with exit code 4"
-        )
+        lines.append(f"without {what}: {', '.join(alone)}; check has no second copy to compare, and exits with 4")
     if report.forgotten:
         primaries = report.published
         names = [f"the earlier server of {node}" if node in primaries else node for node in report.forgotten]
         lines += [
             f"no longer counted for the majority: {', '.join(names)}",
-            "their slots stay, and keep WAL; where such a server still runs, and nobody goes back to it, run in its"
+            "their slots stay and retain WAL; if such a server still runs and will not be used again, run in its"
             " database:",
             OWN_SLOTS_DROP,
         ]

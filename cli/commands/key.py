@@ -23,29 +23,29 @@ NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to creat
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="The key's name, as `snapshot key list` shows it.")]
 
 key_app = typer.Typer(
-    help="Make, list, add and remove encryption keys. To rotate: key new, key add, change fleet.toml, key remove."
+    help="Create, list, add and remove encryption keys. To rotate: key new, key add, change fleet.toml, key remove."
 )
 
 
 class KeyFileExistsError(RefusedError):
-    """The file for a new key exists already."""
+    """The file for a new key already exists."""
 
 
 @key_app.command()
 def new(context: typer.Context, file: NewFile) -> None:
-    """Write a new random encryption key to FILE, which only its owner can read. Nothing is contacted."""
+    """Write a new random encryption key to FILE, which only its owner can read. No server is contacted."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         hint = "name another file; if this one is a store's key, keep it"
-        raise KeyFileExistsError(f"file {file} exists already", hint=hint) from None
+        raise KeyFileExistsError(f"file {file} already exists", hint=hint) from None
     except OSError as error:
-        raise EncryptionKeyError(f"file {file} can't be made: {error.strerror}", hint="name another file") from None
+        raise EncryptionKeyError(f"file {file} can't be created: {error.strerror}", hint="name another file") from None
     try:
         with os.fdopen(descriptor, "w") as opened:
             opened.write(key_text(secrets.token_bytes(KEY_BYTES)) + "\n")
             opened.flush()
-            # Without it nobody can read the objects that it encrypts.
+            # If the key is lost, nobody can read the objects that it encrypts.
             os.fsync(descriptor)
         sync_folder(file.absolute().parent)
     except BaseException as error:
@@ -57,7 +57,7 @@ def new(context: typer.Context, file: NewFile) -> None:
     lines = [
         f"wrote a new key to {file}",
         f'for a new store: key_file = "{file.absolute()}" in [encryption] of fleet.toml, then snapshot init',
-        f"for a store that has a key: snapshot key add --key-file {file.absolute()}",
+        f"for a store that already has a key: snapshot key add --key-file {file.absolute()}",
         "keep a copy elsewhere, not in the store: without the key nothing in the store can be read",
     ]
     emit(context, {"schema": SCHEMA, "file": str(file.absolute())}, lines)
@@ -84,7 +84,7 @@ def list_keys(context: typer.Context) -> None:
     lines = [
         f"{one['key']}  {one['created_at']}" + (f"  the key of {fleet.path}" if one["configured"] else "")
         if one["genuine"]
-        else f"warning: {one['object']} is not genuine: nobody who had a key of this store made it; delete"
+        else f"warning: {one['object']} is not genuine: it was not created with a key of this store; delete"
         " that object from the store"
         for one in keys
     ]
@@ -95,28 +95,28 @@ def list_keys(context: typer.Context) -> None:
 def add(
     context: typer.Context,
     *,
-    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The file that has the new key.")] = None,
+    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The file that contains the new key.")] = None,
     key_variable: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The environment variable that has the new key.")
+        str | None, typer.Option(metavar="NAME", help="The environment variable that contains the new key.")
     ] = None,
     key_command: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The command that prints the new key, quoted as for a shell.")
     ] = None,
 ) -> None:
-    """Let another key open the store too. No object is rewritten; safe to repeat."""
+    """Let another key open the store, too. No object is rewritten. Safe to repeat."""
     try:
         command = tuple(shlex.split(key_command or ""))
     except ValueError as error:
-        raise UsageError(f"--key-command is no command line: {error}") from None
+        raise UsageError(f"--key-command is not a valid command line: {error}") from None
     if sum(bool(one) for one in (key_file, key_variable, command)) != 1:
-        raise UsageError("name the new key by one of --key-file, --key-variable and --key-command")
+        raise UsageError("name the new key with exactly one of --key-file, --key-variable and --key-command")
     fleet, encryption = _encrypted_fleet(context)
     from cutline.storage.encryption.key_documents import add_key
 
     source = KeySource(key_file, key_variable or None, command or None)
     ours, added = encryption.read_key(), FleetEncryption(source, fleet.name).read_key()
     document = add_key(fleet.store.open_raw(), ours, added)
-    lines = [f"key {document.key} of {source} opens the store"]
+    lines = [f"key {document.key} of {source} now opens the store"]
     if document.key != ours.id:
         lines.append(f"to rotate: name it in [encryption] of every fleet.toml, then: snapshot key remove {ours.id}")
     emit(context, {"schema": SCHEMA, "key": document.key}, lines)
@@ -130,7 +130,7 @@ def remove(context: typer.Context, key: KeyId) -> None:
 
     places = remove_key(fleet.store.open_raw(), encryption.read_key(), key)
     document: dict[str, Any] = {"schema": SCHEMA, "key": key, "removed": places}
-    emit(context, document, [f"key {key} no longer opens the store; a copy of {', '.join(places)} still would"])
+    emit(context, document, [f"key {key} no longer opens the store; a copy of {', '.join(places)} still does"])
 
 
 def _encrypted_fleet(context: typer.Context) -> tuple[Fleet, FleetEncryption]:

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
-# What people see of a chain that may have thousands.
+# How many increments of each snapshot are listed: of all snapshots, of one named snapshot, and at most.
 LAST, LAST_OF_ONE, LAST_MAX = 3, 20, 1_000_000
 Flat = Annotated[bool, typer.Option("--flat", help="Print one row per restore point, with all columns.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print that as CSV, for spreadsheets and scripts.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print these rows as CSV, for spreadsheets and scripts.")]
 COLUMNS = (
     "snapshot",
     "increment",
@@ -62,7 +62,7 @@ COLUMNS = (
 
 NUMBERS = {"increment", "changes", "transactions", "size"}
 IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "checked")
-# `show` and --flat have them.
+# `show` and --flat print these columns.
 SPARED = {"transactions", "sizes"}
 
 
@@ -70,7 +70,7 @@ def list_snapshots(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Only this snapshot; a template selects its newest. Default: all."),
+        typer.Argument(metavar="NAME", help="Only this snapshot, or the newest of a template. Default: all snapshots."),
     ] = None,
     *,
     last: Annotated[
@@ -79,23 +79,23 @@ def list_snapshots(
             min=1,
             max=LAST_MAX,
             metavar="N",
-            help=f"Only the newest N increments of each snapshot. Default: {LAST}, with NAME {LAST_OF_ONE}.",
+            help=f"Only the newest N increments of each snapshot. Default: {LAST}, or {LAST_OF_ONE} with NAME.",
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All increments; so have --json, --flat and --csv.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List all increments, as --json, --flat and --csv do.")] = False,
     flat: Flat = False,
     csv: Csv = False,
 ) -> None:
-    """List the snapshots in the store with their newest increments, the newest first.
+    """List the snapshots in the store and their newest increments, newest first.
 
-    The column "checked" has the age of the last full check, its result unless that was valid, and before it the
-    conflicts that another check found. The column "sizes" draws the sizes of the newest increments.
+    The column "checked" shows the age of the last full check, and its result unless that was valid. Conflicts that
+    another check found come first. The column "sizes" is a chart of the sizes of the newest increments.
     """
     options = command_context(context)
     if csv and options.json:
-        raise UsageError("--csv and --json exclude each other", hint="leave one of the two out")
+        raise UsageError("--csv and --json are mutually exclusive", hint="leave out one of them")
     if every and last is not None:
-        raise UsageError("--all and --last exclude each other", hint="leave one of the two out")
+        raise UsageError("--all and --last are mutually exclusive", hint="leave out one of them")
     fleet = options.load_fleet()
     wanted = None if name is None else newest_name(fleet, name)
     if flat or csv:
@@ -133,22 +133,22 @@ def list_snapshots(
 
 
 def _chosen(listing: Listing, name: str | None) -> list[Entry]:
-    """The snapshots to list: that of this name, or all; raise SnapshotMissingError."""
+    """Return the snapshot of this name, or all snapshots; raise SnapshotMissingError."""
     if name is None:
         return list(listing.entries)
     chosen = [entry for entry in listing.entries if entry.name == name]
     if not chosen:
-        raise SnapshotMissingError(f"there is no snapshot {name}", hint="see which there are: snapshot list")
+        raise SnapshotMissingError(f"there is no snapshot {name}", hint="to list the snapshots: snapshot list")
     return chosen
 
 
 def _first_shown(entry: Entry, last: int | None) -> int:
-    """The number of the first increment that is listed, if only the newest `last` are; None: all."""
+    """Return the number of the first increment to list, if only the newest `last` are listed; None: all."""
     return 1 if last is None else max(len(entry.summaries) - last, 0) + 1
 
 
 def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
-    """One snapshot's JSON, with its increments from `first` on. `base` is the operation that took the full snapshot."""
+    """Return a snapshot's JSON, with its increments from `first` on. `base` is the full snapshot's operation."""
     chain = entry.chain
     if chain is None:
         return {"name": entry.name, "state": entry.state, "problem": entry.problem, "increments": []}
@@ -176,7 +176,7 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
 
 
 def increment_document(summary: CommitSummary) -> dict[str, Any]:
-    """One increment's JSON."""
+    """Return an increment's JSON."""
     return {
         "number": summary.increment,
         "created_at": summary.created_at,
@@ -193,9 +193,9 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 
 
 def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
-    """The newest check of a snapshot, its newest full check, and its newest full check with the result valid; or null.
+    """Return a snapshot's newest check, its newest full check, and its newest full check with the result valid.
 
-    And the newest one with conflicts that no newer one has shown to be gone.
+    `standing_conflicts` is the newest check with conflicts that no newer check has shown to be gone. All may be null.
     """
     ended_checks = {
         "last_check": checks.last.get(entry.name),
@@ -207,18 +207,18 @@ def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
-    """The size of all objects of the chain with these increments, in bytes."""
+    """Return the total size in bytes of the chain's objects, with those of these increments."""
     return chain.full.counts["bytes"] + sum(increment.bytes for increment in increments)
 
 
 def lines_of(
     listing: Listing, now: datetime, wanted: str | None = None, last: int | None = None
 ) -> list[str | RenderableType]:
-    """The output for people: of the snapshot `wanted` or of all, and of each its `last` increments or all."""
+    """Return the human-readable output for the snapshot `wanted`, with its `last` increments; None: all."""
     chosen = sorted(_chosen(listing, wanted), key=_newest_cut, reverse=True)
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
-    lines += [f"node {node}: retained WAL is not known: {why}" for node, why in listing.answers.not_asked.items()]
+    lines += [f"node {node}: retained WAL is unknown: {why}" for node, why in listing.answers.not_asked.items()]
     lines += [open_operation.text for open_operation in listing.open_operations]
     if cut := [entry.name for entry in chosen if _first_shown(entry, last) > 1]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
@@ -229,13 +229,13 @@ def lines_of(
         for database in listing.answers.old
     ]
     if not listing.entries:
-        return ["the store has no snapshot; take one: snapshot create NAME", *lines]
+        return ["the store contains no snapshots; to take one: snapshot create NAME", *lines]
     remarks = [f"snapshot {entry.name}: {entry.remark}" for entry in chosen if entry.chain and entry.remark]
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]
 
 
 def _newest_cut(entry: Entry) -> datetime:
-    """When the newest cut was made; a snapshot that can't be read comes last."""
+    """Return the time of the newest cut; a snapshot that can't be read comes last."""
     if entry.chain is None:
         return datetime.min.replace(tzinfo=UTC)
     return cut_time(entry.summaries[-1] if entry.summaries else entry.chain.full)
@@ -276,7 +276,7 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
 
 
 def _checked(checks: NewestChecks, entry: Entry, now: datetime) -> str:
-    """How long ago the last full check ended, and its result unless it was valid; before it, conflicts of another."""
+    """Return the age of the last full check and its result unless valid, after any conflicts of another check."""
     check, other = checks.full.get(entry.name), checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
     if other is None or other is check:
         return _result(check, now, is_alone=True)

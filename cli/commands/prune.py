@@ -52,7 +52,7 @@ def prune(
         typer.Option(
             min=0,
             metavar="K",
-            help="Keep increments of the newest K snapshots only; older snapshots keep the full one.",
+            help="Keep the increments of the newest K snapshots; of older ones, keep only the full snapshot.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Also delete the last snapshot that can be restored.")] = False,
@@ -73,11 +73,11 @@ def prune(
         return
     if not confirmation.is_given:
         plan = preview_prune(fleet, rules, force=force)
-        question = "delete these for good?" if plan.steps else ""
+        question = "permanently delete these?" if plan.steps else ""
         confirmation.ask(plan_lines(plan), question, losses=losses_of(plan))
 
     with leaving_metrics(context, fleet, "prune", metrics):
-        # Each removal is an operation, and so is the whole: what is announced, waited for and cancelled.
+        # Each removal is an operation. So is the whole prune, which is announced, waited for and cancelled.
         with recorded_activity(context, fleet, "prune", begins_at_once=False) as recorded:
 
             def begin(plan: PrunePlan) -> None:
@@ -85,7 +85,7 @@ def prune(
                 if plan.steps:
                     recorded.begin()
 
-            # Kept also if it is stopped before the next removal ends.
+            # Record what was removed even if the prune is stopped during the next removal.
             volumes = recorded.volumes = Counter(objects=0, bytes=0)
 
             def count(one: RemovalResult) -> None:
@@ -94,7 +94,7 @@ def prune(
             pruned = prune_store(fleet, rules, recorded.activity, begin, force=force, ended=count)
             recorded.code = _code_of_all(pruned.removed)
             recorded.reason = _unfinished_text(pruned.removed)
-        # With --quiet nobody has seen the plan.
+        # With --quiet the plan was not printed.
         unseen = pruned.plan.warnings if command_context(context).quiet else []
         lines = [*(f"warning: {text}" for text in unseen), *lines_of(pruned)]
         emit(context, document_of(pruned), lines, code=recorded.code)
@@ -113,9 +113,9 @@ def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
-    """The plan's JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
+    """Return the plan's JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
 
-    `checked` is the check whose result stands for a snapshot, null if none is known.
+    `checked` is the check whose result applies to a snapshot; null if none is known.
     """
     return {
         "schema": SCHEMA,
@@ -140,7 +140,7 @@ def _verdict_document(plan: PrunePlan, one: RetentionVerdict) -> dict[str, Any]:
 
 
 def rules_document(rules: Retention) -> dict[str, int | None]:
-    """The rules that were applied; null if a rule is not set."""
+    """Return the rules that were applied; null if a rule is not set."""
     return {"keep_full": rules.keep_full, "keep_days": rules.keep_days, "keep_increments": rules.keep_increments}
 
 
@@ -159,7 +159,7 @@ def _step_document(step: PruneStep) -> dict[str, Any]:
 
 
 def document_of(pruned: PruneResult) -> dict[str, Any]:
-    """The command's JSON: the plan, and what was done."""
+    """Return the command's JSON: the plan and its results."""
     done = [
         {
             "snapshot": result.mark.snapshot,
@@ -174,12 +174,12 @@ def document_of(pruned: PruneResult) -> dict[str, Any]:
 
 
 def plan_lines(plan: PrunePlan) -> list[str]:
-    """The plan for people, shown before anything changes."""
+    """Return the human-readable plan, shown before anything is changed."""
     lines: list[str] = []
     for step in plan.steps:
         if step.is_resumed:
             lines.append(
-                f"{step.mark.snapshot}: finish what was begun at {step.mark.at} by {requester_text(step.mark)}"
+                f"{step.mark.snapshot}: finish the removal begun at {step.mark.at} by {requester_text(step.mark)}"
             )
     by_name = {step.mark.snapshot: step for step in plan.steps}
     for verdict in plan.verdicts:
@@ -201,7 +201,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
 
 
 def losses_of(plan: PrunePlan) -> list[str]:
-    """The removals that were confirmed. The reasons for them and the kept snapshots may change with the time."""
+    """Return the removals that need confirmation. Their reasons and the kept snapshots may change with time."""
     return [
         line
         for step in plan.steps
@@ -214,7 +214,7 @@ def losses_of(plan: PrunePlan) -> list[str]:
 
 
 def lines_of(pruned: PruneResult) -> list[str]:
-    """The output for people."""
+    """Return the human-readable output."""
     return [
         line
         for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)

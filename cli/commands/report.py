@@ -32,7 +32,7 @@ from cutline.storage.errors import UsageError
 
 
 def figures_document(figures: StoreFigures) -> dict[str, Any]:
-    """The same figures as the pictures and tables, none left out."""
+    """Return all figures of the charts and tables."""
     operations, gaps = figures.operations, figures.gaps
     return {
         "fleet": figures.fleet,
@@ -108,7 +108,7 @@ def _place(place: RestorePlace) -> dict[str, Any]:
 
 
 def _check(one: EndedCheck) -> dict[str, Any]:
-    """A check of a snapshot; `figures` is null if it did not record how much it compared and skipped."""
+    """Return the JSON of a check; `figures` is null if it did not record how much it compared and skipped."""
     figures = one.point.figures
     found = to_builtins(figures) if isinstance(figures, CheckFigures) else None
     return {**one.to_json(), "snapshot": one.point.snapshot, "figures": found}
@@ -130,12 +130,12 @@ def report(
     *,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write the report to FILE, an HTML page without scripts."),
+        typer.Option("--html", metavar="FILE", help="Write the report to FILE as an HTML page without scripts."),
     ] = None,
 ) -> None:
-    """Report how snapshots developed: cuts, sizes, durations, checks, lag of nodes and gaps.
+    """Report on snapshots over time: cuts, sizes, durations, checks, lag of nodes and gaps.
 
-    It reads only commits and the records of operations. --json prints the same figures.
+    Only commits and the records of operations are read. --json prints the same figures.
     """
     options = command_context(context)
     if html is None and not options.json:

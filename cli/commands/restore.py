@@ -1,4 +1,4 @@
-"""`snapshot restore`, and `snapshot restore-resume`, which finishes a restore that ended unfinished."""
+"""`snapshot restore`, and `snapshot restore-resume`, which finishes an interrupted restore."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def restore(
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Restore the fleet's databases to the state of the newest increment, or of the one that you name.
+    """Restore the fleet's databases to the state of the newest increment, or of the increment that you choose.
 
     The databases are loaded under temporary names, and get their real names together at the end. If the command ends
     before that, `restore-resume` finishes the restore and `restore-abandon` undoes it.
@@ -114,7 +114,7 @@ def restore(
         if not confirmation.is_given:
             plan = plan_restore(source, target, request)
             _ask(context, plan, confirmation, announced)
-            # The restore begins with the answer: until its first heartbeat others judge it by this time.
+            # The restore begins when the user answers: other commands use this time until its first heartbeat.
             plan = plan.begun_now()
         with leaving_metrics(context, source, "restore", metrics, is_dry=dry_run):
             plan = plan or plan_restore(source, target, request)
@@ -135,10 +135,10 @@ def restore_resume(
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Finish a restore of this snapshot that ended unfinished. Rows that are loaded already are kept.
+    """Finish an interrupted restore of this snapshot. Rows that are already loaded are kept.
 
-    Run it on any machine that reaches the targets and the store. Give --to and --node as for the restore; its other
-    options are recorded.
+    Run it on any machine that can reach the targets and the store. Give the same --to and --node as for the restore;
+    its other options are recorded.
     """
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)
@@ -167,11 +167,11 @@ def _show_plan(context: typer.Context, plan: RestorePlan) -> None:
 
 
 def _ask(context: typer.Context, plan: RestorePlan, confirmation: Confirmation, announced: dict[str, Any]) -> None:
-    """Make all checks, print the plan, and ask if it replaces something."""
+    """Run all checks, print the plan, and ask for confirmation if it replaces something."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
     announce_plan(context, announced, plan, preview)
-    # Progress shows these warnings, too, but only when the answer is given.
+    # Progress shows these warnings, too, but only after the answer.
     lines = [*(f"{WARNING}{text}" for text in preview.warnings), *preview.replaces]
     confirmation.ask(lines, "replace these databases?" if preview.replaces else "", losses=preview.replaces)
 
@@ -179,7 +179,7 @@ def _ask(context: typer.Context, plan: RestorePlan, confirmation: Confirmation, 
 def _run_plan(
     context: typer.Context, plan: RestorePlan, source: Fleet, confirmation: Confirmation, announced: dict[str, Any]
 ) -> None:
-    """Show the plan once all checks have passed, unless it is `announced`, and run it."""
+    """Show the plan once all checks have passed, unless it was already `announced`, and run it."""
     announce = None if announced else partial(announce_plan, context, announced, plan)
 
     def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
@@ -195,14 +195,14 @@ def _run_restore(
     work: Callable[[SparkOnDemand, Progress], RestoreReport],
     announced: Mapping[str, Any],
 ) -> None:
-    """Run or resume a restore, and print its report; its JSON has what `work` has `announced`."""
+    """Run or resume a restore, and print its report; the JSON includes the fields that `work` has `announced`."""
     report: RestoreReport | None = None
     try:
         with SparkOnDemand(source, f"restore {name}") as spark, activity(context, source, "restore") as shown:
             noting = Noting(shown)
             report = work(spark, noting)
     except KeyboardInterrupt:
-        # All is done, and Spark ends with this process.
+        # The restore is complete, and Spark ends with this process.
         if report is None:
             raise
     except DdlRefusedError as error:

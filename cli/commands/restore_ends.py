@@ -30,29 +30,29 @@ from cutline.snapshots.listing.name_templates import newest_name
 from cutline.storage.errors import SnapshotError
 
 NO_TARGET_HINT = "--to names the file that describes the target; docs/fleet-file.md lists every key"
-# A command that names its target itself.
+# Matches a command that already names its target.
 ELSEWHERE = re.compile(r" --to\b")
 WORD = r"""(?:'[^']*'|"[^"]*"|[^\s;'"])+"""
 # Matches a command in a hint. It ends before `; and …`, or before three spaces and `or: …`.
 RESTORE_COMMAND = re.compile(rf"snapshot (?:restore(?:-[a-z]+)?|drill)(?: {WORD})*(?=;|$| {{3}})")
-# What only the command knows: hints of rows that are refused, say, come from executors.
+# Matches commands whose snapshot must be filled in: hints from executors, on refused rows for example, say NAME.
 UNNAMED = re.compile(r"(snapshot (?:restore(?:-[a-z]+)?|drill|show) )NAME\b")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
-# By field of the report: what has been done, and what would be.
+# For each field of the report: the line after the command, and the line of a dry run.
 ABANDON_LINES = {
     "operations": ("restore {} is undone", "restore {} would be undone"),
     "done": (
-        "restore {} had decided to publish, and nothing of it is left to be ended: it is recorded as done",
-        "restore {} has decided to publish, and nothing of it is left to be ended: it would be recorded as done",
+        "restore {} had decided to publish, and nothing is left to do: it is recorded as done",
+        "restore {} has decided to publish, and nothing is left to do: it would be recorded as done",
     ),
     "put_back": (
-        "previous database has its name again on {}",
-        "previous database would get its name again on {}",
+        "previous database has its name back on {}",
+        "previous database would get its name back on {}",
     ),
     "dropped": ("dropped on {}", "to drop on {}"),
     "slots_dropped": (
-        "slot dropped with its database, its chain has ended, on {}",
-        "slot to drop with its database, its chain would end, on {}",
+        "slot dropped with its database, which ends its chain: {}",
+        "slot to drop with its database, which ends its chain: {}",
     ),
     "emptied": ("emptied on {}", "to empty on {}"),
     "opened": ("{} accepts connections again", "{} would accept connections again"),
@@ -61,13 +61,13 @@ NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was put aside"
 
 
 def load_target(to: Path | None, source: Fleet) -> Fleet:
-    """The fleet of --to, else the source itself."""
+    """Load the fleet of --to; without it, return the source itself."""
     return load_fleet(to, hint=NO_TARGET_HINT) if to else source
 
 
 @contextmanager
 def naming_target(to: Path | None, name: str = "NAME") -> Iterator[None]:
-    """Let the hints of an error name the snapshot, where only the command knows it, and the target as it was given."""
+    """Fill in the name of the snapshot and the target, as given, in the hints of an error."""
     try:
         yield
     except SnapshotError as error:
@@ -77,7 +77,7 @@ def naming_target(to: Path | None, name: str = "NAME") -> Iterator[None]:
 
 
 def name_target(line: str, to: Path | None) -> str:
-    """The line of a hint with the target in every command that ends a restore and names none."""
+    """Add the target to every restore command in the line of a hint that names none."""
     given = f" --to {shlex.quote(str(to))}" if to else ""
     return RESTORE_COMMAND.sub(lambda found: found[0] if ELSEWHERE.search(found[0]) else f"{found[0]}{given}", line)
 
@@ -91,7 +91,7 @@ def restore_abandon(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Undo a restore of this snapshot that ended unfinished.
+    """Undo an interrupted restore of this snapshot.
 
     Databases and rows that it restored are removed, and the previous databases get their names back.
     """
@@ -116,7 +116,7 @@ def restore_abandon(
 def restore_discard(
     context: typer.Context, *, to: To = None, node: Nodes = None, yes: Yes = False, dry_run: DryRun = False
 ) -> None:
-    """Drop the databases that `restore --replace` has put aside, whichever snapshot was restored in their place."""
+    """Drop the databases that `restore --replace` put aside, no matter which snapshot was restored in their place."""
     confirmation = require_confirmation(context, "restore-discard", yes=yes or dry_run)
     source, nodes = command_context(context).load_fleet(), tuple(node or ())
     target = load_target(to, source)
@@ -128,7 +128,7 @@ def restore_discard(
             if dry_run or not old:
                 answer(context, _discard_document(old, is_dry=dry_run), [*lines, *[NOT_CHANGED] * bool(old)])
                 return
-            confirmation.ask(lines, "drop these databases for good?", losses=_names_of(old))
+            confirmation.ask(lines, "permanently drop these databases?", losses=_names_of(old))
         with progress(context) as shown:
             old = discard_old(source, target, lambda found: confirmation.check(_names_of(found)), shown, nodes)
     lines = [f"dropped: {old_text(one)}" for one in old] or [NOTHING_ASIDE]
@@ -156,7 +156,7 @@ def _abandon_document(report: AbandonReport) -> dict[str, object]:
 
 
 def old_text(one: OldDatabase) -> str:
-    """A database that was put aside, with its size if that is known."""
+    """Describe a database that was put aside, with its size if known."""
     return f"database {one.database} of node {one.node}" + (
         f", {size_text(one.bytes)}" if one.bytes is not None else ""
     )

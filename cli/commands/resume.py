@@ -23,7 +23,7 @@ def resume(context: typer.Context) -> None:
 
 
 def document_of(report: ResumeReport) -> dict[str, Any]:
-    """The command's JSON. `nodes` are the nodes that were read-only."""
+    """Return the command's JSON. `nodes` are the nodes that were read-only."""
     return {
         "schema": SCHEMA,
         "asked": list(report.asked),
@@ -42,7 +42,7 @@ def document_of(report: ResumeReport) -> dict[str, Any]:
 
 
 def lines_of(report: ResumeReport) -> list[str]:
-    """The output for people."""
+    """Return the human-readable output."""
     if not report.results:
         return [f"no terminal snapshot has made {', '.join(report.asked)} read-only; nothing was changed"]
     return [line for result in report.results for line in _lines(result)]

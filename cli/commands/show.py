@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "cutline/show/1"
-# A name or a constant of a statement.
-# Possessive: a constant may have many megabytes, and a group that may be given back keeps all of its repetitions.
+# Matches a quoted name or constant. Its quantifiers are possessive: a constant may be many megabytes long, and a
+# group that can backtrack stores all of its repetitions.
 QUOTED = re.compile(r"""E'(?:[^'\\]++|\\.|'')*+'|'(?:[^']++|'')*+'|"(?:[^"]++|"")*+\"""", re.DOTALL)
-# Without it a backslash could end a constant, by a setting of the database, and psql would run the rest of the line.
+# If a database turned this setting off, a backslash could make a constant end early, and psql would run the rest.
 CONFORMING = "SET standard_conforming_strings = on;"
 CUT_TITLES = (
     "increment",
@@ -128,9 +128,9 @@ def show(
 
 
 def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:
-    """The statements for every shard's server, its database, and its extensions' rows, as of the restore point.
+    """Return the statements for every shard's server, its database, and its extensions' rows at the restore point.
 
-    Those of roles have no passwords without `verifiers`. Raises ObjectDamagedError.
+    Statements for roles include passwords only with `verifiers`. Raises ObjectDamagedError.
     """
     store, found = fleet.store.open(), list[dict[str, Any]]()
     for identity in chain.nodes:
@@ -154,28 +154,28 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
 
 
 def statement_lines(found: list[dict[str, Any]]) -> list[str]:
-    """A script for psql; a comment begins the statements of each server and each database."""
+    """Return a script for psql; a comment precedes the statements of each server and each database."""
     lines: list[str] = []
     for one in found:
         node = shortened(one["node"])
-        stored = "passwords are stored: --verifiers" if one["with_passwords"] else "without passwords"
+        stored = "passwords are stored; to print them: --verifiers" if one["with_passwords"] else "without passwords"
         if one["globals"]:
             lines += [f"-- {node}: roles and tablespaces of the server ({stored})", *map(script_line, one["globals"])]
         what = f"-- {node}: database {shortened(one['database'])}"
         lines += [what, *map(script_line, one["statements"])] if one["statements"] else []
         if one["extension_rows"]:
             what = f"-- {node}: rows of extensions' tables in database {shortened(one['database'])}"
-            # Line ends within constants are escaped, those between rows stay.
+            # Line breaks within constants are escaped; those between rows stay.
             lines += [
                 what,
                 CONFORMING,
                 *(line for rows in one["extension_rows"] for line in script_line(rows).split("\n")),
             ]
-    return lines or ["-- no commit says what belongs to the servers and databases themselves"]
+    return lines or ["-- the snapshot contains no statements for servers and databases"]
 
 
 def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdentity) -> list[str]:
-    """The statements that fill the tables of a shard's extensions, and set the sequences of these."""
+    """Return the statements that fill the tables of a shard's extensions and set their sequences."""
     extension_rows = read_extension_rows(store, chain.last, identity.node)
     marked = {(sequence.schema, sequence.name) for sequence in extension_rows.sequences}
     sequences = [sequence for sequence in chain.sequences(identity.node) if (sequence.schema, sequence.name) in marked]
@@ -184,20 +184,21 @@ def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdenti
 
 
 def _rows_statement(rows: ConfigurationRows, encoding: str) -> str:
-    """The statements of a table as text, if they are UTF-8, as every output is."""
+    """Return the statements of a table as text, or a comment if they are not in UTF-8."""
     name = table_name(rows.table.schema, rows.table.name)
     if encoding == UTF8 or rows.statements.isascii():
         return rows.statements.decode(errors="backslashreplace").rstrip()
-    # A comment is one line.
+    # The comment must be one line.
     return (
-        f"-- left out: {printable(name)}: its rows are in {encoding}; a restore's file of refused statements has them"
+        f"-- left out: {printable(name)}: its rows are in {encoding}; a restore writes them to its file of refused"
+        " statements"
     )
 
 
 def script_line(statement: str) -> str:
-    """The statement on one line; characters that a terminal could not show plainly are in PostgreSQL's own escapes.
+    """Return the statement on one line, with unprintable characters written as PostgreSQL's escape sequences.
 
-    Only quoted parts can have such characters.
+    Only quoted parts can contain such characters.
     """
     return QUOTED.sub(_escape_quoted, statement)
 
@@ -208,14 +209,14 @@ def _escape_quoted(quoted: re.Match[str]) -> str:
     if not hidden:
         return text
     body = text[text.index(text[-1]) :]
-    # Only in constants that begin with E a backslash is an escape already.
+    # A backslash is already an escape only in constants that begin with E.
     body = body if text.startswith("E") else body.replace("\\", "\\\\")
     begin, escape = ("U&", "\\+{:06x}") if is_name else ("E", "\\U{:08x}")
     return begin + body.translate({one: escape.format(one) for one in hidden})
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
-    """The command's JSON: the entry of `list`, and the rest of the commits."""
+    """Return the command's JSON: the entry of `list`, and the other contents of the commits."""
     return {
         "schema": SCHEMA,
         **entry_document(entry),
@@ -231,7 +232,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
 
 
 def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
-    """The output for people."""
+    """Return the human-readable output."""
     full = chain.full
     lines: list[str | RenderableType] = [
         f"{chain.name}: "
@@ -290,7 +291,7 @@ def _groups(chain: Chain) -> FittingTable:
 
 
 def _comments(chain: Chain) -> list[str | RenderableType]:
-    """The comments of increments; the full snapshot's is in the first line."""
+    """Return the comments of increments. The first line shows the full snapshot's comment."""
     return [
         f"increment {increment.increment} — {shortened(increment.comment)}"
         for increment in chain.increments
@@ -299,7 +300,7 @@ def _comments(chain: Chain) -> list[str | RenderableType]:
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:
-    """Why cuts were retried."""
+    """Return the causes for which cuts were retried."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: {line}"
         for commit in chain.commits
@@ -308,7 +309,7 @@ def _causes(chain: Chain) -> list[str | RenderableType]:
 
 
 def _changes_document(commit: Commit) -> list[dict[str, Any]]:
-    """The definitions that began with the commit, and the number of the definition that each continues, if any."""
+    """Return the definitions that the commit introduced, each with the number of the definition that it continues."""
     part = commit.definition_changes
     return [
         {
@@ -324,7 +325,7 @@ def _changes_document(commit: Commit) -> list[dict[str, Any]]:
 
 
 def _changes(chain: Chain) -> list[str | RenderableType]:
-    """The tables that DDL changed, by commit, and what happened to their rows."""
+    """Describe the tables that DDL changed in each commit, and what happened to their rows."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
         + ("was copied again" if one["after"] is None else "has a new definition")

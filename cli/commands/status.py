@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "cutline/status/1"
 TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign")
-# Rows of nodes have values in the first of these alone.
+# Rows of nodes have values only in the first three of these columns.
 IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
 WATCH_SECONDS = 2.0
 Lines: TypeAlias = "list[str | RenderableType]"
@@ -45,18 +45,18 @@ NOTHING = "no operation is under way"
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 seconds, until Ctrl-C.")]
 Nodes = Annotated[
     bool,
-    typer.Option("--nodes", help="Also ask every node how far it is, and the primaries who holds the lock."),
+    typer.Option("--nodes", help="Also ask every node for its progress, and the primaries who holds the fleet's lock."),
 ]
 
 
 def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False) -> None:
-    """Show the operations that are running or died: how far each is, and whether its process is alive.
+    """Show running and dead operations: their progress, and whether their processes are alive.
 
-    It reads only the store. Processes store a sign of life every few seconds; one overdue by a minute is reported dead.
+    Only the store is read. Processes send a heartbeat every few seconds; one overdue by a minute is reported dead.
     """
     options = command_context(context)
     if watch and options.json:
-        raise UsageError("--watch draws on a terminal; --json writes one document", hint="leave one of them out")
+        raise UsageError("--watch draws on a terminal; --json writes one document", hint="leave out one of them")
     fleet, file = options.load_fleet(), options.given_fleet
     if not watch:
         report = read_status(fleet, nodes=nodes)
@@ -67,13 +67,13 @@ def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False
 
 
 def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> NoReturn:
-    """Draw the current state, again and again; while the store can't be reached, draw the last state and the reason."""
+    """Redraw the current state repeatedly; while the store can't be reached, draw the last state and the reason."""
     lines: Lines = []
     while True:
         try:
             lines = read()
         except UnreachableError as error:
-            why = f"{moment_text(utc_now())}: {error.message}; it is asked again every {WATCH_SECONDS:.0f} s"
+            why = f"{moment_text(utc_now())}: {error.message}; retrying every {WATCH_SECONDS:.0f} s"
             draw([*lines, why])
         else:
             draw(lines)
@@ -82,7 +82,7 @@ def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> No
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """The operations at a moment, and the nodes' answers."""
+    """The operations at the time `now`, and the nodes' answers."""
 
     operations: list[UnderWay]
     nodes: list[NodeStatus]
@@ -97,7 +97,7 @@ def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
 
 
 def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:
-    """The command's JSON. `nodes` has their answers: who holds the fleet's lock, of primaries, and how far each is."""
+    """Return the command's JSON. `nodes` contains the progress of each and, for primaries, the lock's holder."""
     return {
         "schema": SCHEMA,
         "operations": [_operation_of(operation, report.now, fleet_file) for operation in report.operations],
@@ -111,7 +111,7 @@ def _operation_of(one: UnderWay, now: datetime, fleet_file: str | None) -> dict[
 
 
 def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | RenderableType]:
-    """The output for people."""
+    """Return the human-readable output."""
     found, now = report.operations, report.now
     lines: list[str | RenderableType] = [_table(found, now), *_remarks(found, now)] if found else [NOTHING]
     lines += [node.text for node in report.nodes]
@@ -140,7 +140,7 @@ def _table(found: list[UnderWay], now: datetime) -> FittingTable:
             done = _done_text(Reading(node.done, node.total, node.unit))
             rows.append((f"  node {node.node}", "", "", "", "", "", done, left, ""))
         if sign and sign.other_nodes:
-            rows.append((f"  {count_text(sign.other_nodes)} nodes that are further", *[""] * (len(TITLES) - 1)))
+            rows.append((f"  {count_text(sign.other_nodes)} nodes that are further along", *[""] * (len(TITLES) - 1)))
     return FittingTable(TITLES, rows, important=IMPORTANT)
 
 
@@ -163,7 +163,7 @@ def _silent_seconds(one: UnderWay, now: datetime) -> float:
 
 
 def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
-    """What to do about dead operations, and who was asked to stop."""
+    """Return what to do about dead operations, and who asked which operations to stop."""
     lines = []
     for way in found:
         lines += [f"operation {way.id}: {problem}" for problem in way.problems]

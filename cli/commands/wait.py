@@ -34,19 +34,19 @@ class NoSuchOperationError(RefusedError):
 
 
 class OperationDeadError(RefusedError):
-    """The operation shows no sign of life, and will not end by itself."""
+    """The operation shows no sign of life, and will not end on its own."""
 
 
 class OperationFailedError(SnapshotError):
-    """The operation's command has failed with `failure`, and left something; the error has its exit code."""
+    """The operation's command failed and left something to clean up; this error takes the exit code of `failure`."""
 
     def __init__(self, found: UnderWay, failure: Failure) -> None:
-        super().__init__(f"operation {found.id} {found.dead_text}", hint="see what settles it: snapshot status")
+        super().__init__(f"operation {found.id} {found.dead_text}", hint="to see how to settle it: snapshot status")
         self.exit_code = failure.code or REFUSED
 
 
 class StillRunningError(BusyError):
-    """The operation has not ended within the time that was given."""
+    """The operation did not end within the given time."""
 
 
 def wait(
@@ -84,7 +84,7 @@ def wait(
 
 
 def code_of(ended: Ended, store: ObjectStore) -> int:
-    """The exit code of the operation's command; if it recorded none, the code that fits its result."""
+    """Return the exit code of the operation's command; if none was recorded, a code that fits its result."""
     if ended.outcome is None or ended.outcome.state != "done":
         failure = None
         if ended.code is None:
@@ -95,7 +95,7 @@ def code_of(ended: Ended, store: ObjectStore) -> int:
 
 
 def line_of(one: Ended) -> str:
-    """The operation on one line."""
+    """Describe the operation on one line."""
     took = "" if one.seconds is None else f", {seconds_text(one.seconds)}"
     volumes = f", {text}" if (text := volumes_text(one)) else ""
     return f"operation {one.id} ({what_text(one)}): {result_text(one)}{took}{volumes}"
@@ -114,12 +114,12 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
             return ended
         way = read_one(store, operation)
         if way is None and (ended := read_ended(store, operation)) is not None and ended.outcome is not None:
-            # It has ended in between.
+            # The operation ended between the two reads.
             return ended
         if way is None:
             raise NoSuchOperationError(
-                f"no operation {operation} is in the store",
-                hint="see which there are: snapshot status   or: snapshot history",
+                f"the store contains no operation {operation}",
+                hint="to list operations: snapshot status   or: snapshot history",
             )
         if way.failure is not None:
             raise OperationFailedError(way, way.failure)
@@ -127,12 +127,12 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
             raise OperationDeadError(
                 f"operation {operation} {way.dead_text}"
                 + (f" since {way.seen_at}" if way.seen_at and not way.is_gone else ""),
-                hint="see what settles it: snapshot status",
+                hint="to see how to settle it: snapshot status",
             )
         phase = _show(way, phase, progress)
         if deadline is not None and time.monotonic() >= deadline:
             raise StillRunningError(
-                f"operation {operation} has not ended in {seconds:.0f} s", hint="it goes on: snapshot status"
+                f"operation {operation} has not ended in {seconds:.0f} s", hint="it continues: snapshot status"
             )
         time.sleep(POLL_SECONDS)
 

@@ -36,7 +36,7 @@ STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 def watch(context: typer.Context) -> None:
     """Run increments, full snapshots, checks, drills and pruning on the schedule in fleet.toml, until SIGTERM.
 
-    One watch works for a fleet at a time; others stand by. Everything that it does is one line on stderr.
+    Only one watch works for a fleet at a time; others stand by. It writes a line to stderr for everything that it does.
     """
     options = command_context(context)
     source = FleetSource.read(options.load_fleet().path)
@@ -62,10 +62,10 @@ def watch(context: typer.Context) -> None:
 
 
 def run_watch(watcher: Watcher) -> NoReturn:
-    """Work while it is this process's turn, and stand by while it is another's."""
+    """Work while this process has the turn, and stand by while another watch has it."""
     said, seconds, is_start, silent = "", STAND_BY_SECONDS, True, SilentWatch()
     while True:
-        # A node may have another address by now.
+        # A node may have a new address by now.
         watcher.read_file()
         try:
             with take_turn(watcher.source.fleet, watcher.log) as turn:
@@ -88,8 +88,8 @@ def run_watch(watcher: Watcher) -> NoReturn:
             is_busy = isinstance(error, BusyError)
             if is_busy and watcher.had_turn:
                 watcher.hand_over()
-            # An error at the start stays until somebody corrects its cause. Later it is waited for, also while
-            # another one works: its nodes may have changed their roles, and fleet.toml follows.
+            # An error at the start stays until somebody fixes its cause. Wait for a later error to go away, even while
+            # another watch works: nodes may have switched roles, and fleet.toml will follow.
             is_refused = is_start and not is_busy and not isinstance(error, UnreachableError)
             if find_behind(error, KeyboardInterrupt) is not None or is_refused:
                 raise
@@ -112,14 +112,14 @@ def run_watch(watcher: Watcher) -> NoReturn:
 
 
 def obstacle_of(watcher: Watcher, error: SnapshotError, silent: SilentWatch) -> SnapshotError | None:
-    """What keeps the watch from working; None if another one works: that is no obstacle, and tells what fails."""
+    """Return the error that keeps the watch from working; None if another watch works, which reports failures."""
     if isinstance(error, BusyError):
         return silent.find(watcher.source, error)
     return None if isinstance(error, UnreachableError) and is_another_at_work(watcher) else error
 
 
 def is_another_at_work(watcher: Watcher) -> bool:
-    """Whether another watch has the turn, as its signs of life say; not if the store does not answer."""
+    """Whether the heartbeats show that another watch has the turn; false if the store does not answer."""
     try:
         under_way = read_under_way(watcher.source.open_store())
     except SnapshotError:
@@ -128,13 +128,13 @@ def is_another_at_work(watcher: Watcher) -> bool:
 
 
 def _is_terminated(error: BaseException) -> bool:
-    """Whether SIGTERM has ended the watch, as service managers end a service; false for a request and for Ctrl-C."""
+    """Whether SIGTERM ended the watch, as service managers end a service; false for a request to stop and Ctrl-C."""
     interrupt = find_behind(error, KeyboardInterrupt)
     return interrupt is not None and interrupt.args == (signal.SIGTERM,) and cancel_request() is None
 
 
 def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseException) -> None:
-    """Record how it ended, if the store lets us."""
+    """Record how the watch ended, if the store can be reached."""
     ending = Ending("done", "", 0, watcher.counts, watch=watcher.state())
     if not _is_terminated(error):
         ending = replace(ending, state="failed", reason=reason_of(error), code=code_of(error))
@@ -142,6 +142,6 @@ def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseE
         store = watcher.source.open_store()
         record_without_intent(store, command, activity.began_at, own_label("watch"), ending)
     except SnapshotError as problem:
-        # The reason why the watch ended is printed anyway.
+        # The error that ended the watch is printed anyway.
         if str(problem) != str(error):
             watcher.log(problem.message, hint=problem.hint)

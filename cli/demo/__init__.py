@@ -1,1 +1,1 @@
-"""Demo: the whole story on an embedded fleet, and an embedded fleet to try the commands on."""
+"""The demo: a demonstration on an embedded fleet, and an embedded fleet to try the commands on."""

@@ -1,4 +1,4 @@
-"""`snapshot demo`: runs the whole story; its subcommands manage an embedded fleet to try the commands on."""
+"""`snapshot demo`: a complete demonstration. Its subcommands manage an embedded fleet to try the commands on."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ demo_app.command()(down)
 
 @demo_app.callback(invoke_without_command=True)
 def demo(context: typer.Context, postgresql: PostgreSQL = None) -> None:
-    """Snapshot a busy embedded fleet, lose a shard, restore and verify: in a minute, and nothing is left behind.
+    """Snapshot a busy embedded fleet, lose a shard, restore and verify. Takes a minute, and leaves nothing behind.
 
     The subcommands manage an embedded fleet on which you can try the commands yourself.
 
-    Exits 1 unless the check finds the snapshot valid and the restored bank's books balance; 4 if they do and the check
-    is inconclusive, as on PostgreSQL 15, whose standbys can't decode WAL.
+    Exit codes: 0 if the check finds the snapshot valid and the restored bank's books balance, 4 if they balance and
+    the check is inconclusive (as on PostgreSQL 15, whose standbys can't decode WAL), otherwise 1.
     """
     if context.invoked_subcommand is not None:
         if postgresql:
             raise UsageError(
-                "--postgresql before a subcommand is that of the story alone",
-                hint=f"give it after up: snapshot demo up DIR --postgresql {shlex.quote(str(postgresql))}",
+                "--postgresql before a subcommand applies only to the demonstration",
+                hint=f"put it after up: snapshot demo up DIR --postgresql {shlex.quote(str(postgresql))}",
             )
         return
     begin_session()

@@ -1,4 +1,4 @@
-"""The demo's measurements: every figure, as tables for people and as one document for scripts."""
+"""The demo's measurements, as tables for people and as one JSON document for scripts."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class ChapterName(StrEnum):
 class TakenCut:
     """A snapshot or increment and its timing, on the monotonic clock.
 
-    `command` is the time of the whole command. `windows` has one window per attempt: from shortly before the start
-    markers to the finish markers. `longest_commit_seconds` is the longest client transaction that overlaps a window,
-    None if none does.
+    `command` is the time of the whole command. `windows` contains one window per attempt: from shortly before the
+    start markers to the finish markers. `longest_commit_seconds` is the longest client transaction that overlaps a
+    window, or None.
     """
 
     commit: Commit
@@ -95,13 +95,13 @@ class BankFigures:
 
     @property
     def seconds(self) -> float:
-        """How long the bank worked."""
+        """The duration of the workload."""
         return self.ended - self.began
 
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A chapter: when it began, on the monotonic clock, and how long it took."""
+    """A chapter of the demo; `began` is on the monotonic clock."""
 
     name: ChapterName
     began: float
@@ -110,7 +110,7 @@ class Chapter:
 
 @dataclass(slots=True)
 class StoryReport:
-    """The whole story."""
+    """The measurements of the whole demo."""
 
     began: float
     chapters: list[Chapter] = field(default_factory=list)
@@ -129,7 +129,7 @@ class StoryReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the demo: a check that is inconclusive is one here, too."""
+        """The exit code of the demo: if only the check is inconclusive, the demo is, too."""
         if self.holds:
             return DONE
         is_open = self.check is not None and self.check.result == RESULT_INCONCLUSIVE
@@ -137,7 +137,7 @@ class StoryReport:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the check found the snapshot whole."""
+        """Whether the check found the snapshot valid."""
         return self.check is not None and self.check.result == VALID
 
     @property
@@ -147,7 +147,7 @@ class StoryReport:
 
 
 class CutWatch(Forwarding):
-    """A Progress that records when cuts were made, and passes everything on."""
+    """A Progress that records when cuts were made, and forwards every call."""
 
     def __init__(self, target: Progress) -> None:
         super().__init__(target)
@@ -167,13 +167,13 @@ class CutWatch(Forwarding):
 
 
 def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:
-    """The longest transaction that overlaps one of the windows, in seconds."""
+    """Return the longest transaction that overlaps one of the windows, in seconds."""
     longest = [latencies.longest_between(*window) for window in windows]
     return max((seconds for seconds in longest if seconds is not None), default=None)
 
 
 def longest_gap(ends: list[float], began: float) -> float:
-    """The longest time between two consecutive moments; `ends` is ascending, after `began`."""
+    """Return the longest time between two consecutive ends; `ends` is ascending, after `began`."""
     return max((later - earlier for earlier, later in pairwise([began, *ends])), default=0.0)
 
 
@@ -181,7 +181,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character per value, scaled to the highest; a space for zero."""
+    """Draw one character per value, scaled to the highest; a space for zero."""
     highest = max(values, default=0.0)
     return "".join(
         " " if value <= 0 else LEVELS[min(int(value / highest * len(LEVELS)), len(LEVELS) - 1)] for value in values
@@ -189,14 +189,14 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def rates(moments: Sequence[float], began: float, ended: float, columns: int) -> list[float]:
-    """The number of `moments` (ascending) per second in each of `columns` equal parts of the time."""
+    """Return the number of `moments` (ascending) per second in each of `columns` equal parts of the time."""
     width = (ended - began) / columns
     edges = [bisect_left(moments, began + width * column) for column in range(columns + 1)]
     return [(after - before) / width for before, after in pairwise(edges)]
 
 
 def marks(places: Mapping[str, float], began: float, ended: float, columns: int) -> str:
-    """A line of `columns` characters with each sign at its moment; on a collision the sign moves to the nearest gap."""
+    """Draw a line of `columns` characters with each sign at its time, or at the nearest free place if that is taken."""
     line = [" "] * columns
     for sign, moment in places.items():
         column = min(max(int((moment - began) / (ended - began) * columns), 0), columns - 1)
@@ -211,7 +211,7 @@ DISASTER_SIGN = "x"
 
 
 def document_of(report: StoryReport) -> dict[str, Any]:
-    """The command's JSON."""
+    """Return the command's JSON."""
     bank, disaster = report.bank, report.disaster
     return {
         "schema": SCHEMA,
@@ -261,7 +261,7 @@ def _cut_document(cut: TakenCut, bank_began: float) -> dict[str, Any]:
 
 
 def lines_of(report: StoryReport) -> Iterator[str | RenderableType]:
-    """The summary for people."""
+    """Return the human-readable summary."""
     if report.bank is not None:
         yield ""
         yield from _timeline(report, report.bank)
@@ -284,7 +284,7 @@ def lines_of(report: StoryReport) -> Iterator[str | RenderableType]:
 
 
 def _timeline(report: StoryReport, bank: BankFigures) -> Iterator[str | RenderableType]:
-    """The bank's rate over time, and the cuts below it."""
+    """Draw the bank's rate over time, and the cuts below it."""
     rate = rates(bank.ends, bank.began, bank.ended, TIMELINE_COLUMNS)
     signs = {str(cut.commit.increment): cut.windows[0][0] for cut in report.cuts}
     if report.disaster:
@@ -318,7 +318,7 @@ def _cut_table(report: StoryReport, bank: BankFigures) -> Table:
 
 
 def _latency_lines(report: StoryReport, bank: BankFigures) -> Iterator[str]:
-    """What the clients observed."""
+    """Describe the latencies that the clients observed."""
     yield f"longest commit any client saw during a cut   {_milliseconds(report.longest_commit_seconds):>10}"
     yield f"p99 of the commits outside the cuts          {_milliseconds(bank.p99_seconds):>10}"
     yield f"p99 of the commits while no command ran      {_milliseconds(bank.p99_idle_seconds):>10}"
@@ -333,12 +333,12 @@ def _closing_table(report: StoryReport) -> Table:
     shown = _findings(report)
     for chapter in report.chapters:
         table.add_row(chapter.name, seconds_text(chapter.seconds), shown.get(chapter.name, ""))
-    table.add_row("all of it", seconds_text(report.seconds), "", style="bold")
+    table.add_row("total", seconds_text(report.seconds), "", style="bold")
     return table
 
 
 def _findings(report: StoryReport) -> dict[ChapterName, str]:
-    """The result of each chapter, by its name."""
+    """Return the result of each chapter by its name."""
     findings = {
         ChapterName.FLEET: f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
         ChapterName.DOWN: "servers and Spark stopped, all files deleted",
@@ -369,7 +369,7 @@ def _findings(report: StoryReport) -> dict[ChapterName, str]:
         )
     if report.bank:
         total = count_text(report.bank.committed.total)
-        findings[ChapterName.BANK] = f"{total} transfers until the disaster, no pause"
+        findings[ChapterName.BANK] = f"{total} transfers until the disaster, without a pause"
     return findings
 
 

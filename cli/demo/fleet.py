@@ -56,7 +56,7 @@ def up(
     backups: Backups = None,
     postgresql: PostgreSQL = None,
 ) -> None:
-    """Create and start primaries and standbys in DIR, or restart those that are there."""
+    """Create and start primaries and standbys in DIR, or restart those that exist there."""
     began = time.monotonic()
     programs = check_programs_folder(postgresql) if postgresql else None
     existing = open_fleet(directory) if is_fleet(directory) else None
@@ -65,7 +65,7 @@ def up(
     if existing and programs and programs != existing.nodes[0].programs:
         stands = existing.nodes[0]
         raise FolderTakenError(
-            f"{existing.directory} holds a fleet of PostgreSQL {stands.major_version}, which runs the programs"
+            f"{existing.directory} contains a fleet of PostgreSQL {stands.major_version}, which runs the programs"
             f" {f'in {stands.programs}' if stands.programs else 'of the wheel'}",
             hint=f"leave --postgresql out, choose another folder, or delete that fleet first: snapshot demo down"
             f" {shlex.quote(str(directory))} --delete",
@@ -141,7 +141,7 @@ def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = Fal
 
 
 def _shape(existing: EmbeddedFleet | None, shards: int | None, backups: int | None) -> tuple[int, int]:
-    """The requested numbers of shards and standbys; by default those of the existing fleet."""
+    """Return the requested numbers of shards and standbys; by default those of the existing fleet."""
     there_shards, there_backups = NEW_FLEET_SHARDS, NEW_FLEET_BACKUPS
     if existing:
         there_shards = len(existing.primaries)
@@ -153,7 +153,7 @@ def _shape(existing: EmbeddedFleet | None, shards: int | None, backups: int | No
 
 
 def _watch(workload: BankWorkload, shown: Progress, seconds: float) -> None:
-    """Show the number of committed transactions until the time is over or the workload has ended."""
+    """Show the number of committed transactions until the time is up or the workload has ended."""
     if workload.settled:
         shown.note(f"settled {workload.settled} transfers that an earlier load left prepared")
     shown.step("move money", unit="transactions")
@@ -166,7 +166,7 @@ def _watch(workload: BankWorkload, shown: Progress, seconds: float) -> None:
 
 
 def invariants_document(invariants: BankInvariants) -> dict[str, object]:
-    """The state of the bank's books, for `--json`."""
+    """Return the state of the bank's books for `--json`."""
     return {
         "hold": invariants.hold,
         "total_balance": invariants.total_balance,

@@ -188,7 +188,7 @@ DRILL_SCHEMA = "cutline/drill/1"
 
 
 def document_of(report: RestoreReport) -> dict[str, Any]:
-    """The command's JSON."""
+    """Return the command's JSON."""
     return {
         "schema": SCHEMA,
         "snapshot": report.snapshot,
@@ -417,7 +417,7 @@ SQL_SHOWN_MAX = 100
 
 
 def drill_document(report: DrillReport) -> dict[str, Any]:
-    """The command's JSON."""
+    """Return the command's JSON."""
     restored = report.restored
     return {
         "schema": DRILL_SCHEMA,

@@ -97,7 +97,7 @@ def test_csv_and_json_exclude_each_other(runs: Runs) -> None:
         capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--csv and --json exclude each other" in done.stdout
+    assert "--csv and --json are mutually exclusive" in done.stdout
 
 
 def check(runs: Runs, *words: str) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OLDEST = min(MAJORS)
 INCONCLUSIVE = 4
 STORY_SECONDS_MAX = 300
-LEFT_OUT = "standbys below PostgreSQL 16 can't decode WAL, and are left out: s1-b1, s2-b1, s3-b1"
+LEFT_OUT = "standbys older than PostgreSQL 16 can't decode WAL and are left out: s1-b1, s2-b1, s3-b1"
 
 
 def run_demo(*words: str) -> subprocess.CompletedProcess[str]:

@@ -339,7 +339,7 @@ def test_show_prints_statements_and_passwords_only_when_they_are_asked_for(place
     assert "PASSWORD" not in shown
     assert verifier not in shown
     assert 'CREATE ROLE "boss" WITH SUPERUSER INHERIT' in shown
-    assert "-- s1: roles and tablespaces of the server (passwords are stored: --verifiers)" in shown
+    assert "-- s1: roles and tablespaces of the server (passwords are stored; to print them: --verifiers)" in shown
     code, document = run_here(runs.fleet, "show", NAME, "--statements", "--verifiers")
     assert (code, len(document["statements"])) == (0, len(runs.fleet.primaries))
     assert any(f"PASSWORD '{verifier}';" in one for one in document["statements"][0]["globals"])

@@ -48,7 +48,7 @@ def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays(
         "lost: full snapshot of 2020-01-01 10:00:01 UTC",
         "lost: increment 1 of 2020-01-02 10:00:01 UTC",
         f"drop slot {SLOT} on a",
-        f"leave slot {SLOT} on b: fleet.toml no longer leads there",
+        f"leave slot {SLOT} on b: fleet.toml no longer names that server",
         "keep new",
         "keep the records of operations, and the name old, which can't be used again",
     ]
@@ -81,7 +81,7 @@ def test_slots_on_servers_that_others_have_replaced_are_left_and_named_with_what
     # The standby b of the chain was one of the server that a was then.
     forget_nodes(store, {"a": structs.replace(identity("a"), system_identifier="another")})
     behind = ["the earlier server of a", "the earlier server of b"]
-    left = f"leave slot {SLOT} on {', '.join(behind)}: fleet.toml no longer leads there"
+    left = f"leave slot {SLOT} on {', '.join(behind)}: fleet.toml no longer names that server"
     plan = plan_deletion(store, FLEET, "old", force=False)
     assert [line for line in plan_lines(plan) if "slot" in line] == [left]
     assert (plan_document(plan)["nodes"], plan_document(plan)["nodes_unknown"]) == (["a", "b"], behind)
@@ -95,7 +95,7 @@ def test_slots_on_servers_that_others_have_replaced_are_left_and_named_with_what
     assert deletion.removed is not None
     removed = replace(deletion.removed, slots_left=[], slots_unknown=[f"{SLOT} on {behind[0]}"])
     assert lines_of(DeletionResult(deletion.mark, removed))[1:] == [
-        f"warning: fleet.toml no longer leads to the server of slot {SLOT} on the earlier server of a; if it still"
+        f"warning: fleet.toml no longer names the server of slot {SLOT} on the earlier server of a; if it still"
         f" exists, run in its database: SELECT pg_drop_replication_slot('{SLOT}');"
     ]
 

@@ -24,9 +24,9 @@ def plan(*rows: int | None) -> FullPlan:
 @pytest.mark.parametrize(("rows", "text"), [
     ((1, 700), "2 tables, about 701 rows"),
     ((), "0 tables, about 0 rows"),
-    ((None, None), "2 tables, rows not known (ANALYZE was never run)"),
-    ((None, 0), "2 tables, rows not known (ANALYZE was never run)"),
-    ((None, 1, 2), "3 tables, about 3 rows and those of 1 table without ANALYZE"),
+    ((None, None), "2 tables, number of rows unknown (ANALYZE was never run)"),
+    ((None, 0), "2 tables, number of rows unknown (ANALYZE was never run)"),
+    ((None, 1, 2), "3 tables, about 3 rows plus those of 1 table without ANALYZE"),
 ])  # fmt: skip
 def test_rows_that_are_not_known_are_not_told_as_none(rows: tuple[int | None, ...], text: str) -> None:
     size = f"{len(rows)}.0 MiB" if rows else "0 B"

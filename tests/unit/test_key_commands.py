@@ -50,9 +50,9 @@ def test_a_planted_document_of_nested_lists_is_named_and_ends_no_command() -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--key-command", "cat 'a"], "--key-command is no command line: No closing quotation"),
-        (["--key-command", " "], "name the new key by one of"),
-        (["--key-variable", ""], "name the new key by one of"),
+        (["--key-command", "cat 'a"], "--key-command is not a valid command line: No closing quotation"),
+        (["--key-command", " "], "name the new key with exactly one of"),
+        (["--key-variable", ""], "name the new key with exactly one of"),
     ],
 )
 def test_a_source_that_names_nothing_is_a_mistake_in_the_command(

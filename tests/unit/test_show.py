@@ -40,7 +40,7 @@ def test_no_line_of_the_script_begins_with_a_command_of_psql() -> None:
         "(E'x\\U0000000a\\\\! touch /tmp/x'),",
         "(E'\\U0000000a\\\\! x');",
         r"-- left out: public.x\n\! touch /tmp/x: its rows are in LATIN1;"
-        " a restore's file of refused statements has them",
+        " a restore writes them to its file of refused statements",
     ]
 
 

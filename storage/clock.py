@@ -1,7 +1,7 @@
-"""The time, as this process has it: by its machine's clock, until the nodes' clocks show that it is wrong.
+"""The current time: by this machine's clock, unless the nodes' clocks show that it is wrong.
 
-`utc_now` gives all times that are stored or decide something. Durations use time.monotonic. Nodes' clocks are read in
-nodes/clocks.py.
+`utc_now` returns every time that is stored or that a decision depends on. Durations use time.monotonic. nodes/clocks.py
+reads the nodes' clocks.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 from datetime import UTC, datetime, timedelta
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# The right time at a count of the steady clock; None while the machine's clock is used.
+# The correct time at a reading of the steady clock; None while the machine's clock is used.
 _anchor: tuple[datetime, float] | None = None
 
 
 def utc_now() -> datetime:
-    """The time in UTC, by the machine's clock or as corrected by `set_time`."""
+    """Return the time in UTC, by the machine's clock or as corrected by `set_time`."""
     if _anchor is None:
         return machine_now()
     moment, count = _anchor
@@ -23,22 +23,22 @@ def utc_now() -> datetime:
 
 
 def machine_now() -> datetime:
-    """The time by the machine's clock, which may be wrong."""
+    """Return the time by the machine's clock, which may be wrong."""
     return datetime.now(UTC)
 
 
 def steady_seconds() -> float:
-    """A count of seconds that continues while the machine is suspended, and that setting its clock does not change."""
+    """Return seconds that also count while the machine is suspended and don't jump when its clock is set."""
     return time.clock_gettime(_STEADY)
 
 
 def set_time(moment: datetime, steady: float) -> None:
-    """Let the time at the count `steady` have been `moment`; what becomes of the machine's clock does not matter."""
+    """Define the time as `moment` at the reading `steady` of `steady_seconds`, regardless of the machine's clock."""
     global _anchor  # the state of this process
     _anchor = (moment, steady)
 
 
 def follow_machine() -> None:
-    """Let `utc_now` be the machine's clock again."""
+    """Make `utc_now` return the machine's time again."""
     global _anchor  # the state of this process
     _anchor = None

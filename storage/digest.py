@@ -18,7 +18,7 @@ def digest(body: bytes) -> str:
 
 
 def digest_of(pieces: Iterator[bytes]) -> str:
-    """Return the same digest for a body that arrives in pieces."""
+    """Return the SHA-256 of a body that arrives in pieces, as `digest` does."""
     hashed = hashlib.sha256()
     for piece in pieces:
         hashed.update(piece)

@@ -1,10 +1,10 @@
 """The base class of every error that a person or a script can act on.
 
 A subclass is one situation: its message says what happened and where, its hint says what to do next, and its exit code
-is what cron sees. It is defined in the lowest package, so that every other package can raise it.
+is what cron sees. The base class is defined in the lowest package, so that every other package can raise it.
 
-Messages of libpq or of a server may quote their input. So the text of every error hides the secrets that this process
-knows: the last line of defence, as no message of our own names a secret.
+Messages of libpq or of a server may quote their input, so the text of every error is redacted of all secrets that this
+process knows. This is the last line of defence: Cutline's own messages never contain a secret.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from urllib.parse import quote
 # All loaded error classes by name; tests/test_tidy.py checks that names are unique.
 ERRORS: dict[str, type[SnapshotError]] = {}
 
-# A shorter one is part of many words, and no secret to anybody who guesses.
+# A shorter secret is a part of many words, and easily guessed anyway.
 SECRET_CHARACTERS_MIN = 6
 HIDDEN = "***"
-# A server's message, and a name in the store, may have any length.
+# A server's message or a name in the store may be of any length.
 TEXT_SHOWN_MAX = 20_000
 WORD_OR_NUMBER = re.compile(r"[^\W\d]+|\d+")
 
@@ -29,9 +29,9 @@ _secrets: set[str] = set()
 
 
 class ChainEnd(StrEnum):
-    """Whether an error of an increment ends its chain: `watch` begins another one by a full snapshot.
+    """Whether an error of an increment ends its chain, so that `watch` starts a new chain with a full snapshot.
 
-    PERHAPS: something may still mend the chain, so that some more attempts are worthwhile.
+    PERHAPS: the chain may still be repaired, so `watch` tries a few more times first.
     """
 
     NO = "no"
@@ -43,10 +43,10 @@ class SnapshotError(Exception):
     """The situation, the next action, and the command's exit code.
 
     `message` is lower case and names node, group or object; `hint` is an action, or several lines with statements;
-    `details` are values for `--json` (never a secret, never a DSN). A line end within a line of the hint is escaped:
-    the owner of a table could otherwise add a hint by its name. `slug` is the stable name of the situation for scripts,
-    derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` is whether the hint says that
-    the chain has ended: tests/unit/test_chain_ends.py compares them.
+    `details` are values for `--json` (never a secret, never a DSN). A line break within a line of the hint is
+    escaped: otherwise the owner of a table could inject a hint through its name. `slug` is the stable name of the
+    situation for scripts, derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` is
+    whether the hint says that the chain has ended; tests/unit/test_chain_ends.py compares the two.
     """
 
     exit_code: int = 70
@@ -91,7 +91,7 @@ Behind = TypeVar("Behind", bound=BaseException)
 
 
 def find_behind(error: BaseException, kind: type[Behind]) -> Behind | None:
-    """The first error of this kind among those that caused `error`: cleaning up after one may raise others."""
+    """Return the first error of type `kind` among `error` and its causes: cleaning up may raise further errors."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -115,7 +115,7 @@ class RefusedError(SnapshotError):
 
 
 class IndeterminateError(SnapshotError):
-    """It is not known whether a commit was stored; the next create, delete, prune or gc settles it."""
+    """It is unknown whether a commit was stored; the next create, delete, prune or gc finds out."""
 
     exit_code = 5
 
@@ -161,7 +161,7 @@ class ReportedError(SnapshotError):
 
 
 def report_of(error: SnapshotError) -> ErrorReport:
-    """`error` as values that JSON can represent; `error_of` is the inverse."""
+    """Return `error` as values that JSON can represent; `error_of` is the inverse."""
     return {
         "error": type(error).__name__,
         "message": error.message,
@@ -174,7 +174,7 @@ def report_of(error: SnapshotError) -> ErrorReport:
 
 
 def error_of(report: ErrorReport) -> SnapshotError:
-    """The error that was passed to `report_of`, of the same class if that is loaded, else a ReportedError."""
+    """Return the error that was passed to `report_of`: of the same class if it is loaded, else a ReportedError."""
     kind = SnapshotError if report["error"] == SnapshotError.__name__ else ERRORS.get(report["error"])
     if kind is None or issubclass(kind, ReportedError):
         return ReportedError(report)
@@ -184,22 +184,21 @@ def error_of(report: ErrorReport) -> SnapshotError:
 
 
 def _rest_of(report: ErrorReport) -> dict[str, Any]:
-    """What SnapshotError takes besides the message."""
     hint, ends_chain = report["hint"].split("\n"), ChainEnd(report["ends_chain"])
     return {"hint": hint, "details": report["details"], "ends_chain": ends_chain}
 
 
 def remember_secret(secret: str) -> None:
-    """Let `redact` hide this text, also as URIs and connection strings spell it."""
+    """Make `redact` hide this text, and its spellings in URIs and connection strings."""
     escaped = secret.replace("\\", "\\\\").replace("'", "\\'")
     if len(secret) >= SECRET_CHARACTERS_MIN:
         _secrets.update({secret, escaped, quote(secret, safe=""), quote(secret)})
 
 
 def redact(text: str) -> str:
-    """The text with every known secret hidden."""
+    """Return the text with every known secret hidden."""
     for secret in sorted(_secrets, key=len, reverse=True):
-        # Many a password is an ordinary word or number, which is a part of longer words.
+        # A password may be an ordinary word or number, which also occurs inside longer words.
         if WORD_OR_NUMBER.fullmatch(secret):
             text = re.sub(rf"(?<!\w){secret}(?!\w)", HIDDEN, text)
         else:
@@ -208,15 +207,13 @@ def redact(text: str) -> str:
 
 
 def _show(text: str) -> str:
-    """The text as an error shows it: with every known secret hidden, and not longer than TEXT_SHOWN_MAX characters."""
     if len(text) <= TEXT_SHOWN_MAX:
         return redact(text)
-    # A secret that is cut in two would not be found.
+    # Redact before cutting: a secret cut in two would not be recognized.
     return f"{redact(text[: 2 * TEXT_SHOWN_MAX])[:TEXT_SHOWN_MAX]}… ({len(text)} characters)"
 
 
 def _redact_all(value: Any) -> Any:
-    """The value with all texts in it redacted."""
     if isinstance(value, str):
         return _show(value)
     if isinstance(value, dict):

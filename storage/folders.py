@@ -1,6 +1,6 @@
-"""Files and folders of a store in a folder: made for their owner alone, durable, and listed.
+"""Files and folders of LocalStore: accessible only to their owner, and flushed to disk.
 
-Anybody with write access to the store may replace a folder in it by a symbolic link at any moment. So every path below
+Anybody with write access to the store may replace a folder in it by a symbolic link at any time. So every path below
 the root is opened folder by folder, and every operation is relative to the open folder: no link below the root is
 followed. The root itself may be a link.
 """
@@ -27,11 +27,11 @@ class LinkedFolderError(NotADirectoryError):
     """A folder below the root is a symbolic link."""
 
     def __init__(self, folder: str) -> None:
-        super().__init__(errno.ENOTDIR, f"{folder} is a symbolic link, and none is followed inside the store")
+        super().__init__(errno.ENOTDIR, f"{folder} is a symbolic link, which is never followed inside the store")
 
 
 class NameInFolder(NamedTuple):
-    """A name in a folder: of a regular file, of a folder, or of something else, such as a link or a pipe."""
+    """An entry of a folder: a regular file, a folder, or something else, such as a link or a pipe."""
 
     name: str
     is_file: bool
@@ -39,7 +39,7 @@ class NameInFolder(NamedTuple):
 
 
 def make_root(root: Path) -> None:
-    """Create the store's folder if it is missing, with its parents, and make their names durable."""
+    """Create the store's folder and its parents if they are missing, and flush their names to disk."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     make_folder(root)
     for folder in missing:
@@ -47,7 +47,7 @@ def make_root(root: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder and its parents if they are missing: whole databases are in it, so nobody else may enter."""
+    """Create the folder and its parents if they are missing, for the owner only: it will contain whole databases."""
     try:
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def opened(root: Path, folders: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
-    """Open the root and `folders`, each in its parent; with `make`, create those that are missing.
+    """Open the root, then each of `folders` in its parent; with `make`, create missing folders.
 
     Yields the descriptors, the root's first. Raises LinkedFolderError.
     """
@@ -86,14 +86,14 @@ def is_link(name: str, folder: int) -> bool:
 
 
 def status_of(root: Path, key: str) -> os.stat_result:
-    """Return the status of the object's file; raise FileNotFoundError if it is no regular file."""
+    """Return the status of the object's file; raise FileNotFoundError if it is not a regular file."""
     *folders, name = key.split("/")
     with opened(root, folders) as descriptors:
         return check_regular(os.stat(name, dir_fd=descriptors[-1], follow_symlinks=False), key)
 
 
 def open_object(root: Path, key: str) -> int:
-    """Open the object's file for reading; raise FileNotFoundError if it is no regular file."""
+    """Open the object's file for reading; raise FileNotFoundError if it is not a regular file."""
     *folders, name = key.split("/")
     with opened(root, folders) as descriptors:
         try:
@@ -118,7 +118,7 @@ def check_regular(status: os.stat_result, key: str) -> os.stat_result:
 
 
 def write_durably(name: str, body: bytes, folder: int) -> None:
-    """Write a new file in the open folder, which nobody else may read, and flush it to disk."""
+    """Write a new file, readable only by its owner, in the open folder, and flush it to disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(name, flags, FILE_MODE, dir_fd=folder), "wb") as file:
         file.write(body)
@@ -136,7 +136,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_names(root: Path, folders: Sequence[str]) -> None:
-    """Flush the names in `folders` and in the root to disk, the deepest first; skip those that no longer exist."""
+    """Flush the names in `folders` and in the root to disk, deepest folder first; skip folders that no longer exist."""
     try:
         with opened(root, folders) as descriptors:
             for descriptor in reversed(descriptors):
@@ -147,7 +147,7 @@ def sync_names(root: Path, folders: Sequence[str]) -> None:
 
 
 def remove(root: Path, key: str) -> None:
-    """Remove the object's name, durably, if it exists. Raises LinkedFolderError."""
+    """Delete the object's file, durably, if it exists. Raises LinkedFolderError."""
     *folders, name = key.split("/")
     with suppress(FileNotFoundError), opened(root, folders) as descriptors:
         os.unlink(name, dir_fd=descriptors[-1])
@@ -155,7 +155,7 @@ def remove(root: Path, key: str) -> None:
 
 
 def drop_empty(root: Path, folders: Sequence[str]) -> None:
-    """Remove the last of `folders` if it is empty, then its parent, up to the first that is not empty, or is a link."""
+    """Remove the last of `folders` if it is empty, then its parents likewise; stop at a link or a non-empty folder."""
     if not folders:
         return
     *above, name = folders
@@ -172,7 +172,7 @@ def drop_empty(root: Path, folders: Sequence[str]) -> None:
 
 
 def entries(root: Path, folder: str) -> list[NameInFolder]:
-    """Return the entries of the folder that may be in a key; none if the folder does not exist or is a link."""
+    """Return the folder's entries whose names are valid in a key; none if it does not exist or is a link."""
     with (
         suppress(FileNotFoundError, NotADirectoryError),
         opened(root, folder.split("/") if folder else []) as descriptors,
@@ -187,7 +187,7 @@ def entries(root: Path, folder: str) -> list[NameInFolder]:
 
 
 def walk(root: Path, folder: str) -> Iterator[str]:
-    """Yield the keys below `folder`, in no order; raise OSError for a folder that can't be read."""
+    """Yield the keys below `folder`, in no particular order; raise OSError for a folder that can't be read."""
     for entry in entries(root, folder):
         key = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_folder:

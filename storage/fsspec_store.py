@@ -1,7 +1,7 @@
-"""An object store on any fsspec file system, used through fsspec's interface alone.
+"""An object store on any fsspec file system, used only through fsspec's interface.
 
-Many of them check for the object and then write, which is not atomic: the probe refuses them. Only the probe can find
-out whether a server keeps its promises.
+Many of these file systems check for the object and then write it, which is not atomic, so they are refused. Only the
+probe can find out whether a server keeps its promises.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FsspecStore:
         try:
             self.filesystem.pipe_file(path, body, mode="create")
         except FileNotFoundError:
-            # Its folders are real and must be created first; nothing is stored yet.
+            # This file system has real folders, which must be created first; nothing is stored yet.
             self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             self.filesystem.pipe_file(path, body, mode="create")
 
@@ -119,9 +119,9 @@ class FsspecStore:
         except ObjectMissingError:
             return []
         if not isinstance(statuses, Mapping):
-            return []  # an object has the folder's name: adlfs returns a list of it
+            return []  # an object has the folder's name: adlfs then returns a list
         start, skip = f"{self.path(folder)}/", len(self.root) + 1
-        # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
+        # Consoles create placeholders for empty folders: their names end with a slash, so they are not keys.
         return sorted(
             Listed(path[skip:], int(status["size"]), time_of(status))
             for path, status in statuses.items()
@@ -151,7 +151,7 @@ class FsspecStore:
                 raise
 
     def unfinished(self) -> Leftovers:
-        """None: fsspec's interface can't list them."""
+        """Return an empty list: fsspec's interface can't list unfinished objects."""
         return []
 
     def abandon(self, leftover: Unfinished) -> None:
@@ -159,7 +159,7 @@ class FsspecStore:
 
 
 def explain(error: Exception) -> Fault:
-    """Classify a failed request, without any text of the file system, which could contain a secret."""
+    """Classify a failed request, without the file system's text, which could contain a secret."""
     code, status = getattr(error, "errno", None), http_status(error)
     name = errno.errorcode.get(code, "") if isinstance(code, int) else ""
     return Fault(
@@ -172,9 +172,9 @@ def explain(error: Exception) -> Fault:
 
 
 def http_status(error: Exception) -> int:
-    """Return the HTTP status that a file system's error stands for, 0 if it names none."""
-    # adlfs passes on the errors of Azure's library, which have `status_code`. gcsfs's have `code`, but 403 is an
-    # OSError with this text.
+    """Return the HTTP status behind a file system's error, 0 if it is unknown."""
+    # adlfs raises the errors of Azure's library, which have `status_code`. gcsfs's errors have `code`, except for 403,
+    # which is an OSError with this text.
     named = (getattr(error, name, None) for name in ("status_code", "code"))
     if (status := next((value for value in named if isinstance(value, int)), 0)) != 0:
         return status
@@ -182,7 +182,7 @@ def http_status(error: Exception) -> int:
 
 
 def creates_in_two_steps(filesystem: Any) -> bool:
-    """Whether an exclusive create is fsspec's default, check then write: sometimes two creators both succeed."""
+    """Whether exclusive creation is fsspec's default, to check and then write: sometimes two creators both succeed."""
     from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
     while isinstance(getattr(filesystem, "fs", None), AbstractFileSystem):
@@ -191,7 +191,7 @@ def creates_in_two_steps(filesystem: Any) -> bool:
 
 
 def time_of(status: Mapping[str, Any]) -> datetime:
-    """Return when an object was created; if that is unknown, now: so the object never counts as old."""
+    """Return when an object was created. If that is unknown, return the current time: it must not count as old."""
     for name in ("LastModified", "last_modified", "mtime", "created", "updated"):
         value = status.get(name)
         if isinstance(value, datetime):

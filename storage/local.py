@@ -1,4 +1,4 @@
-"""An object store in a folder, local or on a file system that machines share.
+"""An object store in a folder, on a local or shared file system.
 
 An object is written to a hidden file, flushed to disk, and then linked to its name. link(2) fails if the name is taken,
 so it serves as the conditional put. A create that dies leaves at most a hidden file, which blocks nothing. Never import
@@ -53,7 +53,7 @@ from cutline.storage.store import (
     has_size,
 )
 
-# Inside the store, because a hard link can't cross file systems. No key begins with a dot.
+# The folder of hidden files. It is inside the store because a hard link can't cross file systems.
 INCOMING = ".incoming"
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
@@ -64,7 +64,7 @@ LINK_ATTEMPTS_MAX = 100
 class LocalStore:
     """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store.
 
-    A folder that was there, and is gone, is not made again: its file system may have been unmounted.
+    A folder that existed before is not created again: its file system may have been unmounted.
     """
 
     root: Path
@@ -92,7 +92,7 @@ class LocalStore:
             try:
                 with suppress(FileNotFoundError):
                     os.unlink(incoming, dir_fd=hidden)
-                # Any of the folders above the object may be new.
+                # Any parent folder of the object may be new.
                 sync_names(self.root, key.split("/")[:-1])
             except OSError as error:
                 raise AnswerLostError(url=self.url, key=key, reason=reason_of(error)) from error
@@ -105,7 +105,7 @@ class LocalStore:
         check_range(start, length)
         with self._opened(key) as file:
             file.seek(start)
-            # The requested length may come from a forged document; never allocate more than the file has.
+            # The requested length may come from a forged document: never allocate more than the size of the file.
             return file.read(min(length, max(os.fstat(file.fileno()).st_size - start, 0)))
 
     def size(self, key: str) -> int:
@@ -126,7 +126,7 @@ class LocalStore:
     def list_children(self, prefix: str) -> Keys:
         folder = check_prefix(prefix)
         with self._translate_errors():
-            # A folder may be empty: until its creator links the object, or for good if the creator died.
+            # A folder may be empty: until its creator links the object, or forever if the creator died.
             return sorted(
                 entry.name
                 for entry in entries(self.root, folder)
@@ -149,23 +149,23 @@ class LocalStore:
                 with self._translate_refused_deletions(key):
                     remove(self.root, key)
             except LinkedFolderError as error:
-                # Otherwise anybody with write access here could have any file of ours deleted.
+                # Otherwise anybody with write access to the store could have any file of this user deleted.
                 raise DeletionRefusedError(url=self.url, key=key, reason=reason_of(error)) from error
             except NotADirectoryError:
-                return  # a file is in the place of a folder, so there is no such object
+                return  # a parent folder is a file, so the object does not exist
             drop_empty(self.root, key.split("/")[:-1])
 
     @property
     def others_may(self) -> str:
-        """What other users of the machine may do with the folder: "read" or "write" it, "" for neither."""
+        """The access of other users of the machine to the folder: "write", "read" or ""."""
         with self._translate_errors():
             mode = self.root.stat().st_mode if self.root.exists() else 0
         return "write" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "read" if mode & 0o077 else ""
 
     def unfinished(self) -> Leftovers:
-        """A hidden file does not show which object it would have become.
+        """List the hidden files, with "" as the key, because it is unknown which object each would have become.
 
-        A folder among them is none of a create. It has its own name as the key, so that it is seen to be foreign.
+        A folder among them belongs to no create; its own name is its key, which shows that it is foreign.
         """
         leftovers: Leftovers = []
         with (
@@ -200,8 +200,8 @@ class LocalStore:
             yield file
 
     def _require_root(self) -> None:
-        """Make the folder if it was never there; raise StoreUnreachableError if it was, and is gone."""
-        # First: another thread may be making it.
+        """Create the folder, unless it existed before and is gone: then raise StoreUnreachableError."""
+        # Read this first: another thread may be creating the folder.
         was_there = self._was_there.is_set()
         if not self.root.exists():
             if was_there:
@@ -249,8 +249,8 @@ class LocalStore:
         raise StoreUnreachableError(url=self.url, reason=f"another process keeps removing the folder of {key}")
 
     def _explain_link(self, error: OSError, written: os.stat_result, key: str) -> None:
-        """Raise the error for a failed link; return if the link was made all the same."""
-        # NFS may repeat a link whose answer was lost, and then report that the name is taken: by this link.
+        """Raise the error for a failed link; return if the link was created nevertheless."""
+        # NFS may repeat a request whose answer was lost, and then report the name as taken, by this very link.
         if written.st_nlink > 1:
             return
         if isinstance(error, FileExistsError):

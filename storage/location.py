@@ -18,11 +18,11 @@ class StoreEncryption(Hashable, Protocol):
     """How a store is encrypted: a hashable value without open files or connections."""
 
     def over(self, raw: ObjectStore) -> ObjectStore:
-        """Return the store that encrypts what `raw` then stores. Nothing is read yet."""
+        """Return a store that encrypts objects and stores them in `raw`. Nothing is read yet."""
         ...
 
     def for_tasks(self, opened: Any) -> StoreEncryption:
-        """Return the encryption of the store that `over` returned as tasks in other processes need it."""
+        """Return the encryption to send to tasks in other processes; `opened` is a store that `over` returned."""
         ...
 
 
@@ -35,18 +35,18 @@ AUTHORITY_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 class StoreLocation:
     """A store's URL, its options, which may contain secrets, and its encryption.
 
-    It can be pickled; an open store can't. The pickle contains the data key, and not the operator's key. str() and
+    It can be pickled; an open store can't. The pickle contains the data key, but not the operator's key. str() and
     repr() show only the URL without credentials.
     """
 
     url: str
     options: Mapping[str, object] = field(default_factory=dict)
     encryption: StoreEncryption | None = None
-    # In a task: the driver has seen the store. So a folder is never made, and a server that is away is waited for.
+    # True in tasks: the driver has already reached the store (ObjectStore.expect_answers).
     is_made: bool = field(default=False, compare=False)
 
     def open(self) -> ObjectStore:
-        """Open the store without contacting it. In one process the same location always gives the same store.
+        """Open the store without contacting it. In one process, equal locations share one store.
 
         Raises StoreUrlError.
         """
@@ -56,16 +56,16 @@ class StoreLocation:
         return _open_encrypted(self.url, to_hashable(self.options), self.encryption, os.getpid())
 
     def open_raw(self) -> ObjectStore:
-        """Open the store of the bytes as stored, encrypted or not; see `open`."""
+        """Open the underlying store, without decryption; see `open`."""
         return open_store(self.url, self.options, is_made=self.is_made)
 
     @property
     def warnings(self) -> list[str]:
-        """What others on the network can do to the store, one sentence each; usually none."""
+        """See `warnings_of`."""
         return warnings_of(self.url, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the location for tasks, which make no folder; raise the errors of reading the key."""
+        """Pickle the location for tasks, with `is_made`; raise any error of reading the key."""
         encryption = self.encryption and self.encryption.for_tasks(self.open())
         return StoreLocation, (self.url, self.options, encryption, True)
 
@@ -82,9 +82,9 @@ def _open_encrypted(url: str, options: HashableOptions, encryption: StoreEncrypt
 
 
 def with_environment(url: str, options: Mapping[str, object]) -> dict[str, object]:
-    """`options`, with the endpoint and the authorities that this process's environment names.
+    """Return `options` with the endpoint and the certificate authorities that this process's environment names.
 
-    Executors on other machines don't have this environment: they would send the rows elsewhere, or trust others.
+    Executors on other machines don't have this environment: they would use another endpoint or other authorities.
     """
     completed = dict(options)
     if url.partition("://")[0] not in S3_PROTOCOLS:
@@ -102,14 +102,14 @@ def with_environment(url: str, options: Mapping[str, object]) -> dict[str, objec
 
 
 def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
-    """What others on the network can do to a store with these options; none if it is not S3."""
+    """Return a sentence for each attack on the store that others on the network could make; none if it is not S3."""
     if url.partition("://")[0] not in S3_PROTOCOLS:
         return []
     client = _client_options(options)
     endpoint = str(options.get("endpoint_url") or client.get("endpoint_url") or "")
     try:
         urlsplit(endpoint)
-    except ValueError:  # opening the store says so
+    except ValueError:  # opening the store reports this
         return []
     if _is_plain(endpoint, options, client):
         how = _origin(endpoint) or "use_ssl is false"
@@ -136,7 +136,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _origin(endpoint: str) -> str:
-    """Scheme, host and port of the endpoint, which may also contain a password."""
+    """Return the endpoint's scheme, host and port, without any password."""
     parts = urlsplit(endpoint)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if endpoint else ""
 

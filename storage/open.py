@@ -1,6 +1,7 @@
-"""Open a store by its URL, and show that URL. Every process does that, including executors, so it is cheap.
+"""Open a store by its URL, and redact URLs for messages.
 
-fsspec and s3fs are imported only for URLs that need them.
+Every process opens a store, so this module is cheap to import: fsspec and s3fs are imported only for URLs that need
+them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from cutline.storage.store import ObjectStore, StoreUnreachableError, check_key
 
 STORES_KEPT_MAX = 64
 GCS_PROTOCOLS = ("gs", "gcs")
-# The class that gcsfs registers asks by gRPC what kind of bucket it is before it reads or writes. Where nobody answers
-# that, as an emulator does not, it asks again for a minute, before every request.
+# The class that gcsfs registers asks for the kind of the bucket by gRPC before it reads or writes. If nothing answers,
+# as with an emulator, it repeats the question for a minute, before every request.
 GCS_FILE_SYSTEM = "gcsfs.core.GCSFileSystem"
 GCS_CONNECT_SECONDS_MAX = 5
 GCS_ANSWER_SECONDS_MAX = 30
@@ -42,8 +43,8 @@ class StoreUrlError(UsageError):
 def redact_url(url: str) -> str:
     """Return `url` without user, password, query and fragment, which may be secret.
 
-    `url` may be any text, as URLs that were refused are named, too. It errs towards dropping the path: a password may
-    contain the very characters that end it.
+    `url` may be any text, because messages name refused URLs, too. In doubt this drops the path: a password may contain
+    the very characters that normally end it.
     """
     protocol, separator, rest = url.partition("://")
     authority = rest.partition("/")[0]
@@ -56,11 +57,10 @@ def open_store(url: str, options: Mapping[str, object], *, is_made: bool = False
     """Return the store at `url`: a folder (a path or `file://`), `memory://name`, or any URL that fsspec knows.
 
     A folder's path must be absolute, because fleet.toml must name the same store from every working directory and on
-    executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't be
-    pickled. `is_made`: the store has answered before. A folder is then not created again, and any other store is waited
-    for. Nothing is created, and nothing contacted but the sources of some file systems' credentials. In one process the
-    same arguments always give the same store. Raises StoreUrlError, and StoreUnreachableError if there are no
-    credentials.
+    executors. `options` are passed to fsspec unchanged. `is_made`: the store has answered before
+    (ObjectStore.expect_answers). Nothing is created, and nothing is contacted except some file systems' sources of
+    credentials. In one process, equal arguments share one store. Raises StoreUrlError, and StoreUnreachableError if
+    there are no credentials.
     """
     # A forked process must not share its parent's connections, hence the process id.
     store = _open_once(url, to_hashable(options), os.getpid())
@@ -86,8 +86,8 @@ def _open_once(url: str, options: HashableOptions, process_id: int) -> ObjectSto
         raise StoreUrlError(url=redact_url(url), problem=problem) from None
     except SnapshotError:
         raise
-    except Exception as error:  # noqa: BLE001  # raised again, without what it quotes
-        # Some file systems ask for credentials already here.
+    except Exception as error:  # noqa: BLE001  # raised again, without its text
+        # Some file systems look up their credentials as soon as they are opened.
         raise StoreUnreachableError(url=redact_url(url), reason=f"opening it failed ({type(error).__name__})") from None
 
 
@@ -124,20 +124,20 @@ def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectS
 
 
 def _prepare_gcs(protocol: str, options: dict[str, object]) -> dict[str, object]:
-    """Let `protocol` mean the file system that Cutline uses for Google Cloud Storage; return its options."""
+    """Register the file system that Cutline uses for Google Cloud Storage as `protocol`; return its options."""
     from aiohttp import ClientTimeout
     from fsspec import register_implementation  # type: ignore[import-untyped]
 
     register_implementation(protocol, GCS_FILE_SYSTEM, clobber=True, errtxt="pip install gcsfs")
-    # It logs the server's answer to each request that fails, and raises it as well.
+    # gcsfs logs the server's answer to each failed request, in addition to raising it.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    # By default it waits for an answer without end. The time is that between two pieces of an answer.
+    # By default gcsfs waits for an answer forever. `sock_read` limits the time between two pieces of an answer.
     waits = ClientTimeout(total=None, sock_connect=GCS_CONNECT_SECONDS_MAX, sock_read=GCS_ANSWER_SECONDS_MAX)
     return {"requests_timeout": waits, **options}
 
 
 def _s3_root(url: str) -> str:
-    """Return bucket and folder. s3fs would take credentials in the URL for the bucket, so they are refused."""
+    """Return bucket and folder; refuse credentials in the URL, which s3fs would take for the bucket."""
     root = url.partition("://")[2].rstrip("/")
     bucket = root.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):

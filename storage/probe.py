@@ -1,7 +1,7 @@
 """Test whether a store keeps the promises that snapshots depend on (docs/architecture.md, invariant 5).
 
 Some S3 servers ignore the condition of a put, or of the end of an upload in parts, and silently overwrite the object.
-Their documentation does not say so; only a test shows it. The probe takes the essential steps of ObjectStoreContract.
+Their documentation does not say so; only a test shows it. The probe runs the essential checks of ObjectStoreContract.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cutline.storage.store import (
 
 PROBES = "probes"
 RACERS = 8
-RACES = 3  # a store that checks and then writes passes about one of three
+RACES = 3  # a store that checks and then writes passes about one race in three
 FIRST = b"the first body of the probe"
 SECOND = b"another body, which must not be stored"
 
@@ -41,7 +41,7 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
     """Try every operation on objects below `probes/<id>/` and remove them.
 
     If a policy or a lock forbids deleting, the probe's objects stay and that error is returned, not raised: taking
-    snapshots deletes nothing. Raises StoreUnfitError, which names the missing ability, and StoreUnreachableError. A
+    snapshots deletes nothing. Raises StoreUnfitError, which names the missing capability, and StoreUnreachableError. A
     store that lets two creators succeed only rarely may pass the probe.
     """
     folder = f"{PROBES}/{new_operation_id(utc_now())}"
@@ -55,7 +55,7 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
         reason = f"answers to creates get lost ({error.reason}); the probe gave up"
         raise StoreUnreachableError(url=store.url, reason=reason) from error
     finally:
-        # A failed probe left objects. Its error matters more than one of this clean-up.
+        # A failed probe leaves objects behind. Its error matters more than any error of this clean-up.
         with suppress(SnapshotError):
             for key in store.list(folder):
                 store.delete(key)
@@ -84,7 +84,7 @@ def probe_reading(store: ObjectStore, folder: str) -> None:
 
 
 def probe_creating(store: ObjectStore, folder: str, create: Create, way: str) -> Keys:
-    """Test creating objects in one `way` that the store has; return the keys of the objects created."""
+    """Test one way of creating objects, which messages call `way`; return the keys of the created objects."""
     once, raced = f"{folder}-once", [f"{folder}-raced-{number}" for number in range(RACES)]
     probe_create_once(store, once, create, way)
     for key in raced:
@@ -93,7 +93,7 @@ def probe_creating(store: ObjectStore, folder: str, create: Create, way: str) ->
 
 
 def probe_create_once(store: ObjectStore, key: str, create: Create, way: str) -> None:
-    """Create the same object again, in both ways: that must be refused and change nothing."""
+    """Create an object, then again in both ways: the second create must be refused and change nothing."""
     create(key, FIRST)
     for again in (create, store.create):
         try:
@@ -122,7 +122,7 @@ def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
         try:
             outcomes = threads.map(race, [b"racer %d" % number for number in range(RACERS)])
         except BaseException:
-            # As when there is no thread for one of them: the others don't wait for it.
+            # For example, a thread could not start: the others must not wait for it.
             barrier.abort()
             raise
         won = [body for body in outcomes if body is not None]

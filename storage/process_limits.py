@@ -1,13 +1,13 @@
-"""The limits of this process: open files, memory and threads, recognized in errors and named in the error that ends it.
+"""Limits of this process on open files, memory and threads: recognize errors caused by them, and name the limit.
 
-Libraries and executors report a limit that was reached as text.
+Libraries and executors report such errors only as text.
 
-Of open files, a command has about five on each node, and the limit that a shell or cron starts it with is often 1,024,
-under a hard limit of a million. Nothing here needs the low limit, which is kept for programs that call select().
+A command has about five open files for each node. The soft limit set by a shell or cron is often 1,024, under a hard
+limit of a million. It is kept low for programs that call select(), which Cutline does not.
 
-Python waits in `Thread.start` until the new thread says that it has begun. A thread that gets no memory for its first
-call dies before, and that wait has no end. This concerns our threads as well as any library's, such as py4j's
-connection to Spark.
+Python's `Thread.start` waits until the new thread reports that it has begun. A thread that gets no memory for its first
+call dies before that, and the wait never ends. This affects Cutline's own threads as well as those of libraries, such
+as py4j's connection to Spark.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
-# A server's message begins with its severity: the server lacks it.
+# A message with a severity is a server's: the server has reached its limit, not this process.
 OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
 
 
 def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[str], bool]) -> bool:
-    """Whether this error or a cause of it is an OSError with one of the `numbers`, or has a text that `says` so."""
+    """Whether this error or one of its causes is an OSError with one of the `numbers` or has a text that `says` so."""
     for link in _links(error):
         if isinstance(link, OSError) and link.errno in numbers:
             return True
         text = link.message if isinstance(link, SnapshotError) else ""
-        # An exception of Java's asks its process, which may have ended.
+        # The text of a Java exception is read from the JVM, which may have ended.
         with suppress(Exception):
             text = text or str(link)
         if isinstance(link, MemoryError):
             text = f"{type(link).__name__}: {text}"
-        # A server's errors have an SQLSTATE, those of its client library none; the first cause says whose text it is.
+        # A server's errors have an SQLSTATE, its client library's don't; the direct cause tells whose text it is.
         is_server = any(getattr(exception, "sqlstate", None) for exception in (link, link.__cause__))
         if not is_server and not OF_SERVER.search(text) and says(text):
             return True
@@ -55,10 +55,10 @@ def _links(error: BaseException) -> Iterator[BaseException]:
 
 
 MEMORY_HINT = (
-    "give the command more memory and threads and repeat it; it may have a limit: MemoryMax= or TasksMax= of a systemd"
-    " unit, the container's, ulimit -v or -u"
+    "allow the command more memory and threads and repeat it; the limit may be MemoryMax= or TasksMax= of a systemd"
+    " unit, the container's limit, or ulimit -v or -u"
 )
-# The wordings of Python, the loader of libraries, Arrow, the JVM and its launcher.
+# The wordings of Python, the dynamic loader, Arrow, the JVM and its launcher.
 TEXT = re.compile(
     rf"""\bMemoryError\b | ArrowMemoryError | OutOfMemoryError | {re.escape(os.strerror(errno.ENOMEM)).lower()}
       | can't\ start\ new\ thread | unable\ to\ create\ native\ thread | failed\ to\ map\ segment
@@ -70,39 +70,39 @@ TEXT = re.compile(
 
 
 class TooLittleMemoryError(UnreachableError):
-    """The process gets no more memory."""
+    """The process can't get more memory or threads."""
 
     def __init__(self, reason: str, hint: str = MEMORY_HINT) -> None:
         super().__init__(f"too little memory: {reason}" if reason else "too little memory", hint=hint)
 
 
 def says_no_memory(text: str) -> bool:
-    """Whether a library's message, or the JVM's, is that there is no more memory."""
+    """Whether a message of a library or the JVM says that there is no more memory."""
     return TEXT.search(text) is not None
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether this error or a cause of it is that the process gets no more memory."""
+    """Whether this error or one of its causes is a lack of memory."""
     return is_behind(error, {errno.ENOMEM}, says_no_memory)
 
 
 USED_UP = {errno.EMFILE, errno.ENFILE}
-# Libraries pass it on as text, and so do executors.
+# Libraries and executors report these errors as text.
 TEXTS = tuple(os.strerror(number).lower() for number in USED_UP)
 OF_MACHINE = os.strerror(errno.ENFILE).lower()
-# What macOS grants although it says that there is no hard limit.
+# The most that macOS grants, although it reports no hard limit.
 GRANTED_ANYWAY = 10_240
 FILES_PER_CONNECTION = 3
 OPEN_FILES_HINT = (
-    "raise the hard limit and repeat the command; it needs about 5 for each node, and 100, and Spark's process 500."
+    "raise the hard limit and repeat the command; it needs about 100 plus 5 for each node, and Spark's process 500."
     " For a systemd unit: LimitNOFILE=4096; for a user, in a new session: `USER hard nofile 4096` in"
     " /etc/security/limits.conf"
 )
-HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or see which processes have so many files open"
+HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or find the processes that have so many files open"
 
 
 class OpenFilesError(UnreachableError):
-    """The process may open no more files and connections."""
+    """The process can't open more files or connections."""
 
     def __init__(self, reason: str, details: Mapping[str, object] | None = None) -> None:
         is_machine = OF_MACHINE in reason.lower()
@@ -112,17 +112,17 @@ class OpenFilesError(UnreachableError):
 
 
 def open_files_limit() -> int:
-    """How many files and connections this process may have open."""
+    """Return the number of files and connections that this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def limit_text() -> str:
-    """The problem, with the limit."""
+    """Return the message that names the limit."""
     return f"the limit of {open_files_limit()} open files and connections (ulimit -n) is used up"
 
 
 def raise_limit() -> None:
-    """Raise the limit to the hard limit, for this process and those that it starts, as far as the system lets it."""
+    """Raise the soft limit to the hard limit as far as the system allows, for this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (hard, GRANTED_ANYWAY):
         if soft in (hard, resource.RLIM_INFINITY) or (limit <= soft and limit != resource.RLIM_INFINITY):
@@ -133,7 +133,7 @@ def raise_limit() -> None:
 
 
 def are_few_left() -> bool:
-    """Whether a connection, which needs two or three, can't be opened now."""
+    """Whether too few descriptors are left for a connection, which needs two or three."""
     opened: list[int] = []
     try:
         while len(opened) < FILES_PER_CONNECTION:
@@ -147,19 +147,19 @@ def are_few_left() -> bool:
 
 
 def says_used_up(text: str) -> bool:
-    """Whether a library's message is that no more files can be opened. A server's message means the server's limit."""
+    """Whether a library's message says that no more files can be opened. False for a server: that has its own limit."""
     return any(part in text.lower() for part in TEXTS) and not OF_SERVER.search(text)
 
 
 def is_used_up(error: BaseException) -> bool:
-    """Whether this error or a cause of it is that no more files can be opened."""
+    """Whether this error or one of its causes is that no more files can be opened."""
     return is_behind(error, USED_UP, says_used_up)
 
 
 def find_used_up(error: BaseException) -> UnreachableError | None:
-    """The error to report if open files or memory are used up, in the place of the reason assumed where it occurred.
+    """Return the error to report instead of `error` if its real cause is a lack of open files or memory.
 
-    None also if `error` reports a further fact, such as that a commit may be stored.
+    Returns None otherwise, and if `error` reports something more, such as that a commit may be stored.
     """
     is_own = isinstance(error, SnapshotError)
     if is_used_up(error) and (not is_own or isinstance(error, (UnreachableError, RefusedError))):
@@ -168,35 +168,35 @@ def find_used_up(error: BaseException) -> UnreachableError | None:
     return TooLittleMemoryError(str(error)) if not is_own and lacks_memory(error) else None
 
 
-# A thread begins in a millisecond, on a machine that has no memory left for its processes in some seconds.
+# A thread begins within a millisecond, or within some seconds on a machine that is short of memory.
 BEGIN_SECONDS_MAX = 30
-# As Python says where the system has no more threads.
+# Python's message if the system refuses another thread.
 NO_THREAD = "can't start new thread"
 
 _start = threading.Thread.start
 
 
 class _Begun(threading.Event):
-    """Says whether a thread has begun; a wait without a limit gets one."""
+    """Tells whether a thread has begun; a wait without a timeout gets one."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout is not None:
             return super().wait(timeout)
-        # Second by second: a process that was suspended meanwhile has lost one.
+        # Wait in steps: a process that was suspended loses only the current step.
         for _ in range(BEGIN_SECONDS_MAX):
             if super().wait(1):
                 return True
-        raise RuntimeError(NO_THREAD) from MemoryError("it has not begun")
+        raise RuntimeError(NO_THREAD) from MemoryError("the thread has not begun")
 
 
 def limit_thread_starts() -> None:
-    """From now on starting a thread that does not begin raises RuntimeError, in the whole process. Safe to repeat."""
+    """Make the start of a thread that does not begin raise RuntimeError, in the whole process. Safe to repeat."""
     setattr(threading.Thread, "start", _start_limited)  # noqa: B010  # mypy refuses the plain form
 
 
 def _start_limited(thread: threading.Thread) -> None:
     own: Any = thread
-    # A thread that was not initialized has none, and a thread that was started before raises.
+    # An uninitialized thread has no event, and a thread that was started before raises.
     begun = getattr(own, "_started", None)
     if begun is not None and not begun.is_set():
         own._started = _Begun()

@@ -94,7 +94,7 @@ class S3Store:
     def inventory(self, prefix: str) -> Inventory:
         skip = len(self._prefix(""))
         objects = [entry for page in self._pages(check_prefix(prefix)) for entry in page.get("Contents", [])]
-        # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
+        # Consoles create placeholders for empty folders: their names end with a slash, so they are not keys.
         return sorted(
             Listed(
                 stored_object["Key"][skip:], int(stored_object["Size"]), stored_object["LastModified"].astimezone(UTC)
@@ -131,12 +131,12 @@ class S3Store:
             wait_for(self.client, abort_upload(self.client, upload))
 
     def _address(self, key: str) -> dict[str, str]:
-        """The address of an object, or of the root for "", as parameters of an S3 request."""
+        """Return the address of an object, or of the root for "", as S3 parameters."""
         bucket, name, _ = self.client.s3fs.split_path(f"{self.root}/{key}" if key else self.root)
         return {"Bucket": bucket, "Key": name}
 
     def _prefix(self, folder: str) -> str:
-        """The beginning of the names in the bucket of all objects in a folder."""
+        """Return the prefix, in the bucket, of the names of all objects in a folder."""
         name = self._address(folder)["Key"]
         return f"{name}/" if name else ""
 
@@ -144,7 +144,7 @@ class S3Store:
         return Creation(self.client, self.url, key, self._address(check_key(key)))
 
     def _pages(self, folder: str, **parameters: str) -> Iterator[Mapping[str, Any]]:
-        """The pages of a listing; none if the folder does not exist."""
+        """Yield the pages of a listing; none if the folder does not exist."""
         asked = {"Bucket": self._address(folder)["Bucket"], "Prefix": self._prefix(folder), **parameters}
         while True:
             try:
@@ -159,7 +159,7 @@ class S3Store:
 
     @contextmanager
     def _refusing_deletion(self, key: str) -> Iterator[None]:
-        """Raise DeletionRefusedError if the block is not allowed."""
+        """Raise DeletionRefusedError if the store forbids the block's request."""
         try:
             yield
         except SnapshotError:

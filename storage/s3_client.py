@@ -1,8 +1,8 @@
 """Send requests to S3: one retry policy, bounded waits, renewed credentials.
 
-s3fs makes the connection out of [store_options], which are its own options; the requests are botocore's. The retries of
-s3fs, botocore and aiohttp are switched off: each has its own policy, and none knows that a conditional put must not be
-retried silently. storage/s3_retries.py decides which requests are retried, and how often.
+s3fs makes connections by [store_options], which are its own options; the requests are botocore's. The retries of s3fs,
+botocore and aiohttp are switched off: each has its own policy, and none of them knows that a conditional put must not
+be retried silently. storage/s3_retries.py decides which requests are retried, and for how long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ANSWER_SECONDS_MAX = 30
 CLEAN_UP_SECONDS_MAX = 10
 SIGNAL_SECONDS_MAX = 1
 
-# Options of Cutline's own that are parameters of puts: see storage/s3_create.py.
+# Cutline's own options, with the parameters of puts that they set: see storage/s3_create.py.
 PARAMETERS = {"server_side_encryption": "ServerSideEncryption", "kms_key_id": "SSEKMSKeyId"}
 
 T = TypeVar("T")
@@ -54,13 +54,13 @@ class CertificateFileError(UsageError):
         super().__init__(
             f"the store's ca_file {path} can't be used on {host}: {problem}",
             hint="put the certificates of the authority (PEM) under this name on this machine and on every machine of"
-            " Spark's executors, readable for the user there",
+            " Spark's executors, readable by the executors' user",
             details={"file": path, "host": host},
         )
 
 
 class S3Client:
-    """Sends S3's requests: once by `send`, repeated as `policy` says by `request` and `ask`.
+    """Sends requests to S3: `send` sends a request once, `request` and `ask` retry it by `policy`.
 
     Requests have the names and parameters of botocore's methods. `options` are those of s3fs.
     """
@@ -70,7 +70,7 @@ class S3Client:
         self.policy = policy
         self.pace = Pace(store)
         self.has_worked = False
-        # How objects were created whose encryption was verified.
+        # The ways of creating objects (put, parts) whose encryption has been verified.
         self.encrypts: set[str] = set()
         self._renewing = asyncio.Lock()
 
@@ -111,7 +111,7 @@ class S3Client:
                 return answer
 
     async def send(self, method: str, **parameters: Any) -> Any:
-        """Send a request once, and once more with new credentials if it had no effect because the old have expired."""
+        """Send a request once, and once more with new credentials if it was refused because the old have expired."""
         await self.pace.turn()
         await self.s3fs.set_session()
         used = await self._credentials()
@@ -140,10 +140,10 @@ class S3Client:
         return answer
 
     async def _call(self, method: str, parameters: Mapping[str, Any]) -> Any:
-        """Call botocore's method, with those of the user's parameters that it takes, for a bounded time.
+        """Call botocore's method, with the user's parameters that it accepts, within a bounded time.
 
-        aiohttp's read timeout begins only when the body is sent, so a server that does not read the body would block a
-        put forever.
+        aiohttp's read timeout begins only after the body was sent, so a server that does not read the body would block
+        a put forever.
         """
         client = await self.s3fs.get_s3(parameters.get("Bucket"))
         operation = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
@@ -171,10 +171,10 @@ class S3Client:
         return code in EXPIRED or (self.has_worked and code in UNKNOWN_CREDENTIALS)
 
     async def _ask_reason(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
-        """Return why a HEAD was refused, by a GET of one byte, which is refused for the same reason, with a body."""
+        """Return the reason for a refused HEAD, from a GET of one byte: the same refusal, but with a body."""
         try:
             answer = await self._call("get_object", {**parameters, "Range": "bytes=0-0"})
-        except Exception as error:  # noqa: BLE001  # of two errors, this one has the reason
+        except Exception as error:  # noqa: BLE001  # this error carries the reason
             return error
         answer["Body"].close()
         return refusal
@@ -190,7 +190,7 @@ class S3Client:
             return bool(await self._credentials() != used)
 
     async def _credentials(self) -> object:
-        """The credentials that botocore found; None if there are none, or if they are in the options."""
+        """Return the credentials that botocore found; None if it found none, or if they are in the options."""
         credentials = None if self._are_in_options() else await self.s3fs.session.get_credentials()
         return credentials and await credentials.get_frozen_credentials()
 
@@ -201,17 +201,17 @@ class S3Client:
         return str(getattr(await self.s3fs.session.get_credentials(), "method", "") or "")
 
     def _are_in_options(self) -> bool:
-        """Whether the options have the credentials, or say that there are none."""
+        """Whether the options contain the credentials or ask for anonymous access."""
         return bool(self.s3fs.anon or self.s3fs.key or self.s3fs.client_kwargs.get("aws_access_key_id"))
 
     def _authorities(self) -> str:
-        """The file with the authorities that may sign the server's certificate; "" if botocore's are used."""
+        """Return the file with the authorities for the server's certificate; "" if botocore's own are used."""
         verify = self.s3fs.client_kwargs.get("verify") or self.s3fs.session.get_config_variable("ca_bundle")
         return str(verify) if isinstance(verify, str) else os.environ.get("REQUESTS_CA_BUNDLE", "")
 
 
 def to_s3fs(options: Mapping[str, object]) -> dict[str, object]:
-    """The options as s3fs takes them; raise CertificateFileError if the authorities can't be read."""
+    """Return the options in s3fs's form; raise CertificateFileError if the authorities can't be read."""
     given = dict(options)
     client = dict(chosen) if isinstance(chosen := given.get("client_kwargs"), Mapping) else {}
     if ca_file := given.pop("ca_file", None):
@@ -230,18 +230,16 @@ def to_s3fs(options: Mapping[str, object]) -> dict[str, object]:
 def _check_authorities(path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-    except ssl.SSLError:  # an OSError, too
-        raise CertificateFileError(path, "it has no certificates in PEM form") from None
+    except ssl.SSLError:  # a subclass of OSError
+        raise CertificateFileError(path, "it contains no certificates in PEM format") from None
     except OSError as error:
         raise CertificateFileError(path, error.strerror or type(error).__name__) from None
 
 
 def s3_client(options: Mapping[str, object], url: str) -> S3Client:
-    """Return the client with bounded waits and the user's `options`: s3fs's, and Cutline's own.
+    """Return a client with bounded waits and the user's `options`: s3fs's and Cutline's own.
 
-    `url` names the store in reports of waits.
-
-    Raises CertificateFileError.
+    `url` names the store in reports of waits. Raises CertificateFileError.
     """
     given = to_s3fs(options)
     seconds = given.pop("retry_for", None)
@@ -249,7 +247,7 @@ def s3_client(options: Mapping[str, object], url: str) -> S3Client:
     config: dict[str, object] = dict(chosen) if isinstance(chosen, Mapping) else {}
     policy = retries_of(config, float(seconds) if isinstance(seconds, (int, float)) else None)
     waits = {"connect_timeout": CONNECT_SECONDS_MAX, "read_timeout": ANSWER_SECONDS_MAX}
-    # Some servers send the whole object's checksum with a range, which would not match. Commits have our own digests.
+    # Some servers send a range with the whole object's checksum, which would not match. Commits have Cutline's digests.
     checksums = {"response_checksum_validation": "when_required"}
     once = {"retries": {"total_max_attempts": 1}, "http_session_cls": OneSendSession}
     given = given | {"use_listings_cache": False, "skip_instance_cache": True}
@@ -259,9 +257,9 @@ def s3_client(options: Mapping[str, object], url: str) -> S3Client:
 def wait_for(client: S3Client, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in the client's event loop and return its result.
 
-    Ctrl-C, or a call that stops this thread's requests (stoppable_requests), cancels it there and waits up to
-    CLEAN_UP_SECONDS_MAX for it to clean up. fsspec's own wait would leave it running, and perhaps storing an object,
-    after the caller has ended.
+    Ctrl-C, or another thread that ends this thread's requests (stoppable_requests), cancels the work, which then has
+    CLEAN_UP_SECONDS_MAX to clean up. fsspec's own wait would leave it running, and perhaps storing an object, after the
+    caller has ended.
     """
     ended = threading.Event()
 
@@ -273,7 +271,7 @@ def wait_for(client: S3Client, work: Coroutine[Any, Any, T]) -> T:
 
     future = asyncio.run_coroutine_threadsafe(run(), client.loop)
     try:
-        # A signal that another thread received is noticed only between two waits.
+        # A signal that another thread received is handled only between two waits.
         waits = 0
         while not ended.wait(SIGNAL_SECONDS_MAX):
             check_not_stopped()

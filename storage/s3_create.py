@@ -1,20 +1,20 @@
 """Create an S3 object exactly once: by a conditional put, or a large one by an upload in parts with a conditional end.
 
-Either is retried until its result is known. Each create stores an id in the object's metadata, which makes retries
-safe: if one whose answer was lost is retried and the key is taken, the id shows whether that create took it. Source:
-Amazon S3 User Guide, "Add preconditions to S3 operations".
+Both are retried until the result is known. Each create stores an id in the object's metadata, which makes retries safe:
+if an answer was lost and the retry finds the key taken, the id shows whether this create took it. Source: Amazon S3
+User Guide, "Add preconditions to S3 operations".
 
 A put is a single request and leaves nothing behind, so it suits objects that can be sent again in a moment. If the put
-of a large object breaks near its end, everything must be sent again, over one connection. In an upload in parts only a
-part is repeated, and several are sent at once. Completing the upload takes the same `If-None-Match: *` as a put. An
-upload that fails is aborted, so that its parts are not kept and paid for; `unfinished` finds those that a killed
-process left. Source: "Uploading and copying objects using multipart upload", ibid.
+of a large object breaks near its end, the whole object must be sent again, over one connection. An upload in parts
+repeats only the broken part, and sends several parts in parallel. Completing the upload takes the same
+`If-None-Match: *` as a put. A failed upload is aborted, so that its parts are not kept and billed; `unfinished` finds
+the uploads of killed processes. Source: "Uploading and copying objects using multipart upload", ibid.
 
-Every put and the beginning of every upload in parts carry the encryption that the server must use
+Every put and the beginning of every upload in parts name the encryption that the server must use
 (`s3_additional_kwargs` of s3fs). Some servers ignore it. So the first object that a process creates in each way is
-verified once it is stored: by the answer, or if that does not tell, by asking for the object's metadata. The first put
-of a process is no commit, but its first upload in parts may be one: then the commit counts, although the server does
-not encrypt it (snapshots/operations/committing.py). Source: "Specifying server-side encryption with AWS KMS", ibid.
+verified after it is stored: by the server's answer, or else by the object's metadata. A process's first put is never a
+commit, but its first upload in parts may be a commit. Then the commit counts, although the server did not encrypt it
+(snapshots/operations/committing.py). Source: "Specifying server-side encryption with AWS KMS", ibid.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from cutline.storage.store import (
 )
 
 PUT_ID = "cutline-put"
-# How the server has to encrypt, and with which key: parameters of a put, and in the answer.
+# The encryption and its key, in the parameters of a put and in its answer.
 ENCRYPTION, KMS_KEY = "ServerSideEncryption", "SSEKMSKeyId"
-MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: sending less again costs no more than parts do
+MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: resending less costs no more than parts do
 PART_BYTES = 16 * 2**20
 PARTS_MAX = 10_000
-PARTS_AT_ONCE = 4  # a create holds this many parts in memory besides the body
+PARTS_AT_ONCE = 4  # a create holds copies of this many parts in memory
 # A part in flight may be stored after the abort was accepted, which revives the upload.
 ABORTS_MAX = 3
 
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """A single create of a key; `address` is the object's, as parameters of an S3 request, and `put_id` is unique."""
+    """One create of a key; `address` is the object's address as S3 parameters, `put_id` a unique id."""
 
     client: S3Client
     url: str
@@ -67,13 +67,13 @@ class Creation:
     put_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     async def put(self, body: bytes) -> None:
-        """Create the object by a single put; raise as ObjectStore.create."""
+        """Create the object by a single put; raise the errors of ObjectStore.create."""
         metadata = {PUT_ID: self.put_id}
         answer = await self.decide(lambda: self._send(body, metadata), len(body))
         await self.verify_encryption("put", answer)
 
     async def verify_encryption(self, by: str, answer: Mapping[str, Any] | None) -> None:
-        """Raise EncryptionIgnoredError unless the first object created `by` put or parts is encrypted as asked."""
+        """Raise EncryptionIgnoredError if the first object created `by` put or parts is not encrypted as requested."""
         asked = self.client.s3fs.s3_additional_kwargs
         if not is_told(asked) or by in self.client.encrypts:
             return
@@ -87,7 +87,7 @@ class Creation:
     async def decide(self, store: Callable[[], Awaitable[T]], size_bytes: int) -> T | None:
         """Retry `store`, a conditional request that creates the object, until its result is known.
 
-        Returns the server's answer, None if it was lost. Raises ObjectExistsError, AnswerLostError, or, if certainly
+        Returns the server's answer, None if it was lost. Raises ObjectExistsError or AnswerLostError; or, if certainly
         nothing was stored, StoreUnreachableError or StoreUnfitError.
         """
         tries = self.client.tries(size_bytes)
@@ -95,12 +95,12 @@ class Creation:
         while True:
             try:
                 answer = await store()
-            except Exception as error:  # noqa: BLE001  # every error is classified, an unforeseen one as UNKNOWN
+            except Exception as error:  # noqa: BLE001  # every error is classified, unforeseen errors as UNKNOWN
                 cause, failure = error, failure_of(error)
             else:
                 tries.worked()
                 return answer
-            # If an answer was lost, a missing upload has been completed or aborted.
+            # After a lost answer, a missing upload has been completed or aborted.
             if failure is S3Failure.TAKEN or (failure is S3Failure.MISSING and may_be_stored):
                 await self._settle()
                 return None
@@ -112,7 +112,7 @@ class Creation:
         raise self.not_stored_error(cause) from cause
 
     def not_stored_error(self, cause: Exception) -> SnapshotError:
-        """Return the error for a failure after which certainly nothing is stored."""
+        """Return the error for a failure that certainly stored nothing."""
         if failure_of(cause) is S3Failure.NOT_IMPLEMENTED:
             return StoreUnfitError(url=self.url, lack="it does not implement conditional puts")
         fault = fault_of(cause)
@@ -139,7 +139,7 @@ def is_told(answer: Mapping[str, Any] | None) -> bool:
 
 
 def check_encryption(url: str, key: str, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Raise EncryptionIgnoredError unless object `key` is encrypted as `asked`; `told` is the server's answer."""
+    """Raise EncryptionIgnoredError unless the server's answer `told` says that object `key` is encrypted as `asked`."""
     key_used, key_asked = str(told.get(KMS_KEY) or ""), str(asked.get(KMS_KEY) or "")
     if told.get(ENCRYPTION) == asked[ENCRYPTION] and is_same_key(key_asked, key_used):
         return
@@ -153,7 +153,7 @@ def check_encryption(url: str, key: str, asked: Mapping[str, Any], told: Mapping
 
 
 def is_same_key(asked: str, told: str) -> bool:
-    """Whether the server names the key asked for, as far as that can be seen: not for an alias."""
+    """Whether the server used the requested key; also true if that is unknown, as for an alias."""
     is_alias = asked.startswith("alias/") or ":alias/" in asked
     return not asked or not told or is_alias or told.rpartition("/")[2] == asked.rpartition("/")[2]
 
@@ -167,7 +167,7 @@ class Upload(NamedTuple):
 
     @property
     def address(self) -> dict[str, str]:
-        """Its address, as parameters of an S3 request."""
+        """The upload's address as S3 parameters."""
         return {"Bucket": self.bucket, "Key": self.name, "UploadId": self.upload_id}
 
 
@@ -179,7 +179,7 @@ class _Underway:
         atexit.register(self.abort_all)
 
     def abort_all(self) -> None:
-        """Abort the uploads that daemon threads leave when the process exits, but not a parent process's."""
+        """When the process exits, abort the uploads that its daemon threads leave, but not a parent process's."""
         for upload, (client, process_id) in list(self.uploads.items()):
             if process_id == os.getpid():
                 wait_for(client, try_abort(client, upload))
@@ -189,7 +189,7 @@ UNDERWAY = _Underway()
 
 
 async def create_in_parts(creation: Creation, body: bytes) -> None:
-    """Create the object by an upload in parts; raise as ObjectStore.create."""
+    """Create the object by an upload in parts; raise the errors of ObjectStore.create."""
     client = creation.client
     metadata = {PUT_ID: creation.put_id}
     try:
@@ -203,7 +203,7 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
         await creation.decide(lambda: _complete(client, upload, parts), 0)
         await creation.verify_encryption("parts", began)
     except BaseException as error:
-        # Also after a lost answer: aborting a completed upload changes nothing.
+        # Abort it even after a lost answer: aborting a completed upload changes nothing.
         await asyncio.shield(try_abort(client, upload))
         if isinstance(error, SnapshotError) or not isinstance(error, Exception):
             raise
@@ -215,8 +215,8 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
 async def _send_parts(client: S3Client, upload: Upload, body: bytes) -> list[dict[str, object]]:
     """Send all parts, PARTS_AT_ONCE in parallel, each with its own retries; return the list that completes the upload.
 
-    After a part failed, no other is begun, and those in flight have CLEAN_UP_SECONDS_MAX to arrive: a part that arrives
-    after the abort would be kept. On cancellation, don't wait for the parts.
+    After a part has failed, no further part is begun, and parts in flight get CLEAN_UP_SECONDS_MAX to arrive: a part
+    that arrives after the abort would be kept. On cancellation, this does not wait for the parts.
     """
     size = max(PART_BYTES, math.ceil(len(body) / PARTS_MAX))
     starts = iter(range(0, len(body), size)) if body else iter([0])
@@ -250,8 +250,8 @@ async def _complete(client: S3Client, upload: Upload, parts: list[dict[str, obje
 
 
 async def try_abort(client: S3Client, upload: Upload) -> None:
-    """Abort an upload within CLEAN_UP_SECONDS_MAX, ignoring errors: why the upload failed matters more."""
-    with contextlib.suppress(Exception):  # `unfinished` finds it
+    """Abort an upload within CLEAN_UP_SECONDS_MAX, ignoring errors: the upload's own error matters more."""
+    with contextlib.suppress(Exception):  # `unfinished` finds the upload
         await asyncio.wait_for(abort_upload(client, upload), CLEAN_UP_SECONDS_MAX)
 
 
@@ -267,7 +267,7 @@ async def abort_upload(client: S3Client, upload: Upload) -> None:
 
 
 async def unfinished(client: S3Client, bucket: str, prefix: str) -> Leftovers:
-    """Return the uploads of keys that begin with `prefix`, and are neither completed nor aborted."""
+    """Return the uploads that are neither completed nor aborted and whose keys begin with `prefix`."""
     leftovers: Leftovers = []
     page: dict[str, Any] = {}
     while True:
@@ -283,7 +283,7 @@ async def unfinished(client: S3Client, bucket: str, prefix: str) -> Leftovers:
 
 
 async def _size_and_last(client: S3Client, upload: Upload) -> tuple[int, datetime | None]:
-    """Return the bytes of an upload's parts, and when the last one arrived; stop if the upload no longer exists."""
+    """Return the total size of an upload's parts and the arrival of the last; stop if the upload no longer exists."""
     size, last = 0, None
     page: dict[str, Any] = {}
     while True:

@@ -1,4 +1,4 @@
-"""Classify failed S3 requests: the meaning of the server's answer, or of its lack.
+"""Classify failed S3 requests by the server's answer, or by the lack of one.
 
 All other S3 modules use this module, so that a failure means the same for a put, a read, a listing and a deletion. Text
 from the server or a library is never shown, because it may quote credentials. Source: Amazon S3 API Reference, "Error
@@ -83,7 +83,7 @@ DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"
 NOT_NOW = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", *TOO_FAST, *DAMAGED_ON_THE_WAY}
 WRONG_CLOCK = "RequestTimeTooSkewed"
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
-# These are answered both for credentials that were never valid and for those that were revoked.
+# The codes for credentials that were never valid, and also for revoked credentials.
 UNKNOWN_CREDENTIALS = {"InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "UnrecognizedClientException"}
 # Failures that an operator can act on, in words; for all others S3's code is shown, which can be looked up.
 MEANINGS = {
@@ -92,12 +92,12 @@ MEANINGS = {
 }
 CREDENTIALS = "the credentials in [store_options] of fleet.toml, or those that the AWS tools read"
 REGION_HINT = "name the bucket's region in [store_options] of fleet.toml: client_kwargs = { region_name = … }"
-# What to do about a refusal, where its status alone does not tell.
+# Hints by error code, for refusals whose status is not specific enough.
 CODE_HINTS = {
-    "NoSuchBucket": "make the bucket, or correct store in fleet.toml",
+    "NoSuchBucket": "create the bucket, or correct store in fleet.toml",
     "AccessDenied": "use credentials that may do this: docs/storage.md, Policies",
     "InvalidAccessKeyId": f"the store does not know the access key: check {CREDENTIALS}",
-    "SignatureDoesNotMatch": f"the secret is not that of the access key: check {CREDENTIALS}",
+    "SignatureDoesNotMatch": f"the secret does not belong to the access key: check {CREDENTIALS}",
     "PermanentRedirect": REGION_HINT,
     "AuthorizationHeaderMalformed": REGION_HINT,
 }
@@ -124,20 +124,20 @@ class CredentialsExpired(Exception):  # noqa: N818  # a situation within the pac
 
 
 class UntrustedServerError(SSLError):  # type: ignore[misc]  # botocore has no types
-    """There is no TLS connection to the server; `why` is in OpenSSL's words, `authorities` are those it may have."""
+    """There is no TLS connection to the server: OpenSSL's reason, and the authorities that this process trusts."""
 
     def __init__(self, error: SSLError, authorities: str) -> None:
         super().__init__(endpoint_url=error.kwargs["endpoint_url"], error=type(error).__name__)
-        # aiohttp's own errors belong to OpenSSL's classes, too, but give no reason.
+        # aiohttp's own errors are instances of OpenSSL's classes, too, but give no reason.
         causes = [cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)]
         said = (getattr(cause, "verify_message", "") or getattr(cause, "reason", "") for cause in causes)
         self.is_certificate = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
         self.why = next(filter(None, said), "unknown reason")
-        self.authorities = authorities or "those that botocore brings"
+        self.authorities = authorities or "those that botocore ships"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what caused it; aiohttp keeps OpenSSL's error as an attribute."""
+    """Yield the error and its causes; aiohttp keeps OpenSSL's error in an attribute."""
     while error is not None:
         yield error
         if isinstance(inner := getattr(error, "certificate_error", None), BaseException):
@@ -148,7 +148,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class S3Failure(Enum):
-    """Whether a failed request was carried out, by its answer or the lack of an answer."""
+    """The kind of a failed request. If it is UNKNOWN, the request may have been carried out."""
 
     TAKEN = auto()
     MISSING = auto()
@@ -160,7 +160,7 @@ class S3Failure(Enum):
 
 
 def failure_of(error: BaseException) -> S3Failure:
-    """Classify a failure. Anything but a definite answer is UNKNOWN."""
+    """Classify a failed request; UNKNOWN unless it was certainly not carried out."""
     code, status = code_and_status(error)
     if status == STATUS_TAKEN:
         return S3Failure.TAKEN
@@ -168,7 +168,7 @@ def failure_of(error: BaseException) -> S3Failure:
         return S3Failure.MISSING
     if status == STATUS_NOT_IMPLEMENTED:
         return S3Failure.NOT_IMPLEMENTED
-    # A proxy that asks for fewer requests may have passed this request on to the store.
+    # A proxy that asks for fewer requests may already have passed this request on to the store.
     if is_too_fast(error):
         return S3Failure.UNKNOWN
     if code in NOT_NOW or status == STATUS_CONFLICT:
@@ -181,7 +181,7 @@ def failure_of(error: BaseException) -> S3Failure:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later; not for errors outside network and server, which are bugs."""
+    """Whether the same request may succeed later. Errors outside the network and the server are bugs: then not."""
     code, status = code_and_status(error)
     if status:
         return code in NOT_NOW or code == WRONG_CLOCK or status == STATUS_CONFLICT or status in PASSING_STATUSES
@@ -189,10 +189,10 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_not_connected(error: BaseException) -> bool:
-    """Whether there was no connection to send the request by.
+    """Whether the request was not sent, because there was no connection.
 
     aiobotocore raises the same error if a connection was never made and if it was reset, although only the former means
-    that nothing was stored; it names the error behind it.
+    that nothing was stored; the underlying error tells which.
     """
     if isinstance(error, EndpointConnectionError):
         return isinstance(error.kwargs.get("error"), (ClientConnectorError, socket.gaierror))
@@ -205,7 +205,7 @@ def is_answer(error: BaseException) -> bool:
 
 
 def is_hardly_passing(error: BaseException) -> bool:
-    """Whether a failure that may pass is more likely a mistake, as long as the store has not answered at all."""
+    """Whether a failure that may pass is more likely a wrong setting if the store has never answered."""
     return not is_answer(error) or is_wrong_clock(error)
 
 
@@ -221,7 +221,7 @@ def is_too_fast(error: BaseException) -> bool:
 
 
 def is_wordless(error: BaseException) -> bool:
-    """Whether a refusal has only a status: the answer to a HEAD has no body and so no error code."""
+    """Whether a refusal has a status but no error code: the answer to a HEAD has no body."""
     code, status = code_and_status(error)
     return status in (STATUS_BAD_REQUEST, STATUS_FORBIDDEN) and code in ("", str(status))
 
@@ -235,7 +235,7 @@ def code_and_status(error: BaseException) -> tuple[str, int]:
 
 
 def retry_after_seconds(error: BaseException) -> float:
-    """Return the seconds in the Retry-After header, 0 without one. Source: RFC 9110, section 10.2.3."""
+    """Return the delay of the Retry-After header in seconds, 0 without it. Source: RFC 9110, section 10.2.3."""
     text = _header(error, "retry-after")
     return float(text) if text.isdecimal() else max(_seconds_ahead(text, utc_now()), 0.0)
 
@@ -246,7 +246,7 @@ def _header(error: BaseException, name: str) -> str:
 
 
 def _seconds_ahead(text: str, now: datetime) -> float:
-    """How far the time of a header is ahead of `now`; 0 if it is no time."""
+    """Return the seconds by which the time in a header is ahead of `now`; 0 if it is not a time."""
     try:
         when = parsedate_to_datetime(text)
     except ValueError:
@@ -255,7 +255,7 @@ def _seconds_ahead(text: str, now: datetime) -> float:
 
 
 def length_text(seconds: float) -> str:
-    """A length of time in whole units: `45 s`, `10 min`."""
+    """Return a duration in whole units: `45 s`, `10 min`."""
     return f"{seconds:.0f} s" if seconds < 2 * SECONDS_PER_MINUTE else f"{seconds / SECONDS_PER_MINUTE:.0f} min"
 
 
@@ -265,19 +265,19 @@ def fault_of(error: BaseException) -> Fault:
     hint = hint_of_status(status)
     if isinstance(error, CredentialsExpired):
         source = SOURCES.get(error.source, f"the service {error.source}" if error.source else "an unknown source")
-        hint = f"renew the credentials: they come from {source}; then repeat the command"
+        hint = f"renew the credentials, which are from {source}; then repeat the command"
     elif isinstance(error, NO_CREDENTIALS):
         hint = "set key and secret in [store_options], or use a profile, the environment or a role, as AWS tools do;"
-        hint += " on a cluster, for the user of Spark's executors too"
+        hint += " on a cluster, do this for the user of Spark's executors, too"
     elif isinstance(error, UntrustedServerError):
-        hint = "name the file with the authority of the store's certificate: ca_file in [store_options] of fleet.toml"
-        hint = hint if error.is_certificate else "check endpoint_url in [store_options]: the port must be that of https"
+        hint = "set ca_file in [store_options] of fleet.toml to the file with the authority of the store's certificate"
+        hint = hint if error.is_certificate else "check endpoint_url in [store_options]: the port must be for HTTPS"
     elif code == WRONG_CLOCK:
-        hint = "set this machine's clock, or the store's: S3 refuses requests signed more than 15 minutes off"
+        hint = "correct this machine's clock, or the store's: S3 refuses requests dated more than 15 minutes off"
     elif code in CODE_HINTS:
         hint = CODE_HINTS[code]
     elif is_too_fast(error):
-        hint = f"{hint_of_status(STATUS_UNAVAILABLE)}; retry_for in [store_options] says how long they wait"
+        hint = f"{hint_of_status(STATUS_UNAVAILABLE)}; retry_for in [store_options] sets how long requests are repeated"
     elif isinstance(error, ENDED_EARLY):
         hint = "check proxies and load balancers: something ends the store's answers early. Then repeat the command"
     elif isinstance(error, NO_ANSWER):
@@ -298,10 +298,10 @@ def reason_of(error: BaseException) -> str:
     if code in MEANINGS:
         return MEANINGS[code]
     if code == WRONG_CLOCK:
-        # Requests are signed with the machine's clock.
+        # Requests are signed with this machine's time.
         ahead = _seconds_ahead(_header(error, "date"), machine_now())
         side = "behind" if ahead > 0 else "ahead of"
-        by = f": this machine's is {length_text(abs(ahead))} {side} the other" if ahead else ""
+        by = f": this machine's clock is {length_text(abs(ahead))} {side} the store's" if ahead else ""
         return f"the clocks of this machine and of the store differ too much{by}"
     if status:
         why = ", which asks for fewer requests" if is_too_fast(error) else ""

@@ -1,11 +1,11 @@
-"""The private members of libraries that the S3 store depends on, all of them.
+"""All private members of libraries that the S3 store depends on.
 
 Everything else in storage/ uses what s3fs, aiobotocore, botocore and aiohttp document. pyproject.toml bounds their
 versions, and tests/unit/test_storage_s3_private.py fails if a member named here changes, or if another module uses one.
 
-The package obstore can't take their place: its version 0.12 has no conditional upload in parts, no deletion by version
-and no profiles. It reports a put that it repeated as another program's, fails a listing in which another program's name
-has an empty segment, and hangs in a forked process.
+obstore can't replace these libraries: version 0.12 lacks conditional uploads in parts, deletion of versions, and
+profiles. It attributes the object of its own repeated put to another program, can't list names with an empty segment,
+and hangs in a forked process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untype
 
 
 class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """An HTTP session that sends a request once; botocore takes the class by its option `http_session_cls`.
+    """An HTTP session that sends a request once; botocore's option `http_session_cls` takes this class.
 
-    `AIOHTTPSession._get_session` makes aiohttp's session, and is the only place where that can be reached.
-    `ClientSession._retry_connection` is what makes aiohttp repeat a PUT whose connection broke, silently, and there is
-    no public switch for it. If the repeated put then finds nobody to connect to, the failure reads as if nothing had
-    been sent, although the first one may have stored the object.
+    `AIOHTTPSession._get_session` makes aiohttp's session, and is the only place where it can be reached.
+    `ClientSession._retry_connection` makes aiohttp silently repeat a PUT whose connection broke; no public option turns
+    this off. If the repeated put can't connect, the failure looks as if nothing had been sent, although the first put
+    may have stored the object.
     """
 
     async def _get_session(self, proxy_url: str | None) -> Any:

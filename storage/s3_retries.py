@@ -1,12 +1,13 @@
 """The retry policy of all S3 requests: puts, reads, listings and deletions.
 
-S3 asks for fewer requests (503 SlowDown) for minutes while it splits a prefix, and a store that is restarted or moved
-is away for as long. So a request is repeated by elapsed time, not by a number of attempts, and the operator is told.
-The pause doubles and is random from zero up ("full jitter"), so that clients stopped by one outage do not return
+S3 asks for fewer requests (503 SlowDown) for minutes while it splits a prefix, and a restart of a store takes as long.
+So retries are limited by time, not by a number of attempts, and the operator is told. The longest pause doubles each
+time, and the pause is random from zero up ("full jitter"), so that clients stopped by the same outage don't return
 together.
 
-`Pace` is the state that all requests of a process share: how many may begin in a second once the store has asked for
-fewer, and since when none has worked. Once a request has waited out an outage in vain, later requests fail at once.
+`Pace` is the state shared by all requests of a process: how many may begin per second once the store has asked for
+fewer, and since when none has succeeded. Once a request has waited in vain for an outage to end, later requests fail at
+once.
 storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
 Jitter"; Amazon S3 User Guide, "Best practices design patterns".
 """
@@ -35,11 +36,11 @@ from cutline.storage.waits import HURRY_SECONDS, hurried_seconds, tell
 RETRY_SECONDS_MAX = 600.0
 BYTES_PER_SECOND_MIN = 256 * 2**10  # a slower transfer is given up
 TELL_SECONDS, TELL_AGAIN_SECONDS = 2.0, 60.0
-# Between two looks at whether the command was stopped, and whether to tell.
+# How often a waiting request checks whether the command was stopped and whether a report is due.
 LOOK_SECONDS = 0.25
-# An outage that nobody has asked the store about for so long is another one.
+# A failure counts as a new outage if the previous failure was longer ago.
 OUTAGE_SECONDS_MAX = 120.0
-# Requests per second and process: the least, how many more after a second of success, and when there is no limit again.
+# Requests per second of a process: the minimum, the gain after a second of success, and where the limit is lifted.
 RATE_MIN, RATE_GAIN, RATE_MAX = 1.0, 2.0, 200.0
 
 
@@ -47,8 +48,8 @@ RATE_MIN, RATE_GAIN, RATE_MAX = 1.0, 2.0, 200.0
 class Retries:
     """The limits. A request is repeated for `seconds_max` after its first failure, plus the time its bytes may take.
 
-    Before the store has answered once, an address that nobody answers at, or a clock that is wrong, is more likely than
-    an outage: then for `first_seconds_max`.
+    If the store has never answered, a wrong address or clock is more likely than an outage: then the limit is
+    `first_seconds_max`.
     """
 
     seconds_max: float = RETRY_SECONDS_MAX
@@ -72,8 +73,8 @@ class Retries:
 class Pace:
     """The state shared by all requests of a process to a store. Used in one event loop only.
 
-    After the store asked for fewer requests, `rate` may begin in a second: half of those that did, and more again as
-    they work.
+    After the store has asked for fewer requests, `rate` requests may begin per second: at first half as many as before,
+    and gradually more while they succeed.
     """
 
     store: str = "the store"
@@ -94,7 +95,7 @@ class Pace:
             async with self._turn:
                 while (left := self.free_at - time.monotonic()) > 0 and hurried_seconds() is None:
                     if self.told_at is None and time.monotonic() - began >= TELL_SECONDS:
-                        tell(f"{self.store} has asked for fewer requests: they begin more slowly")
+                        tell(f"{self.store} has asked for fewer requests: they are slowed down")
                     await asyncio.sleep(min(left, LOOK_SECONDS))
                 self.free_at = max(self.free_at, time.monotonic()) + 1 / self.rate
         now = time.monotonic()
@@ -103,8 +104,9 @@ class Pace:
             self._began.popleft()
 
     def slow_down(self, seconds: float) -> None:
-        """Begin no request for `seconds`, then half as many as before; requests in flight get the same answer."""
+        """Begin no request for `seconds`, then half as many per second as before."""
         now = time.monotonic()
+        # Requests in flight get the same answer, which counts once.
         if now - self._slowed_at >= 1:
             recent = sum(1 for at in self._began if at >= now - 1)
             self.rate = max(min(self.rate, recent) / 2, RATE_MIN)
@@ -112,7 +114,7 @@ class Pace:
         self.free_at = max(self.free_at, now + seconds)
 
     def worked(self) -> None:
-        """A request was carried out."""
+        """Record a request that succeeded."""
         self.has_answered, self.failing_since = True, None
         if self.rate < math.inf:
             self.rate += RATE_GAIN / self.rate
@@ -120,7 +122,7 @@ class Pace:
                 self.rate = math.inf
 
     def failed(self, error: BaseException) -> float:
-        """A request was not; return since when none is."""
+        """Record a request that failed; return since when none has succeeded."""
         now = time.monotonic()
         if self.failing_since is None or now - self.failed_at > OUTAGE_SECONDS_MAX:
             self.failing_since = now
@@ -131,7 +133,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Tries:
-    """The attempts at one request. `size_bytes`: the bytes to send, or to receive once that is known."""
+    """The attempts at one request. `size_bytes` is the number of bytes to send, or to receive once it is known."""
 
     retries: Retries
     pace: Pace
@@ -150,7 +152,7 @@ class Tries:
         left = self._seconds_left(error, min(self.pace.failed(error), self.failed_at))
         pause = self.retries.pause_after(self.attempt, error)
         if self.attempt >= self.retries.attempts_max or left <= 0 or retry_after_seconds(error) > left:
-            # The caller reports it.
+            # The caller reports the failure.
             self.pace.told_at = None
             return False
         if is_too_fast(error):
@@ -165,14 +167,14 @@ class Tries:
         return True
 
     def worked(self) -> None:
-        """The request was carried out."""
+        """Record that the request succeeded, and report the end of an outage."""
         self.pace.worked()
         if self.failed_at is not None and self.pace.told_at is not None:
             self.pace.told_at = None
             tell(f"{self.pace.store} answers again, after {length_text(time.monotonic() - self.failed_at)}")
 
     def _limit(self, error: BaseException) -> float:
-        """For how long the request is repeated after such a failure."""
+        """Return for how many seconds the request is repeated after this failure."""
         if is_hardly_passing(error) and not self.pace.has_answered:
             return min(self.retries.first_seconds_max, self.retries.seconds_max)
         return self.retries.seconds_max
@@ -193,7 +195,7 @@ class Tries:
 
 
 def retries_of(config: Mapping[str, object], seconds_max: float | None = None) -> Retries:
-    """Return the limits, changed by the user's options: `retry_for`, and `retries = {total_max_attempts = 3}`."""
+    """Return the limits with the user's options: `retry_for`, and `retries = {total_max_attempts = 3}`."""
     given = config.get("retries")
     attempts = given.get("total_max_attempts") if isinstance(given, Mapping) else None
     return Retries(

@@ -22,9 +22,9 @@ from cutline.storage.store import DeletionRefusedError
 
 # The version id of an object that was stored without versioning.
 NULL = "null"
-# The answers of servers without versioning, and to clients that may not list versions.
+# The answers of servers without versioning, and for credentials that may not list versions.
 UNLISTED_STATUSES = (400, 403, 405, 501)
-# The answers if a policy or a lock protects an object; MinIO's for a lock is InvalidRequest.
+# The error codes if a policy or a lock protects an object; MinIO's code for a lock is InvalidRequest.
 REFUSALS = {"AccessDenied", "InvalidRequest", "MethodNotAllowed", "ObjectLocked"}
 
 
@@ -38,7 +38,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class VersionedDeletion:
-    """The deletion of an object; `address` is the object's, as parameters of an S3 request."""
+    """The deletion of an object; `address` is the object's address as S3 parameters."""
 
     client: S3Client
     url: str
@@ -78,7 +78,7 @@ class VersionedDeletion:
                 raise
 
     def _delete_unlisted(self, why: Exception) -> None:
-        """Delete if versions can't be listed; raise if the bucket keeps versions: a marker would only hide them."""
+        """Delete without listing versions; raise if the bucket keeps versions, which a marker would only hide."""
         for current in self._current():
             marker = None if current.id != NULL else self._delete_key()
             if marker is not None:
@@ -88,7 +88,7 @@ class VersionedDeletion:
                 raise DeletionRefusedError(url=self.url, key=self.key, reason=reason) from why
 
     def _delete_key(self) -> str | None:
-        """Delete without a version id; return the id of the delete marker if that added any."""
+        """Delete without a version id; return the id of the delete marker if this added one."""
         try:
             answer = self._call("delete_object")
         except Exception as error:
@@ -97,7 +97,7 @@ class VersionedDeletion:
         return str(answer["VersionId"]) if answer.get("DeleteMarker") and answer.get("VersionId") else None
 
     def _current(self) -> list[Version]:
-        """The current version of the key, if any."""
+        """Return the current version of the key, if any."""
         try:
             return [Version(self._call("head_object").get("VersionId") or NULL, is_marker=False)]
         except Exception as error:
@@ -106,7 +106,7 @@ class VersionedDeletion:
             raise
 
     def _versions(self) -> Iterator[Version]:
-        """All versions and delete markers of the key, oldest versions first."""
+        """Yield all versions and delete markers of the key, oldest first."""
         name = self.address["Key"]
         versions: list[Version] = []
         page: dict[str, Any] = {}
@@ -129,7 +129,7 @@ class VersionedDeletion:
             return
         reason, until = fault_of(error).reason, None
         if version:
-            # Credentials that may delete need not be allowed to read.
+            # Credentials that may delete are not always allowed to read.
             with suppress(Exception):
                 reason, until = find_lock(self._call("head_object", VersionId=version), reason)
         raise DeletionRefusedError(url=self.url, key=self.key, reason=reason, until=until) from error
@@ -149,7 +149,7 @@ class Lock(NamedTuple):
 
 
 def find_lock(head: dict[str, Any], reason: str) -> Lock:
-    """Return the lock of a version by the answer to its HEAD; with `reason` if no lock is found."""
+    """Return the lock that the answer to a version's HEAD shows; if it shows none, a Lock with `reason`."""
     until = head.get("ObjectLockRetainUntilDate")
     if head.get("ObjectLockLegalHoldStatus") == "ON":
         return Lock("it is under a legal hold", None)

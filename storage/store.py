@@ -1,4 +1,4 @@
-"""The interface that Cutline needs of an object store, and the store's errors.
+"""The interface that Cutline requires of an object store, and the store's errors.
 
 ObjectStoreContract tests every sentence of `ObjectStore` for every implementation. Nothing here opens a connection or
 imports fsspec.
@@ -23,11 +23,11 @@ Keys: TypeAlias = list[str]
 Inventory: TypeAlias = "list[Listed]"
 Leftovers: TypeAlias = "list[Unfinished]"
 
-# fsspec interprets ? * [ ] # (patterns, versions), and LocalStore hides unfinished objects behind a leading dot. So
-# keys have none of these, in any store. A surrogate is how Python reads a file name that is not UTF-8.
+# No key contains these characters, in any store: fsspec interprets ? * [ ] # (patterns, versions), LocalStore hides
+# unfinished objects behind a leading dot, and Python represents file names that are not UTF-8 by surrogates.
 SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff.][^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff]*"
 KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
-# A thread that stores for another thread runs in that thread's context.
+# Not a thread-local: a thread that stores objects for another thread runs in that thread's context.
 _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
@@ -42,7 +42,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unfinished:
-    """The remains of a create that died. It is not an object and not listed, but takes space.
+    """The leftover of a create that died. It is not an object and is not listed, but it takes space.
 
     `id` is meaningful only to the store. `key` is the key of the create, "" if unknown. `size_bytes` is the known size.
     `began_at` is when the create began, or when the last part arrived if the store reports that.
@@ -55,12 +55,12 @@ class Unfinished:
 
 
 class ObjectStore(Protocol):
-    """Objects created complete and once, under keys like `snapshots/nightly/snapshot.json`.
+    """Objects under keys like `snapshots/nightly/snapshot.json`, each created completely and exactly once.
 
-    A key is one or more segments joined by `/`; none is empty or begins with a dot (ValueError). No key may be the
-    folder of another key. Objects whose names are no keys, written by other programs, are neither listed nor deleted:
-    every name that a listing returns is valid. All methods are thread-safe, always ask the store and never a cache,
-    and raise StoreUnreachableError if the store does not answer.
+    A key is one or more segments joined by `/`. No segment is empty or begins with a dot (ValueError). No key may be
+    the folder of another key. Other programs' objects whose names are not valid keys are neither listed nor deleted.
+    All methods are thread-safe, always ask the store and never a cache, and raise StoreUnreachableError if the store
+    does not answer.
     """
 
     @property
@@ -69,35 +69,35 @@ class ObjectStore(Protocol):
         ...
 
     def expect_answers(self) -> None:
-        """Take it that the store has answered another process of the command.
+        """Assume that the store has already answered another process of the command.
 
-        So its folder is not created if it is missing, and a store that does not answer is waited for.
+        Then a missing folder is not created, and a server that does not answer is taken to be down for a while.
         """
         ...
 
     def create(self, key: str, body: bytes) -> None:
         """Create `key` completely or not at all, durably, by one atomic conditional put.
 
-        Raises ObjectExistsError if the key is taken by an object that this call did not write; AnswerLostError if it is
-        not known whether the object was stored: read the key back. Raises StoreUnreachableError if this call stored
-        nothing, or its subclass WritingRefusedError if it may not store anything here. Raises EncryptionIgnoredError if
-        this call stored it, but the server has not encrypted it as asked.
+        Raises ObjectExistsError if the key is taken by an object that this call did not write. Raises AnswerLostError
+        if it is unknown whether the object was stored; the caller must then read the key back. Raises
+        StoreUnreachableError if nothing was stored, or its subclass WritingRefusedError if writing is forbidden. Raises
+        EncryptionIgnoredError if the object was stored, but the server did not encrypt it as requested.
         """
         ...
 
     def read(self, key: str) -> bytes:
-        """Return the whole object; raise ObjectMissingError if there is none."""
+        """Return the whole object; raise ObjectMissingError if it does not exist."""
         ...
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes from offset `start`, fewer only if the object ends before.
+        """Return `length` bytes from offset `start`, fewer only if the object ends earlier.
 
         Raises ObjectMissingError, and ValueError if `start` is negative or `length` is not positive.
         """
         ...
 
     def size(self, key: str) -> int:
-        """Return the object's size in bytes; raise ObjectMissingError if there is none."""
+        """Return the object's size in bytes; raise ObjectMissingError if it does not exist."""
         ...
 
     def digest(self, key: str) -> str:
@@ -120,7 +120,7 @@ class ObjectStore(Protocol):
         ...
 
     def list_children(self, prefix: str) -> Keys:
-        """Return the names one level below `prefix`, sorted: objects, and folders that hold any."""
+        """Return the sorted names one level below `prefix`: objects, and folders that contain objects."""
         ...
 
     def inventory(self, prefix: str) -> Inventory:
@@ -128,18 +128,18 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; no error if there is none.
+        """Delete the object, if it exists.
 
-        Raises DeletionRefusedError if a policy or a lock protects it: the object is then unchanged.
+        Raises DeletionRefusedError if a policy or a lock protects the object, which is then unchanged.
         """
         ...
 
     def unfinished(self) -> Leftovers:
-        """Return the leftovers of creates that died, and of those still running, sorted by key."""
+        """Return the unfinished objects of creates that died or are still running, sorted by key."""
         ...
 
     def abandon(self, leftover: Unfinished) -> None:
-        """Remove a leftover; no error if it is gone. If its create is still running, that fails.
+        """Remove a leftover, if it still exists. If its create is still running, the create fails.
 
         Raises DeletionRefusedError.
         """
@@ -148,19 +148,19 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class CreatesInParts(Protocol):
-    """A store that sends large objects in parts: their condition is enforced separately from that of a put."""
+    """A store that uploads large objects in parts: servers may honour a put's condition but not an upload's."""
 
     def create_in_parts(self, key: str, body: bytes) -> None:
-        """Create the object in parts, as ObjectStore.create does with large objects; `body` may have any size."""
+        """Create the object in parts, as ObjectStore.create does for large objects; `body` may be of any size."""
         ...
 
 
 class ObjectExistsError(RefusedError):
-    """Another object has the key of a create."""
+    """The key of a create is already taken by another object."""
 
     def __init__(self, *, url: str, key: str) -> None:
         super().__init__(
-            f"store {url}: object {key} exists already",
+            f"store {url}: object {key} already exists",
             hint="another operation created it; see: snapshot list",
             details={"store": url, "object": key},
         )
@@ -174,7 +174,7 @@ class ObjectMissingError(SnapshotError):
     def __init__(self, *, url: str, key: str) -> None:
         super().__init__(
             f"store {url}: object {key} does not exist",
-            hint="check that this is the right store, and that nothing else deletes from it",
+            hint="check that this is the right store, and that nothing else deletes objects from it",
             details={"store": url, "object": key},
         )
 
@@ -192,12 +192,12 @@ class AnswerLostError(IndeterminateError):
 
 
 class EncryptionIgnoredError(RefusedError):
-    """The store has stored the object, but not encrypted as [store_options] asks."""
+    """The store stored the object, but did not encrypt it as [store_options] asks."""
 
     def __init__(self, *, url: str, key: str, asked: str, found: str) -> None:
         super().__init__(
             f"store {url}: object {key} is stored {found}, although server_side_encryption asks for {asked}",
-            hint="use a server and a key that do, or leave out server_side_encryption and kms_key_id in"
+            hint="use a server and a key that support this, or remove server_side_encryption and kms_key_id from"
             " [store_options]; see docs/storage.md, Encryption at rest by the server",
             details={"store": url, "object": key},
         )
@@ -227,7 +227,7 @@ class WritingRefusedError(StoreUnreachableError):
 
 
 class DeletionRefusedError(RefusedError):
-    """A policy or a lock forbids deleting the object; a lock ends at `until`, if that is known."""
+    """A policy or a lock forbids deleting the object; `until` is the end of the lock, if known."""
 
     def __init__(self, *, url: str, key: str, reason: str, until: datetime | None = None) -> None:
         details: dict[str, object] = {"store": url, "object": key}
@@ -241,7 +241,7 @@ class DeletionRefusedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failure in terms of the store: the reason, and its effect on the request."""
+    """A failed request, described independently of the store's library."""
 
     reason: str
     is_missing: bool = False
@@ -251,14 +251,14 @@ class Fault:
     hint: str = ""
 
     def unreachable(self, url: str) -> StoreUnreachableError:
-        """Return this as the error of the store at `url`."""
+        """Return the error to raise for this fault of the store at `url`."""
         kind = CredentialsExpiredError if self.is_expired else StoreUnreachableError
         return kind(url=url, reason=self.reason, hint=self.hint)
 
 
 @contextmanager
 def store_errors(url: str, key: str, explain: Callable[[Exception], Fault]) -> Iterator[None]:
-    """Turn errors of a library in this block into those of a store; the libraries' have no common base class."""
+    """Translate a library's errors in this block into store errors; the libraries' have no common base class."""
     try:
         yield
     except SnapshotError:
@@ -271,18 +271,18 @@ def store_errors(url: str, key: str, explain: Callable[[Exception], Fault]) -> I
 
 
 def hint_of_status(status: int) -> str:
-    """Return what to do about an HTTP status of a store that refused a request or failed; "" if that is not known."""
+    """Return the hint for the HTTP status of a failed request; "" if there is none for this status."""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return "check the credentials and their permissions: docs/storage.md, Policies"
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        return "let commands make fewer requests at a time, or repeat the command in some minutes"
+        return "run fewer commands at a time, so that they make fewer requests; or repeat the command in a few minutes"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
-        return "look at the store's log, or its provider's status page; repeat the command once it works"
+        return "check the store's log or its provider's status page; repeat the command once the store works"
     return ""
 
 
 class StoreUnfitError(RefusedError):
-    """The store lacks something that snapshots depend on."""
+    """The store lacks a capability that snapshots depend on."""
 
     def __init__(self, *, url: str, lack: str) -> None:
         super().__init__(
@@ -293,14 +293,14 @@ class StoreUnfitError(RefusedError):
 
 
 class RequestStoppedError(UnreachableError):
-    """Nobody waits for the store's answer any more."""
+    """The command was stopped while it waited for the store's answer."""
 
     def __init__(self) -> None:
         super().__init__("the store had not answered when the command was stopped", hint="repeat the command")
 
 
 def has_size(store: ObjectStore, key: str) -> bool:
-    """Whether there is an object under this key: for stores that answer that no faster than the object's size."""
+    """Whether the object exists, for stores that answer this no faster than they return the object's size."""
     try:
         store.size(key)
     except ObjectMissingError:
@@ -334,10 +334,10 @@ def check_range(start: int, length: int) -> None:
 
 @contextmanager
 def stoppable_requests() -> Iterator[Callable[[], None]]:
-    """Yield a function for other threads, which ends the requests that this thread makes in the block.
+    """Yield a function by which another thread can end the requests that this thread makes in the block.
 
-    An interrupt reaches the main thread alone, which may be waiting for this thread. The requests raise
-    RequestStoppedError; whether the store has carried them out is not known. Only S3 stores end them.
+    An interrupt reaches only the main thread, which may be waiting for this thread. Ended requests raise
+    RequestStoppedError; the store may have carried them out. Only requests to S3 stores can be ended.
     """
     stopped = threading.Event()
     before = _stopped.set(stopped)
@@ -348,7 +348,7 @@ def stoppable_requests() -> Iterator[Callable[[], None]]:
 
 
 def check_not_stopped() -> None:
-    """Raise RequestStoppedError if the requests of this thread are to end."""
+    """Raise RequestStoppedError if this thread's requests were ended (`stoppable_requests`)."""
     stopped = _stopped.get()
     if stopped is not None and stopped.is_set():
         raise RequestStoppedError

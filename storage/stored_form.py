@@ -1,4 +1,4 @@
-"""How a store keeps an object's bytes: as they are written, or encrypted (storage/encryption)."""
+"""The form in which a store keeps objects: as written, or encrypted (storage/encryption)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Protocol, cast
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectStore
 
-# The last bytes of every encrypted object. No JSON document and no Parquet file ends like that.
+# The last bytes of every encrypted object. No JSON document and no Parquet file ends with them.
 ENCRYPTED_END = b"cutline\x01"
 
 
 class StoredForm(Protocol):
-    """How a store keeps an object's bytes: commits have the digests of these, so that anybody can verify them.
+    """The form in which a store keeps objects.
 
-    `written` are the bytes passed to ObjectStore.create, `stored` those that are then in `raw`.
+    `written` are the bytes passed to ObjectStore.create, `stored` the resulting bytes in `raw`. Commits contain the
+    digests of the stored bytes, which anybody can verify.
     """
 
     @property
     def raw(self) -> ObjectStore:
-        """The store of the stored bytes."""
+        """The underlying store, of the stored bytes."""
         ...
 
     def encode(self, key: str, written: bytes) -> bytes:
@@ -35,7 +36,7 @@ class StoredForm(Protocol):
         ...
 
     def stored_offset(self, start: int) -> int:
-        """Return where the stored bytes begin that are needed to read from `start` on."""
+        """Return the offset of the first stored byte that is needed to read from `start` on."""
         ...
 
     def stored_size(self, written_size: int) -> int:
@@ -45,14 +46,14 @@ class StoredForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AsWritten:
-    """The StoredForm of a store that keeps objects as they are written."""
+    """The StoredForm of a store that keeps objects as written."""
 
     raw: ObjectStore
 
-    def encode(self, key: str, written: bytes) -> bytes:  # noqa: ARG002  # of the protocol
+    def encode(self, key: str, written: bytes) -> bytes:  # noqa: ARG002  # required by StoredForm
         return written
 
-    def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:  # noqa: ARG002  # of the protocol
+    def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:  # noqa: ARG002  # required by StoredForm
         return stored
 
     def stored_offset(self, start: int) -> int:
@@ -64,7 +65,7 @@ class AsWritten:
 
 def stored_form(store: ObjectStore) -> StoredForm:
     """Return how `store` keeps objects."""
-    # Asking whether it has the methods of a Protocol takes longer than reading a small object from memory.
+    # An isinstance check against a Protocol takes longer than reading a small object from memory.
     return cast("StoredForm", store) if hasattr(store, "stored_offset") else AsWritten(store)
 
 
@@ -74,6 +75,6 @@ class UndecryptableError(RefusedError):
     def __init__(self, *, url: str, key: str, problem: str) -> None:
         super().__init__(
             f"store {url}: object {key} {problem}",
-            hint="put it back from a copy of the store: somebody without the key wrote it, or it is damaged",
+            hint="put it back from a copy of the store: it is damaged, or was written by somebody without the key",
             details={"store": url, "object": key},
         )

@@ -1,9 +1,8 @@
-"""Create objects for which only their existence matters, not which process stored them.
+"""Create objects that only need to exist, no matter which process stored them.
 
-These are all objects except commits and voids: those decide something, and their callers resolve lost answers
-themselves. Here an object whose answer was lost is read back. If that is inconclusive the command fails, but nothing is
-indeterminate: an object that arrives late changes nothing that anything depends on (docs/store-format.md, "Lost
-answers").
+These are all objects except commits and voids, whose callers resolve lost answers themselves. If the answer to a create
+is lost, the object is read back. If that is inconclusive, the command fails but is not indeterminate, because nothing
+depends on an object that arrives late (docs/store-format.md, "Lost answers").
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from cutline.storage.store import AnswerLostError, ObjectExistsError, ObjectMiss
 from cutline.storage.stored_form import stored_form
 
 READ_BACK_PAUSES_SECONDS = (0.2, 1.0, 3.0)
-# The errors of a lookup that leave it open whether a put was stored.
+# Errors of a lookup after which it is still unknown whether a put was stored.
 INCONCLUSIVE: tuple[type[Exception], ...] = (ObjectMissingError, UnreachableError)
 T = TypeVar("T")
 
 
 class StoreAnswersLostError(UnreachableError):
-    """The answer to a create was lost, and it is not known whether the object, which is no commit, was stored."""
+    """The answer to the create of an object that is not a commit was lost, and reading it back was inconclusive."""
 
 
 def create_or_find(store: ObjectStore, key: str, body: bytes) -> str:
-    """Create the object; return the digest of the stored bytes once they are known to be in the store.
+    """Create the object, unless it exists with these bytes; return the digest of the stored bytes.
 
-    Raises ObjectExistsError if the key has other bytes, StoreAnswersLostError if that can't be found out.
+    Raises ObjectExistsError if the object exists with other bytes, StoreAnswersLostError if that is unknown.
     """
     form = stored_form(store)
     stored = form.encode(key, body)
@@ -64,10 +63,10 @@ def _create_or_find(store: ObjectStore, key: str, body: bytes) -> None:
 def read_back(
     look: Callable[[], T], unclear: tuple[type[Exception], ...] = INCONCLUSIVE, *, at_once: bool = False
 ) -> T | None:
-    """Look for a put whose answer was lost: return what `look` returns, None if it raises one of `unclear` every time.
+    """Look for the object of a put whose answer was lost: return the result of `look`.
 
-    A put may arrive after its answer was given up, so a missing object proves nothing. The first look comes after a
-    pause, unless `at_once`.
+    Returns None if `look` raises one of `unclear` every time. A missing object proves nothing, because the put may
+    still arrive. The first look is after a pause, unless `at_once`.
     """
     for pause in (0.0, *READ_BACK_PAUSES_SECONDS) if at_once else READ_BACK_PAUSES_SECONDS:
         time.sleep(pause)

@@ -1,8 +1,8 @@
-"""Report waits for a store that does not answer as it should to the operator, and end them early.
+"""Report waits for a failing store to the operator, and end them early when the command is stopped.
 
-A request is repeated for minutes (storage/s3_retries.py), in any thread. The driver tells its operator. A task's
-process has nobody to tell: it writes to the file that the driver named in its environment and reads (`pass_on`), or on
-another machine to the executor's log.
+A failed request is repeated for minutes (storage/s3_retries.py), in any thread. The driver reports this to the
+operator. A task's process writes its reports to a file named in its environment, which the driver reads (`pass_on`); on
+another machine it writes them to the executor's log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TypeAlias
 
 Listener: TypeAlias = Callable[[str], None]
 
-# The file for the reports of tasks on this machine.
+# The environment variable that names the file for the reports of tasks on this machine.
 VARIABLE = "CUTLINE_STORE_WAITS"
-# Every process of a command meets the same trouble; and in a minute an operator has not forgotten it.
+# All processes of a command meet the same trouble: the operator hears of it once a minute.
 SAME_SECONDS = 60.0
-# The clean-up requests of a stopped command are repeated for no longer.
+# How long the clean-up requests of a stopped command are repeated.
 HURRY_SECONDS = 5.0
 
 LOGGER = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def tell(text: str) -> None:
-    """Tell the operator, unless the same text was reported in the last SAME_SECONDS."""
+    """Report `text` to the operator, unless it was already reported in the last SAME_SECONDS."""
     now = time.monotonic()
     with _lock:
         for old in [key for key, at in _told.items() if now - at >= SAME_SECONDS]:
@@ -57,16 +57,16 @@ def tell(text: str) -> None:
     if listeners:
         listeners[-1](text)
     elif file := os.environ.get(VARIABLE):
-        # One write of a short line to a file that is only appended to: lines of several processes don't mix.
+        # A short line is appended by one write, so lines of several processes don't mix.
         with suppress(OSError), Path(file).open("a", encoding="utf-8") as out:
             out.write(f"{text}\n")
     else:
-        # Without a handler, which executors have not, it goes to the log of their standard error.
+        # Executors have no logging handler, so this is written to their standard error.
         LOGGER.warning(text)
 
 
 def pass_on() -> None:
-    """Pass on the reports of tasks on this machine since the last call."""
+    """Report all lines that tasks on this machine have written since the last call."""
     file = os.environ.get(VARIABLE)
     if not file or not _listeners:
         return
@@ -79,16 +79,16 @@ def pass_on() -> None:
 
 
 def hurry() -> None:
-    """From now on no request is repeated for longer than HURRY_SECONDS: the command was stopped. Safe in a signal."""
+    """Repeat no request beyond HURRY_SECONDS from now, because the command was stopped. Safe in a signal handler."""
     _hurried_at[:] = [time.monotonic()]
 
 
 def stop_hurrying() -> None:
-    """The process continues with other work: let requests be repeated as before."""
+    """Repeat requests as long as before: the process continues with other work."""
     _hurried_at.clear()
 
 
 def hurried_seconds() -> float | None:
-    """For how long requests have been hurried; None if they are not."""
+    """Return the seconds since `hurry` was called; None if it was not, or after `stop_hurrying`."""
     at = next(iter(_hurried_at), None)
     return None if at is None else time.monotonic() - at

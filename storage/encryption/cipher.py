@@ -1,8 +1,8 @@
-"""Authenticated encryption of an object's bytes, in frames that can be read one by one.
+"""Authenticated encryption of an object's bytes, in frames that can be read separately.
 
-An object is a sequence of frames and a trailer. Each frame holds FRAME_BYTES of the object (the last one the rest),
-encrypted by AES-256-GCM. Its nonce is its number and whether it is the last, so frames can't be swapped, repeated,
-left out or cut off. The trailer holds the object's salt and the mark of an encrypted object.
+An object is a sequence of frames and a trailer. Each frame holds FRAME_BYTES of the object (the last frame the rest),
+encrypted by AES-256-GCM. Its nonce is its number and whether it is the last frame, so frames can't be swapped,
+repeated, left out or cut off. The trailer holds the object's salt and the mark of an encrypted object.
 
 The key of an object is derived (HKDF-SHA256) from the data key, the salt and the object's place in the store: bytes
 encrypted for one place are not accepted in another. The salt is a MAC of place and content, so no key ever encrypts two
@@ -32,7 +32,7 @@ TRAILER_BYTES = SALT_BYTES + len(ENCRYPTED_END)
 
 
 class NotAuthenticError(ValueError):
-    """The bytes are not what this key encrypted for this place."""
+    """The bytes were not encrypted with this key for this place."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,11 +42,11 @@ class Cipher:
     data_key: bytes
 
     def encrypt(self, place: str, plain: bytes) -> bytes:
-        """Return the stored form of an object; the same for the same arguments."""
+        """Return the stored form of an object; equal arguments give equal bytes."""
         salt = self._salt(place, plain)
         frames = self._object_key(place, salt)
         whole, size = memoryview(plain), stored_size(len(plain))
-        # Memory that is not touched before it is written, and not copied afterwards: copying takes longer than AES.
+        # This memory is untouched before it is written, and not copied afterwards: copying takes longer than AES.
         sink = BytesIO(bytes(size))
         with sink.getbuffer() as stored:
             for number in range(frame_count(len(plain))):
@@ -76,7 +76,7 @@ class Cipher:
                     content = plain[index * FRAME_BYTES : (index + 1) * FRAME_BYTES]
                     frames.decrypt_into(nonce, whole[offset:end], None, content)
         except (InvalidTag, ValueError):
-            # A ValueError says that the last frame is shorter or longer than any.
+            # A ValueError means that the last frame has an impossible size.
             raise NotAuthenticError("was altered, moved or cut, or was encrypted with another key") from None
         skipped = start - first * FRAME_BYTES
         return sink.getvalue()[skipped:] if skipped else sink.getvalue()
@@ -102,22 +102,22 @@ def is_encrypted(stored: bytes) -> bool:
 
 
 def frame_count(plain_size: int) -> int:
-    """The number of frames of an object of `plain_size` bytes; an empty object has one."""
+    """Return the number of frames of an object of `plain_size` bytes; an empty object has one."""
     return max(-(-plain_size // FRAME_BYTES), 1)
 
 
 def frame_offset(start: int) -> int:
-    """Where the frame begins that holds the byte `start` of the content."""
+    """Return the offset of the frame that holds byte `start` of the content."""
     return start // FRAME_BYTES * STORED_FRAME_BYTES
 
 
 def stored_size(plain_size: int) -> int:
-    """The size of an object of `plain_size` bytes once it is encrypted."""
+    """Return the size of an object of `plain_size` bytes after encryption."""
     return plain_size + frame_count(plain_size) * TAG_BYTES + TRAILER_BYTES
 
 
 def plain_size(size: int) -> int:
-    """The inverse of `stored_size`; 0 for a size that no encrypted object has."""
+    """Return the inverse of `stored_size`; 0 for a size that no encrypted object has."""
     frames = size - TRAILER_BYTES
     return max(frames - max(-(-frames // STORED_FRAME_BYTES), 1) * TAG_BYTES, 0)
 

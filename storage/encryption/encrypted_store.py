@@ -1,4 +1,4 @@
-"""A store whose objects are encrypted before they leave this process, and believed only if they decrypt."""
+"""A store that encrypts objects before they leave this process, and accepts them only if they decrypt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EncryptedStore:
     """An ObjectStore and a StoredForm over the store `raw`. Sizes are those of the plain bytes.
 
-    `find_data_key` is called once, when something is first encrypted or decrypted.
+    `find_data_key` is called once, before the first object is encrypted or decrypted.
     """
 
     raw: ObjectStore
@@ -31,7 +31,7 @@ class EncryptedStore:
 
     @cached_property
     def data_key(self) -> bytes:
-        """The store's data key; raise the errors of `find_data_key`."""
+        """The store's data key; raises the errors of `find_data_key`."""
         return self.find_data_key()
 
     @cached_property
@@ -71,7 +71,7 @@ class EncryptedStore:
         return self.decode(key, self.raw.read(key))
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """The object is read from the first frame of the range on."""
+        """Read the object from the first frame of the range to its end, where the salt is."""
         check_range(start, length)
         first = min(start, max(self.size(key) - 1, 0))
         offset = self.stored_offset(first)

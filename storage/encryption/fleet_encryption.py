@@ -1,4 +1,4 @@
-"""What makes a location encrypted: `[encryption]` of fleet.toml, or in a task's process the data key itself."""
+"""The encryption of a location: by `[encryption]` of fleet.toml, or in a task's process by the data key itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FleetEncryption:
-    """The source of the fleet's encryption key. Key documents prove the fleet's name, too."""
+    """The source of the fleet's encryption key. Key documents authenticate the fleet's name, too."""
 
     source: KeySource
     fleet: str
 
     def read_key(self) -> EncryptionKey:
-        """Read the encryption key; raise EncryptionKeyError, KeyCommandError."""
+        """Read the encryption key; raise EncryptionKeyError or KeyCommandError."""
         from cutline.storage.encryption.key_documents import EncryptionKey
 
         return EncryptionKey(self.source.read(), self.fleet)
@@ -47,5 +47,5 @@ class DataKey:
     def over(self, raw: ObjectStore) -> EncryptedStore:
         return EncryptedStore(raw, lambda: self.data_key)
 
-    def for_tasks(self, opened: EncryptedStore) -> DataKey:  # noqa: ARG002  # as FleetEncryption has it
+    def for_tasks(self, opened: EncryptedStore) -> DataKey:  # noqa: ARG002  # required by StoreEncryption
         return self

@@ -1,9 +1,9 @@
 """Key documents: the store's data key, encrypted once with every encryption key that opens the store.
 
-`keys/0000000000000001.json` and the numbers after it are the only objects that are not encrypted as all others are.
-Adding a document for a new encryption key and removing that of the old one rotates the key; no object is rewritten,
-because the data key stays. Without an encryption key nobody can make a document that opens; they can only remove
-documents.
+`keys/0000000000000001.json` and the numbers after it are the only objects that are not encrypted with the data key. To
+rotate the key, a document for the new encryption key is added and that for the old key removed; no object is rewritten,
+because the data key stays the same. Without an encryption key, nobody can create a document that opens; they can only
+remove documents.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class StoreKeyError(RefusedError):
 class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=FORMAT):
     """The data key, encrypted with an encryption key; `key` is a name derived from the encryption key.
 
-    `data_key` is a nonce and the data key encrypted by AES-256-GCM, as base64. `key` and the fleet's name are
-    authenticated there. `mac` authenticates the whole document by the data key, so that the holder of any encryption
-    key knows which documents the holder of another key made.
+    `data_key` is, as base64, a nonce and the data key encrypted by AES-256-GCM, which also authenticates `key` and the
+    fleet's name. `mac` authenticates the whole document by the data key, so that the holder of one encryption key can
+    verify the documents of other keys.
     """
 
     key: KeyId
@@ -60,13 +60,13 @@ class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     mac: Mac
 
     def is_genuine(self, data_key: bytes) -> bool:
-        """Whether somebody made the document who had the data key."""
+        """Whether the document was created by somebody who had the data key."""
         return hmac.compare_digest(self.mac, _mac_of(data_key, self.key, self.created_at, self.data_key))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key document and its place; if it can't be read, `document` is None and `format` the format that it names."""
+    """A key document and its place. If it can't be read, `document` is None and `format` the format that it names."""
 
     place: str
     document: KeyDocument | None
@@ -91,7 +91,7 @@ class EncryptionKey:
 
     @property
     def id(self) -> str:
-        """What names the key and tells nothing else of it."""
+        """The key's name, which reveals nothing else about it."""
         return derive_key(self.key, b"cutline key id")[:KEY_ID_BYTES].hex()
 
     def wrap(self, data_key: bytes) -> KeyDocument:
@@ -103,7 +103,7 @@ class EncryptionKey:
         return KeyDocument(self.id, now, text, _mac_of(data_key, self.id, now, text))
 
     def unwrap(self, document: KeyDocument) -> bytes | None:
-        """The data key; None if the document does not open."""
+        """Return the data key; None if the document does not open."""
         try:
             wrapped = base64.b64decode(document.data_key, validate=True)
             about = self._authenticated(document.key)
@@ -120,7 +120,7 @@ class EncryptionKey:
 
 
 def stored_keys(raw: ObjectStore) -> list[StoredKey]:
-    """The store's key documents, in their order."""
+    """Return the store's key documents in order."""
     found = []
     for place in raw.list(KEYS):
         if KEY_DOCUMENT.fullmatch(place):
@@ -136,7 +136,7 @@ def stored_keys(raw: ObjectStore) -> list[StoredKey]:
 
 
 def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
-    """The store's data key; raise StoreKeyError if no document opens with `key`."""
+    """Return the store's data key; raise StoreKeyError if no document opens with `key`."""
     stored = stored_keys(raw)
     for stored_key in stored:
         data_key = key.unwrap(stored_key.document) if stored_key.document else None
@@ -157,9 +157,9 @@ def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
 
 
 def ensure_data_key(raw: ObjectStore, key: EncryptionKey) -> bool:
-    """Make the data key of an empty store; return whether this call did.
+    """Create the data key if the store is empty; return whether this call created it.
 
-    Raises StoreKeyError if the store is in use and not encrypted, or not with this key.
+    Raises StoreKeyError if the store is in use and does not open with `key`.
     """
     if not raw.list(KEYS):
         if any(name != "probes" for name in raw.list_children("")):
@@ -180,7 +180,7 @@ def ensure_data_key(raw: ObjectStore, key: EncryptionKey) -> bool:
 
 
 def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDocument:
-    """Store the data key encrypted with `added`; return its document, also if there was one. Raises StoreKeyError."""
+    """Store the data key encrypted with `added`; return its document, new or existing. Raises StoreKeyError."""
     data_key = find_data_key(raw, key)
     stored = stored_keys(raw)
     for stored_key in stored:
@@ -191,14 +191,14 @@ def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDo
 
 def _store_document(raw: ObjectStore, document: KeyDocument) -> KeyDocument:
     taken = {stored_key.place for stored_key in stored_keys(raw)}
-    # Something else may have a number, or take it meanwhile.
+    # Any object may have a number, or take it before this document does.
     for place in islice((place for place in map(_place, count(1)) if place not in taken), ATTEMPTS_MAX):
         with suppress(ObjectExistsError):
             create_or_find(raw, place, _body(document))
             return document
     raise StoreKeyError(
         f"store {raw.url} has no free place for a key document below {KEYS}/",
-        hint=f"remove the objects below {KEYS}/ that are no key documents: snapshot key list   names them",
+        hint=f"remove the objects below {KEYS}/ that are not key documents; to list them: snapshot key list",
         details={"store": raw.url},
     )
 
@@ -212,7 +212,7 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
             hint="name the new key in [encryption] of fleet.toml, then remove the old one",
             details={"key": removed},
         )
-    # Those too that only bear its name: somebody planted them.
+    # This includes planted documents that only carry the key's name.
     places = [
         stored_key.place
         for stored_key in stored_keys(raw)
@@ -224,8 +224,8 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
         )
     for place in places:
         raw.delete(place)
-    # Who held that key may have removed ours meanwhile. The last holder to remove finds no document and puts its own
-    # back.
+    # A holder of that key may have removed this key at the same time. The last to remove finds its own document missing
+    # and puts it back.
     if not any(stored_key.document and key.unwrap(stored_key.document) == data_key for stored_key in stored_keys(raw)):
         _store_document(raw, key.wrap(data_key))
     return places

@@ -1,4 +1,4 @@
-"""Where an encryption key comes from: a file, an environment variable, or a command such as a KMS's client."""
+"""The source of an encryption key: a file, an environment variable, or a command such as a KMS client."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class KeyCommandError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Where an encryption key is: exactly one of the three is set. Nothing is read before `read`."""
+    """The source of an encryption key: exactly one of the three is set. Only `read` accesses it."""
 
     file: Path | None = None
     variable: str | None = None
     command: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        """What names it to a person."""
+        """Return the name of the source for messages."""
         if self.file:
             return f"file {self.file}"
         return f"variable {self.variable}" if self.variable else f"command {(self.command or ('',))[0]}"
 
     def read(self) -> bytes:
-        """Return the key; raise EncryptionKeyError, KeyCommandError. No message shows the bytes read."""
+        """Return the key; raise EncryptionKeyError or KeyCommandError. No message shows the bytes read."""
         if self.file:
             text = _read_file(self.file)
         elif self.variable:
@@ -61,7 +61,7 @@ class KeySource:
 
 
 def parse_key(text: str, source: str) -> bytes:
-    """The key in `text`, 32 bytes as base64 or as hexadecimal digits; raise EncryptionKeyError naming its source."""
+    """Return the key in `text`, 32 bytes as base64 or hexadecimal digits; raise EncryptionKeyError."""
     text = "".join(text.split())
     for decode in (bytes.fromhex, lambda value: base64.b64decode(value, validate=True)):
         try:
@@ -72,12 +72,12 @@ def parse_key(text: str, source: str) -> bytes:
             return key
     raise EncryptionKeyError(
         f"the encryption key of {source} is not {KEY_BYTES} bytes as base64 or hexadecimal digits",
-        hint="bring the right key; a new one, for a new store, makes: snapshot key new FILE",
+        hint="use the right key; to generate a key for a new store: snapshot key new FILE",
     )
 
 
 def key_text(key: bytes) -> str:
-    """The key as `parse_key` reads it."""
+    """Return the key in the form that `parse_key` reads."""
     return base64.b64encode(key).decode()
 
 
@@ -85,7 +85,7 @@ def _read_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            # What libpq accepts of a private key: one's own file is one's own alone, one of root's may have a group.
+            # libpq's rule for private keys: only the user may access their own file; root's may be readable by a group.
             allowed = stat.S_IRWXU | (stat.S_IRGRP if status.st_uid == 0 else 0)
             if status.st_uid not in (0, os.geteuid()):
                 raise EncryptionKeyError(
@@ -101,7 +101,7 @@ def _read_file(path: Path) -> str:
     except OSError as error:
         raise EncryptionKeyError(
             f"the encryption key's file {path} can't be read: {error.strerror}",
-            hint="name the right file, or bring the key back from its escrow: docs/encryption.md",
+            hint="name the right file, or restore the key from its escrow: docs/encryption.md",
         ) from None
 
 
@@ -119,10 +119,10 @@ def _run(command: tuple[str, ...]) -> str:
     except subprocess.TimeoutExpired:
         raise KeyCommandError(
             f"the encryption key's command {name} did not end within {COMMAND_SECONDS_MAX:.0f} s",
-            hint="run it by hand; it must print the key and ask nothing",
+            hint="run it by hand; it must print the key without asking anything",
         ) from None
     if run.returncode:
-        # A command that traces itself prints the key there, too.
+        # A command that traces itself prints the key to stderr, too.
         reason = SECRETIVE.sub("***", run.stderr.decode(errors="replace").strip())[-ERROR_CHARACTERS_MAX:]
         raise KeyCommandError(
             f"the encryption key's command {name} ended with exit code {run.returncode}"

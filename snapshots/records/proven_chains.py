@@ -1,15 +1,15 @@
-"""Read commits and chains from the store, and prove them: the rules that types can't express hold for each commit.
+"""Read commits and chains from the store, and check the rules for each commit that types can't express.
 
-The digest proves that a commit is as it was written, its type that every value is valid. These rules prove that its
-parts are consistent, so that no command starts work from a commit that is not. An object's key names its node and kind,
-a standby has its primary's database, and the counts are the totals of all others. Rows are read by these documents: a
-succession that is missing, or belongs to another table, would drop or scramble rows without anything else showing it.
+The digest proves that a commit is as it was written, and its type that every value is valid. These rules prove that its
+parts are consistent, so that no command starts to work from an inconsistent commit. An object's key names its node and
+kind, a standby has its primary's database, and the counts are the totals of the entries. Commits determine how rows are
+read: a succession that is missing, or belongs to a different table, would silently drop or scramble rows.
 
-A number whose commit was voided (snapshots/operations/committing.py) gets another *turn*. Turns are read in order, and
-the first that is not a void counts. A listing only finds candidates; every decision rests on a read by key.
+A number whose commit was voided (snapshots/operations/committing.py) gets a further *turn*. Turns are read in order,
+and the first that is not a void counts. Listings only find candidates; every decision is based on a read by key.
 
-The commit of an increment names the commits that changed definitions by their digests, and summarizes the increments
-before it. Commits that are not read are not verified; `show`, `restore` and `check` read them all.
+An increment's commit contains the digests of the commits that changed definitions, and summarizes the increments before
+it. Commits that are not read are not verified; `show`, `restore` and `check` read all commits.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ from cutline.wal.cut.safe_time import safe_time_of_nodes
 from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
 
 PARTITIONS_MAX = 1024
-# The identities whose groups have a key, and those whose groups have none.
+# The identities of groups with a key, and of groups without a key.
 KEYED, KEYLESS = frozenset({"default", "index"}), frozenset({"full", "append_only"})
-# A value as `copy_text` writes it: nothing else in a line, and no part of the next value.
+# A single value as `copy_text` writes it, without delimiters of columns or lines.
 COPY_TEXT = re.compile(r"(?:[^\\\x08\t\n\v\f\r]|\\[bfnrtv\\]|\\x[89a-f][0-9a-f])*+")
 XML_NUMBER = re.compile(rf"{XML_STAMP}[0-9]{{1,4}}")
 NAMED_MAX = 5
 
 
 def check_groups(where: str, groups: Iterable[Group]) -> None:
-    """Raise ValueError unless every definition is valid, and none has the number of another."""
+    """Raise ValueError unless every definition is valid and no two definitions have the same number."""
     groups = list(groups)
     check_distinct(where, "number", [group.number for group in groups])
     for group in groups:
@@ -88,11 +88,11 @@ def check_groups(where: str, groups: Iterable[Group]) -> None:
 def _check_group(where: str, group: Group) -> None:
     columns = group.columns
     if not group.number or group.number >= 1 << 31:
-        raise ValueError(f"{where}: its number is not one of a group")
+        raise ValueError(f"{where}: its number is out of range")
     if group.identity not in (KEYED if group.key_width else KEYLESS) or group.key_width > len(columns):
         raise ValueError(f"{where}: identity and key_width don't match")
     if not 1 <= group.partitions <= PARTITIONS_MAX or group.partitions & (group.partitions - 1):
-        raise ValueError(f"{where}: partitions is no power of two up to {PARTITIONS_MAX}")
+        raise ValueError(f"{where}: partitions is not a power of two up to {PARTITIONS_MAX}")
     check_distinct(where, "column name", [column.name for column in columns])
     if sorted(column.position for column in columns) != list(range(len(columns))):
         raise ValueError(f"{where}: the positions of its columns are not 0 to {len(columns) - 1}")
@@ -106,9 +106,9 @@ def _check_group(where: str, group: Group) -> None:
 
 
 def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> None:
-    """Raise ValueError if a number is a table with a key on one shard and without on another, or with `named` another.
+    """Raise ValueError if only some tables of a number have a key or, with `named`, if their names differ.
 
-    Rows of all shards are folded together, by number.
+    Rows of all shards are folded together by number.
     """
     found: dict[int, Group] = {}
     for some in groups.values():
@@ -160,15 +160,16 @@ def _check_continued(where: str, old: Group, new: Group) -> None:
         raise ValueError(f"{where}: rows of group {old.number} can't be rows of group {new.number}")
     keys = [[column.number for column in group.columns[: group.key_width]] for group in (old, new)]
     if keys[0] != keys[1]:
-        raise ValueError(f"{where}: group {old.number} has another key than group {new.number}")
+        raise ValueError(f"{where}: group {old.number} has a different key than group {new.number}")
     was, now = ({column.number for column in group.columns} for group in (old, new))
-    # Attribute numbers grow; and a table in which columns were dropped and added is copied again (table_changes.py).
+    # Attribute numbers only grow. A table in which columns were both dropped and added is copied again
+    # (table_changes.py).
     if 0 not in was | now and ((was - now and now - was) or any(number < max(was) for number in now - was if was)):
-        raise ValueError(f"{where}: group {new.number} has other columns than group {old.number} could get")
+        raise ValueError(f"{where}: the columns of group {new.number} can't continue those of group {old.number}")
 
 
 def check_tables(before: Chain | None, chain: Chain) -> None:
-    """Raise ValueError unless every shard has each table once, and each table's state, at the chain's last commit."""
+    """Raise ValueError unless, at the chain's last commit, every shard has each table once and with a state."""
     for shard in chain.full.groups:
         groups = chain.groups(shard)
         check_distinct(f"groups.{shard}", "table", [group.name for group in groups])
@@ -182,11 +183,11 @@ def check_tables(before: Chain | None, chain: Chain) -> None:
 
 
 def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes: DefinitionChanges, shard: str) -> None:
-    """Raise ValueError if a definition continues that of a table with another oid."""
+    """Raise ValueError if a definition continues that of a table with a different oid."""
     old, states_before = before.definitions(shard), before.tables(shard)
     new = {group.number: group for group in changes.groups.get(shard, ())}
     if unknown := {state.table for state in changes.tables.get(shard, ())} - states.keys():
-        raise ValueError(f"schema_changes.tables.{shard} has {sorted(unknown)[0]}, which is no group")
+        raise ValueError(f"schema_changes.tables.{shard} has {sorted(unknown)[0]}, which is not a group")
     for number, one in changes.successions.get(shard, {}).items():
         was, now = states_before.get(old[one].name), states.get(new[number].name)
         if was and now and was.oid != now.oid:
@@ -194,10 +195,7 @@ def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes:
 
 
 def definition_counts(chain: Chain) -> dict[str, int]:
-    """A commit's counts of definitions, so that none can go missing: tables at the cut, and those it continues.
-
-    `chain` ends with the commit.
-    """
+    """Count the tables at the last commit of `chain` and the tables that it continues, so that none can get lost."""
     changes = chain.last.definition_changes
     continued = sum(map(len, changes.successions.values())) if changes else 0
     return {"groups": sum(map(len, chain.all_groups.values())), "continued": continued}
@@ -217,7 +215,7 @@ def check_distinct(where: str, what: str, values: Iterable[Any]) -> None:
             raise ValueError(f"{where} has {what} {str(value)[:100]!r} twice")
 
 
-# What pg_encoding_to_char prints for a database's encoding (PostgreSQL manual, "Supported Character Sets").
+# The names that pg_encoding_to_char returns for a database's encoding (PostgreSQL manual, "Supported Character Sets").
 ENCODINGS = frozenset(
     {
         "SQL_ASCII",
@@ -262,7 +260,7 @@ LARGE_PART = "part-large-"
 
 
 def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
-    """Raise ValueError unless every node is named once, and a standby has the database of its primary."""
+    """Raise ValueError unless every node is named once and every standby has the database of its primary."""
     identities = {identity.node: identity for identity in baseline}
     check_distinct("baseline", "node", [identity.node for identity in baseline])
     for node, one in identities.items():
@@ -272,11 +270,11 @@ def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
             raise ValueError(f"baseline: in_recovery and backup_of of {node} don't match")
         primary = identities.get(one.backup_of or node)
         if primary and _database(primary) != _database(one):
-            raise ValueError(f"baseline: {node} has another database than {primary.node}")
+            raise ValueError(f"baseline: {node} has a different database than {primary.node}")
 
 
 def _database(identity: NodeIdentity) -> tuple[object, ...]:
-    """The facts that a physical standby shares with its primary."""
+    """Return the properties that a physical standby shares with its primary."""
     return (
         identity.system_identifier,
         identity.database_oid,
@@ -292,7 +290,7 @@ def _database(identity: NodeIdentity) -> tuple[object, ...]:
 
 
 def check_cut(cut: CutRecord) -> None:
-    """Raise ValueError unless positions are in the order of a cut, and none is listed twice."""
+    """Raise ValueError unless the positions are in the order of a cut and none is listed twice."""
     if len(cut.causes) != cut.attempts - 1:
         raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
     if cut.included_early > cut.in_flight:
@@ -309,17 +307,17 @@ def check_cut(cut: CutRecord) -> None:
 
 
 def check_continues(before: Commit, commit: Commit) -> None:
-    """Raise ValueError unless the commit's cut and objects come after those of the commit before."""
+    """Raise ValueError if the commit's cut precedes that of the previous commit, or it lists the same objects."""
     earlier: dict[str, NodeCut] = {node.node: node for node in before.cut.nodes}
     for node in commit.cut.nodes:
         if node.position < earlier[node.node].position or node.start < earlier[node.node].start:
-            raise ValueError(f"cut of node {node.node} is before that of the commit before")
+            raise ValueError(f"cut of node {node.node} precedes that of the previous commit")
     if {entry.key for entry in before.named} & {entry.key for entry in commit.named}:
-        raise ValueError("the commit lists an object of the commit before")
+        raise ValueError("the commit lists an object of the previous commit")
 
 
 def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> None:
-    """Raise ValueError unless the segments belong to this node's archive, and their counts are possible."""
+    """Raise ValueError unless the segments belong to this node's archive and their counts are possible."""
     prefix = archive_prefix(commit.snapshot, node, commit.chain)
     for segment in segments:
         if segment.node != node:
@@ -329,7 +327,7 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
                 f"segments.{node} has key {segment.key}, which is not that of its segment {segment.number}"
             )
         if segment.partials + segment.truncates > segment.changes or segment.after > segment.through:
-            raise ValueError(f"segments.{node}: the numbers of segment {segment.number} don't fit")
+            raise ValueError(f"segments.{node}: the counts or positions of segment {segment.number} are inconsistent")
         if segment.events_at is not None and segment.events_at > segment.size:
             raise ValueError(
                 f"segments.{node}: segment {segment.number} has its events"
@@ -352,7 +350,7 @@ def check_objects(commit: Commit) -> None:
 
 
 def _check_list(commit: Commit, entry: ObjectList) -> None:
-    """Raise ValueError unless the key fits its node, kind and operation, and it lists something."""
+    """Raise ValueError unless the list is not empty and its key fits its node, kind and operation."""
     if entry.kind not in (BASE, LARGE_OBJECTS):
         raise ValueError(f"object list {entry.key} has an unknown kind: {entry.kind}")
     if not 0 < entry.objects < entry.size <= DOCUMENT_BYTES_MAX:
@@ -362,7 +360,7 @@ def _check_list(commit: Commit, entry: ObjectList) -> None:
 
 
 def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObject]) -> None:
-    """Raise ValueError unless these are the objects that the list sums up, by its entry in the commit."""
+    """Raise ValueError unless the objects match the list's entry in the commit."""
     listed = list(listed)
     check_distinct("objects", "key", [stored.key for stored in listed])
     rows: Counter[int] = Counter()
@@ -395,14 +393,14 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
 
 
 def check_counts(full: FullSnapshot, commit: Commit) -> None:
-    """Raise ValueError unless the commit's counts are those of its entries; a count that it lacks is not compared."""
+    """Raise ValueError unless the commit's counts match its entries; missing counts are not compared."""
     for name, count in count_listed(set(full.primaries), commit).items():
         if commit.counts.get(name, count) != count:
             raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit lists {count}")
 
 
 def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
-    """Rows, changes and transactions of the primaries, and objects and bytes of all nodes, that the commit lists."""
+    """Count the commit's rows, changes and transactions of primaries, and its objects and bytes of all nodes."""
     segments = [(node, segment) for node, listed in commit.segments.items() for segment in listed]
     lists = commit.object_lists
     copies = [entry for entry in commit.entries if entry.node in primaries and entry.kind == BASE]
@@ -419,7 +417,7 @@ COUNTS_SHOWN = ("bytes", "changes", "transactions")
 
 
 def check_commit(commit: Commit) -> None:
-    """Raise ValueError unless the commit's parts fit each other."""
+    """Raise ValueError unless the commit's parts are consistent."""
     if isinstance(commit, FullSnapshot) != (commit.increment == 0):
         raise ValueError(f"increment number {commit.increment} does not match the kind of commit")
     for name in COUNTS_SHOWN:
@@ -446,20 +444,20 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         _check_nodes(chain.full, increment)
         check_continues(chain.last, increment)
         check_counts(chain.full, increment)
-        # Of a partial chain only the digests are compared (chains.py).
+        # For a partial chain, read_newest_part compares only the digests.
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
-            raise ValueError("history is not that of the commits before it")
+            raise ValueError("history does not match the previous commits")
         after = replace(chain, increments=(*chain.increments, increment))
         if increment.definition_changes:
             check_definitions(chain, increment.definition_changes)
             _check_at_commit(chain, after)
         else:
-            # Its tables are those of the commit before.
+            # The tables are those of the previous commit.
             check_definition_counts(after, increment)
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:
-    """Raise ValueError unless the history has the numbers before the commit, and for each the same as `previous`."""
+    """Raise ValueError unless the history covers the previous increments and agrees with `previous`."""
     recent = {summary.increment: summary for summary in history.recent}
     if list(recent) != list(range(first_summarized(commit.increment), commit.increment)):
         raise ValueError("history.recent does not have the previous increments")
@@ -476,7 +474,7 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
 
 
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:
-    """Raise ValueError unless the tables at the chain's last commit fit together."""
+    """Raise ValueError unless the tables at the chain's last commit are consistent."""
     check_tables(before, chain)
     check_definition_counts(chain, chain.last)
     check_same_kind({shard: chain.definitions(shard).values() for shard in chain.full.groups}, named=before is None)
@@ -521,7 +519,7 @@ def _check_full(full: FullSnapshot) -> None:
     check_baseline(full.baseline)
     nodes, primaries = set(full.parts), set(full.primaries)
     if not primaries or not set(full.parts.values()) <= {None, *primaries}:
-        raise ValueError(f"baseline has no primary, or a standby of none of them: {_names(nodes)}")
+        raise ValueError(f"baseline has no primary, or a standby of an unknown primary: {_names(nodes)}")
     if full.only_cut and (full.copied or full.lists or any(full.groups.values()) or full.definition_changes):
         raise ValueError("only_cut is set, but it has tables")
     _check_nodes(full, full)
@@ -568,13 +566,13 @@ def _names(names: Iterable[str]) -> str:
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 INCREMENT_FILE = re.compile(r"(\d{16})(\.\d+)?\.json")
-# Even the commit of one node without a table is larger.
+# Even the commit of a single node without tables is larger.
 VOID_BYTES_MAX = 500
 ASKING_THREADS_MAX = 8
 
 
 class SnapshotMissingError(RefusedError):
-    """There is no snapshot of that name, or no increment of that number."""
+    """There is no snapshot with that name, or no increment with that number."""
 
 
 class SnapshotExistsError(RefusedError):
@@ -583,7 +581,7 @@ class SnapshotExistsError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CommitPlace:
-    """Where the commit of a number is or would be: its first turn without a void. `commit` is None if it is free."""
+    """The place of a number's commit: the first turn that is not voided. `commit` is None if the place is free."""
 
     key: str
     turn: int
@@ -601,7 +599,7 @@ def check_name(name: str) -> str:
 
 
 def commit_key(name: str, increment: int, turn: int = 1) -> str:
-    """The key of a commit; increment 0 is the full snapshot."""
+    """Return the key of a commit; increment 0 is the full snapshot."""
     suffix = f".{turn}.json" if turn > 1 else ".json"
     if increment == 0:
         return f"snapshots/{name}/snapshot{suffix}"
@@ -638,7 +636,7 @@ def read_turn(store: ObjectStore, key: str) -> Commit | Void:
 
 
 def free_turn(store: ObjectStore, name: str, increment: int) -> int:
-    """The turn in which the increment can be committed; raise SnapshotExistsError if it is committed already."""
+    """Return the turn in which the increment can be committed; raise SnapshotExistsError if it is already committed."""
     place = find_place(store, name, increment)
     if place.commit is None:
         return place.turn
@@ -650,13 +648,13 @@ def free_turn(store: ObjectStore, name: str, increment: int) -> int:
 
 
 def operation_of(store: ObjectStore, key: str) -> str:
-    """The operation that wrote the commit at `key`, "" for a void; raise ObjectMissingError, ManifestError."""
+    """Return the operation that wrote the commit at `key`, "" for a void; raise ObjectMissingError, ManifestError."""
     turn = read_turn(store, key)
     return "" if isinstance(turn, Void) else turn.operation
 
 
 def increment_label(name: str, increment: int) -> str:
-    """How messages name a snapshot or increment."""
+    """Return the name of a snapshot or increment in messages."""
     return f"increment {increment} of {name}" if increment else f"snapshot {name}"
 
 
@@ -682,7 +680,7 @@ def read_full(store: ObjectStore, name: str) -> FullSnapshot:
 
 
 def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
-    """Find the commit; raise SnapshotMissingError if it is gone although a listing shows it or a later one."""
+    """Find the commit; raise SnapshotMissingError if it is missing although a listing shows it or a later commit."""
     place = find_place(store, name, increment)
     if place.commit is None and max(increment_numbers(store, name), default=-1) >= increment:
         # It may have been committed between that read and the listing.
@@ -693,7 +691,7 @@ def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
 
 
 def _missing_error(store: ObjectStore, name: str, increment: int) -> SnapshotMissingError:
-    """The error for a commit that is gone; raise SnapshotDeletedError if the snapshot is being deleted."""
+    """Return the error for a missing commit; raise SnapshotDeletedError if the snapshot is being deleted."""
     check_not_deleted(store, name)
     return (
         increments_pruned_error(name)
@@ -703,7 +701,7 @@ def _missing_error(store: ObjectStore, name: str, increment: int) -> SnapshotMis
 
 
 def commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
-    """The commit in that place; raise ManifestError if it is that of another."""
+    """Return the commit at `place`; raise ManifestError if it has a different name or number."""
     commit = place.commit
     if commit is None:
         raise RuntimeError(f"there is no commit at {place.key}")
@@ -717,7 +715,7 @@ def commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
 
 
 def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
-    """The error for a commit that is gone: later commits, or an operation's record, prove that it existed."""
+    """Return the error for a missing commit whose existence later commits or an operation's record prove."""
     key = commit_key(name, increment)
     what = f"increment {increment} of snapshot {name}" if increment else f"the full snapshot {name}"
     return SnapshotMissingError(
@@ -729,14 +727,14 @@ def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
 
 
 def increments_pruned_error(name: str) -> SnapshotMissingError:
-    """The error for readers of a snapshot whose increments were pruned."""
+    """Return the error for reading an increment of a snapshot whose increments were pruned."""
     return SnapshotMissingError(
         _pruned_text(name), hint=f"restore the full snapshot: snapshot restore {name}", details={"snapshot": name}
     )
 
 
 def chain_pruned_error(name: str) -> SnapshotMissingError:
-    """The error for who adds to a snapshot whose increments were pruned."""
+    """Return the error for adding to a snapshot whose increments were pruned."""
     return SnapshotMissingError(
         _pruned_text(name), hint=NEW_CHAIN, ends_chain=ChainEnd.FOR_GOOD, details={"snapshot": name}
     )
@@ -747,13 +745,13 @@ def _pruned_text(name: str) -> str:
 
 
 def check_not_pruned(store: ObjectStore, name: str) -> None:
-    """Raise SnapshotMissingError if the snapshot's increments were pruned: no further one can follow."""
+    """Raise SnapshotMissingError if the snapshot's increments were pruned, after which no increment can follow."""
     if is_only_full(store, name):
         raise chain_pruned_error(name)
 
 
 def increment_numbers(store: ObjectStore, name: str) -> list[int]:
-    """The numbers of the committed increments that a listing shows, in order."""
+    """Return the numbers of the committed increments that a listing shows, in order."""
     numbers = listed_numbers(store, name)
     # Only the newest can be a void: the next number begins only after the previous number is committed.
     if numbers and find_place(store, name, numbers[-1]).commit is None:
@@ -762,13 +760,13 @@ def increment_numbers(store: ObjectStore, name: str) -> list[int]:
 
 
 def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
-    """The numbers from `first` on for which a listing shows a commit or a void, in order."""
+    """Return the numbers from `first` on for which a listing shows a commit or a void, in order."""
     matches = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
     return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
 
 
 def listed_sizes(store: ObjectStore, name: str) -> dict[int, int]:
-    """For the numbers from 1 on that a listing shows, the bytes of the largest: of a commit, if it is not voided."""
+    """Return, for every listed number from 1 on, the bytes of its largest turn: the commit, unless it is voided."""
     found: dict[int, int] = {}
     for listed in store.inventory(f"snapshots/{name}/increments"):
         match = INCREMENT_FILE.fullmatch(listed.key.rpartition("/")[2])
@@ -778,7 +776,7 @@ def listed_sizes(store: ObjectStore, name: str) -> dict[int, int]:
 
 
 def snapshot_names(store: ObjectStore) -> list[str]:
-    """The names of all committed snapshots, whether or not their commits can be read."""
+    """Return the names of all committed snapshots, whether or not their commits can be read."""
     names = [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
         committed = list(threads.map(lambda name: is_committed(store, name), names))
@@ -786,11 +784,11 @@ def snapshot_names(store: ObjectStore) -> list[str]:
 
 
 def is_committed(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot is committed and not deleted; also if its commit or its tombstone can't be read."""
+    """Whether the snapshot is committed and not deleted; True if its commit or tombstone can't be read."""
     try:
         if is_deleted(store, name):
             return False
-        # The size alone tells most commits from a void.
+        # Most commits are larger than any void.
         if store.size(commit_key(name, 0)) > VOID_BYTES_MAX:
             return True
         return find_place(store, name, 0).commit is not None
@@ -801,29 +799,29 @@ def is_committed(store: ObjectStore, name: str) -> bool:
 
 
 def cut_time(commit: Commit | CommitSummary) -> datetime:
-    """When the commit's cut was made."""
+    """Return the time of the commit's cut."""
     return datetime.fromisoformat(commit.cut_at if isinstance(commit, CommitSummary) else commit.cut.made_at)
 
 
 def safe_time(commit: Commit | CommitSummary) -> Time:
-    """The safe time of the commit's cut."""
+    """Return the safe time of the commit's cut."""
     return commit.safe_at if isinstance(commit, CommitSummary) else commit.cut.safe_at
 
 
 def chain_at(chain: Chain, moment: datetime) -> Chain:
-    """The chain up to the newest cut that was made not after `moment`; raise SnapshotMissingError if there is none."""
+    """Return the chain up to the newest cut at or before `moment`; raise SnapshotMissingError if there is none."""
     numbers = [commit.increment for commit in chain.commits if cut_time(commit) <= moment]
     if not numbers:
         raise SnapshotMissingError(
-            f"snapshot {chain.name} has no cut that was made by {_shown(moment)}",
-            hint=f"its first one was made at {_shown(cut_time(chain.full))}; for other snapshots: snapshot list",
+            f"snapshot {chain.name} has no cut at or before {_shown(moment)}",
+            hint=f"its first cut was made at {_shown(cut_time(chain.full))}; for other snapshots: snapshot list",
             details={"snapshot": chain.name},
         )
     return replace(chain, increments=chain.increments[: numbers[-1]])
 
 
 def next_cut_time(whole: Chain, chain: Chain) -> datetime | None:
-    """When the first cut of the whole chain after `chain`, which begins it, was made; None if there is none."""
+    """Return the time of the first cut of `whole` after `chain`, its beginning; None if there is none."""
     later = whole.commits[len(chain.commits) :]
     return cut_time(later[0]) if later else None
 
@@ -862,7 +860,7 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     last = len(chain.increments)
     if increment in (None, last):
         return chain
-    # If the mark can't be read, it may have been pruned.
+    # This raises ManifestError if the mark can't be read: the increment may have been pruned.
     if is_only_full(store, name):
         raise increments_pruned_error(name)
     raise SnapshotMissingError(
@@ -873,9 +871,9 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
 
 
 def read_readable_part(store: ObjectStore, name: str) -> Chain:
-    """Read a snapshot with its increments before the first that is missing, damaged or of another chain.
+    """Read a snapshot and its increments before the first that is missing, damaged or part of another chain.
 
-    Raises as read_full.
+    Raises the errors of read_full.
     """
     chain, increments = Chain(read_full(store, name)), list[Increment]()
     if not is_known_only_full(store, name):
@@ -897,10 +895,10 @@ def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iter
 
 
 def read_newest_part(store: ObjectStore, name: str) -> Chain:
-    """Read what continues a chain: its full snapshot, its newest increment, and those with changed definitions.
+    """Read only the commits needed to continue a chain: full snapshot, newest increment, and changes of definitions.
 
-    Reads the whole chain if the newest commit has no history, or if it is in doubt which commit is the newest. Raises
-    as read_chain.
+    Reads the whole chain if the newest commit has no history, or if it is unclear which commit is the newest. Raises
+    the errors of read_chain.
     """
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
@@ -917,7 +915,8 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
         _check_named(commit, newest.history.redefinitions[number], newest)
         chain = _continued(chain, commit)
     chain = _continued(chain, newest)
-    # The next cut needs every segment beyond the last cut's position. If this commit does not have them all, others do.
+    # The next cut needs every segment beyond the last cut's position. If this commit does not list all of them, earlier
+    # commits do.
     reaches_back = all(
         (segments := newest.segments[node]) and segments[0].after <= chain.position(node) for node in full.parts
     )
@@ -925,9 +924,10 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
 
 
 def _find_newest(store: ObjectStore, name: str) -> Increment | None:
-    """The newest increment that a listing shows.
+    """Return the newest increment in a listing.
 
-    None without any, after a gap, if one is no larger than a void, or if another was committed since.
+    Returns None if there is none, if the listing has a gap, if a commit is no larger than a void, or if an increment
+    was committed since the listing.
     """
     sizes = listed_sizes(store, name)
     last = max(sizes, default=0)
@@ -949,7 +949,7 @@ def _find_newest(store: ObjectStore, name: str) -> Increment | None:
 
 
 def _read_increments(store: ObjectStore, name: str, numbers: Iterable[int]) -> dict[int, Increment]:
-    """The increments of these numbers, in order."""
+    """Return the increments of these numbers, in order."""
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
         commits = threads.map(lambda number: read_commit(store, name, number), sorted(numbers))
         return {commit.increment: commit for commit in commits if isinstance(commit, Increment)}
@@ -961,9 +961,9 @@ def _continued(chain: Chain, commit: Increment) -> Chain:
 
 
 def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...]:
-    """The summaries of all increments of a chain, in order; raises as read_chain.
+    """Return the summaries of all increments of a chain, in order; raise the errors of read_chain.
 
-    Of a partial chain, one commit in SUMMARIZED_MAX is read.
+    For a partial chain, this reads one commit in SUMMARIZED_MAX.
     """
     if not chain.is_partial or isinstance(chain.last, FullSnapshot):
         return tuple(map(summary_of, chain.increments))
@@ -992,10 +992,10 @@ def _check_named(commit: Commit, digest: str, by: Increment) -> None:
 
 
 def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
-    """The places of the increments from 1 on, up to `increment` or to the first free one.
+    """Yield the places of the increments from 1 on, up to `increment` or to the first free place.
 
-    Those that a listing shows without a gap are read in parallel, since each is one request. So the number in a name
-    never decides how many are read.
+    Increments that a listing shows without a gap are read in parallel, since each is one request. So a stray object
+    with a high number causes no extra reads.
     """
     numbers = [number for at, number in enumerate(listed_numbers(store, name, first=1), start=1) if number == at]
     number = 0

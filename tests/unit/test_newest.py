@@ -260,7 +260,7 @@ def test_reading_the_whole_chain_refuses_an_untrue_history(change: Change) -> No
     assert isinstance(newest, Increment)
     assert newest.history is not None
     replace_commit(store, 4, history=change(newest.history))
-    with pytest.raises(ManifestError, match="history is not that of the commits before it"):
+    with pytest.raises(ManifestError, match="history does not match the previous commits"):
         read_chain(store, "daily")
 
 

@@ -37,7 +37,7 @@ def test_the_newest_cut_not_after_a_moment_counts_and_not_when_its_command_began
 
 
 def test_a_moment_before_the_first_cut_has_none() -> None:
-    with pytest.raises(SnapshotMissingError, match="no cut that was made by 2026-11-20T10:04") as raised:
+    with pytest.raises(SnapshotMissingError, match="no cut at or before 2026-11-20T10:04") as raised:
         chain_at(chain(5, 10), BEGAN + timedelta(minutes=4))
     assert "2026-11-20T10:05" in raised.value.hint
 

@@ -1,10 +1,10 @@
-"""The activity of this process: it passes progress on, stores signs of life, stops if asked to, and records its end.
+"""The activity of this process: forward its progress, store signs of life, and stop the command on request.
 
-A thread stores the signs and looks for requests to stop, every few seconds. Its errors are ignored. A command that ends
+A thread stores the signs and looks for requests to stop every few seconds. Its errors are ignored. A command that ends
 within the first seconds stores nothing.
 
-A command may be an operation of its own, without an intent, and work on others meanwhile: a prune has one removal after
-the other. Then both have signs, and a request to either stops it.
+A command may itself be an operation without an intent while it works on other operations: a prune runs one removal
+after the other. Then both operations have signs, and a request to stop either of them stops the command.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectS
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`snapshot` is "" for all. `operation` is "" until a Reading of the command names it."""
+    """A running command. `snapshot` is "" for all snapshots, `operation` is "" until the command reports its id."""
 
     kind: str
     snapshot: str = ""
@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an operation without an intent ended; see Outcome. `code` None: its process could not report it."""
+    """The end of an operation without an intent; see Outcome. `code` is None if its process could not report it."""
 
     state: Literal["done", "failed"]
     reason: str = ""
@@ -72,7 +72,7 @@ class Ending:
 
 
 def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
-    """Store the outcome of an operation that has no intent, unless it has one; raises StoreUnreachableError."""
+    """Store the outcome of an operation without an intent, unless it has an outcome; raises StoreUnreachableError."""
     outcome = Outcome(
         operation=command.operation,
         kind=command.kind,
@@ -93,22 +93,22 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         write_operation_record(store, "outcome", outcome)
 
 
-# How often the thread looks whether somebody asks to stop, and how often it stores a sign.
+# The intervals at which the thread looks for requests to stop, and stores a sign.
 LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0
-# Where signs can't be stored, or those before not deleted, they become ever rarer: few are left.
+# If signs can't be stored, or old signs can't be deleted, the interval doubles, so that few signs are left behind.
 RARER, SIGN_SECONDS_MAX = 2.0, 300.0
 END_SECONDS_MAX = 5.0
-# A sign says how far these are, however many nodes a fleet has: those that are least advanced.
+# A sign contains the progress of at most this many nodes, those that are least advanced.
 SIGN_NODES_MAX = 20
-# A restore is planned before its activity begins.
+# Taken when the module is loaded, because a restore is planned before its activity begins.
 PROCESS_BEGAN_AT = current_time()
 
 
 class Activity(Forwarding):
-    """A Progress that passes everything on to `target`, and keeps how far the command is.
+    """A Progress that forwards all calls to `target`, and keeps the command's current progress for its signs.
 
-    `open_store` opens the store of the fleet, and raises if it is another's. `stop` stops the process; it is called at
-    most once, and not from `ending` on. `begun` is given the id of each operation, once its intent is stored.
+    `open_store` opens the store, and raises if it belongs to a different fleet. `stop` stops the process. It is called
+    at most once, and never after `ending`. `begun` is called with the id of each operation once its intent is stored.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Activity(Forwarding):
         self._is_rough = False
         self._watch: WatchState | UnsetType = UNSET
         self._own = command.operation
-        # Those that the command has worked on since the last look.
+        # The operations that the command has worked on since the last look for requests.
         self._operations: list[str] = []
-        # By operation, the number of the next request.
+        # The number of the next request by operation.
         self._requests: dict[str, int] = {}
         self._is_ending = False
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class Activity(Forwarding):
     ) -> None:
         self.ending()
         self._ended.set()
-        # Bounded: the store may not answer.
+        # The wait is bounded, because the store may not answer.
         self._thread.join(END_SECONDS_MAX)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
@@ -175,40 +175,40 @@ class Activity(Forwarding):
         self.target.tell(reading)
 
     def watches(self, state: WatchState) -> None:
-        """Let the signs of a watch contain its reports on its tasks."""
+        """Include the reports of a watch on its tasks in its signs."""
         with self._lock:
             self._watch = state
 
     def ending(self) -> None:
-        """Ignore requests to stop from now on, and pass it on."""
+        """Ignore requests to stop from now on."""
         with self._lock:
             self._is_ending = True
         self.target.ending()
 
     def show(self, operation: str) -> None:
-        """Store a sign of life of the command's own operation now: others see it. Raises the store's errors."""
+        """Store a sign of life of the command's own operation at once; raises the store's errors."""
         signs = self._signs_of(operation)
         signs.store_next(self._sign(signs))
         with self._lock:
             self._shown.append(signs)
 
     def become(self, operation: str) -> None:
-        """From now on the command is this operation, too."""
+        """Make the command itself this operation from now on."""
         with self._lock:
             self._own = operation
 
     def _run(self) -> None:
         signs: list[_Signs] = []
         while not self._ended.wait(LOOK_SECONDS):
-            # The next round asks again.
+            # The next round tries again.
             with suppress(Exception):
                 signs = self._follow(signs)
             for sign in signs:
-                # The command's end waits for the store's answers here.
+                # When the command ends, it waits for the store's answers in this loop.
                 if not self._ended.is_set() and time.monotonic() >= sign.due:
-                    # Before it looks for requests: a canceller then sees that there is a process to stop.
+                    # Store the sign before looking for requests, so that a canceller sees a process to stop.
                     with suppress(Exception):
-                        # It may be gone: nobody would find objects stored in its place.
+                        # Check the store again: if it is gone, a sign stored in its place would never be found.
                         self._open_store()
                         sign.store_next(self._sign(sign))
             if signs and not self._ended.is_set():
@@ -218,7 +218,7 @@ class Activity(Forwarding):
             sign.clear()
 
     def _follow(self, signs: list[_Signs]) -> list[_Signs]:
-        """The signs of the command's own operation and of the operation that it works on now, if there are any."""
+        """Return the signs of the command's own operation and of its current operation, if there are any."""
         with self._lock:
             wanted = [operation for operation in (self._own, *self._operations[-1:]) if operation]
             known = {sign.operation: sign for sign in (*self._shown, *signs)}
@@ -228,7 +228,7 @@ class Activity(Forwarding):
         return [known.get(operation) or self._signs_of(operation) for operation in wanted]
 
     def _signs_of(self, operation: str) -> _Signs:
-        """New signs of an operation, after those that earlier processes have left."""
+        """Return new signs of an operation, numbered after those of earlier processes."""
         store = self._open_store()
         names = store.list_children(f"operations/{operation}")
         kind, snapshot, increment, began_at = self._command.kind, self._command.snapshot, None, self.began_at
@@ -236,14 +236,14 @@ class Activity(Forwarding):
             intent = read_intent(store, operation)
             kind, snapshot, increment, began_at = intent.kind, intent.snapshot, intent.increment, intent.began_at
         if datetime.fromisoformat(began_at) < datetime.fromisoformat(PROCESS_BEGAN_AT):
-            # Those were asked of an earlier process, whose restore this command resumes.
+            # Earlier requests were meant for a previous process, whose restore this command resumes.
             self._requests[operation] = next_number(request_numbers(names))
         number = next_number(sign_numbers(names))
         is_clean = number == 1
         return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number, is_clean)
 
     def _look(self, store: ObjectStore) -> None:
-        """Stop if somebody has asked for it, by any operation of the command since the last look."""
+        """Stop the command if there is a request for any of its operations since the last look."""
         with self._lock:
             own, looked = self._own, list(self._operations)
         for operation in (*([own] if own else []), *looked):
@@ -251,11 +251,11 @@ class Activity(Forwarding):
                 self._obey(request)
                 break
         with self._lock:
-            # The last one is asked again.
+            # The current operation stays in the list for the next look.
             self._operations = self._operations[max(len(looked) - 1, 0) :]
 
     def _request_of(self, store: ObjectStore, operation: str) -> CancelRequest | None:
-        """The next request to stop; an unreadable request is ignored."""
+        """Read the next request to stop; an unreadable request is ignored."""
         while True:
             number = self._requests.get(operation, 1)
             try:
@@ -313,9 +313,9 @@ class Activity(Forwarding):
 
 @dataclass(slots=True)
 class _Signs:
-    """The signs of an operation. `number` is the next sign's; `due` is when to store it, on the monotonic clock.
+    """The signs of an operation. `number` is the number of the next sign, `due` its time on the monotonic clock.
 
-    `is_clean`: there is none but the last one.
+    `is_clean` is set if only the last sign can be left in the store.
     """
 
     store: ObjectStore
@@ -331,7 +331,7 @@ class _Signs:
     def store_next(self, sign: SignOfLife) -> None:
         """Store a sign, and delete its predecessor."""
         before, rarer, is_clean = self.number - 1, self.rarer, self.is_clean
-        # If one of the next steps fails, it is not known which signs are left.
+        # If one of the next steps fails, the remaining signs are not known.
         self.is_clean = False
         self.due, self.every_seconds = time.monotonic() + self.every_seconds, rarer
         self.number = store_sign(self.store, sign, self.number) + 1
@@ -340,7 +340,7 @@ class _Signs:
         self.every_seconds, self.is_clean = SIGN_SECONDS, is_clean
 
     def clear(self) -> None:
-        """Delete the signs, as far as the store lets us. The command waits for it: one request if all went well."""
+        """Delete the signs, ignoring errors of the store. Makes one request if all earlier requests succeeded."""
         if self.is_clean:
             if last := self.number - 1:
                 with suppress(SnapshotError):
@@ -350,7 +350,7 @@ class _Signs:
 
     @property
     def rarer(self) -> float:
-        """The next interval between signs, unless storing a sign and deleting its predecessor both succeed."""
+        """The interval to the next sign if storing this sign or deleting its predecessor fails."""
         return min(self.every_seconds * RARER, SIGN_SECONDS_MAX)
 
 

@@ -1,9 +1,9 @@
-"""Stop operations from elsewhere: ask their processes, wait until they end, and settle dead operations.
+"""Stop operations from another process or machine: request it, wait until they end, and settle dead operations.
 
 A request is an object in the same folder as the operation's intent. The process looks for it every few seconds, stops
-as by SIGTERM, cleans up, and ends with exit code 8. A restore that has decided to publish continues. Operations without
-a sign of life are asked, too: if a process was only suspended, it stops as soon as it continues. Then they are settled
-as by the next create, under the fleet's lock.
+as on SIGTERM, cleans up, and ends with exit code 8. A restore that has decided to publish continues. Operations without
+a sign of life are also asked to stop: if a process was only suspended, it stops as soon as it continues. Then they are
+settled under the fleet's lock, as by the next create.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from cutline.storage.errors import BusyError, RefusedError, UnreachableError
 from cutline.storage.store import ObjectStore
 
 POLL_SECONDS = 0.5
-# A check, a gc or a prune that was only suspended answers within this time.
+# A check, gc or prune whose process was only suspended answers within this time.
 ANSWER_SECONDS_MAX = 5.0
-# So many listings in turn without a sign tell that the process has ended: if it had signs, and if it had none, as it
-# stores the first one within LOOK_SECONDS.
+# The process has ended if this many successive listings contain no sign. The first number is for an operation that had
+# signs. The second is for one that had none yet: its process stores the first sign within LOOK_SECONDS.
 GONE_LISTINGS, NONE_LISTINGS = 3, 20
 SILENT = "it shows no sign of life"
 
 
 class CancelResult(StrEnum):
-    """What became of an operation that was to be cancelled."""
+    """The result of cancelling an operation."""
 
     CANCELLED = "cancelled"
     SETTLED = "settled"
@@ -60,7 +60,7 @@ class CancelResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The result of cancelling an operation, with a message for the operator."""
+    """An operation with the result of cancelling it, and a message for the operator."""
 
     operation: UnderWay
     result: CancelResult
@@ -70,9 +70,9 @@ class Cancelled:
 def cancel_operations(
     fleet: Fleet, operations: Iterable[UnderWay], wait_seconds: float, progress: Progress
 ) -> list[Cancelled]:
-    """Ask all of the operations to stop, wait for them up to `wait_seconds`, and settle those that are dead.
+    """Ask all of the operations to stop, wait up to `wait_seconds`, and settle the dead operations.
 
-    Settling settles all other dead operations, too. Raises StoreOfAnotherFleetError, StoreUnreachableError.
+    Settling also settles all other dead operations. Raises StoreOfAnotherFleetError, StoreUnreachableError.
     """
     store, now = fleet.store.open(), utc_now()
     read_identity(store, fleet)
@@ -80,7 +80,7 @@ def cancel_operations(
     alive, dead = list[UnderWay](), list[UnderWay]()
     for operation in operations:
         if operation.state(now) is ActivityState.PUBLISHING:
-            text = "the restore has decided to publish its databases: it only goes forward, or is undone afterwards"
+            text = "the restore has decided to publish its databases: it can't be stopped, only undone afterwards"
             results[operation.id] = Cancelled(operation, CancelResult.REFUSED, text)
             continue
         store_request(store, CancelRequest(operation.id, own_label("cancel", operation.snapshot), current_time()))
@@ -89,7 +89,7 @@ def cancel_operations(
         progress.step("wait for operations to stop", total=len(alive), unit="operations")
         results |= {cancelled.operation.id: cancelled for cancelled in _await(store, alive, wait_seconds, progress)}
         late = {result.operation.id for result in results.values() if result.result is CancelResult.STILL_RUNNING}
-        # One that was killed just before it was asked is known to be dead by now.
+        # An operation whose process was killed just before the request is known to be dead by now.
         ways = [way for way in read_under_way(store) if way.id in late]
         dead += [way for way in ways if way.state(utc_now()) is ActivityState.DEAD]
     if dead:
@@ -99,12 +99,12 @@ def cancel_operations(
 
 
 def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progress: Progress) -> Iterator[Cancelled]:
-    """Each of the operations when it has ended, then those that have not."""
+    """Yield each of the operations when it has ended, then those that have not ended in time."""
     deadline, waiting = time.monotonic() + wait_seconds, list(asked)
     watch = _SignWatch(store)
     while waiting:
         for way in list(waiting):
-            # Looked at first: the signs are deleted after the outcome is stored.
+            # Look at the signs first, because they are deleted after the outcome is stored.
             is_over = watch.is_over(way)
             if not is_open(store, way.id):
                 ended = _ended(way, read_outcome(store, way.id))
@@ -121,12 +121,12 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
             break
         time.sleep(POLL_SECONDS)
     for way in waiting:
-        text = f"it is asked to stop, and has not ended in {wait_seconds:.0f} s"
+        text = f"it was asked to stop, but has not ended within {wait_seconds:.0f} s"
         yield Cancelled(way, CancelResult.STILL_RUNNING, text)
 
 
 def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
-    """What became of a command that works on operations one after the other: some of these may be left, of a prune."""
+    """Report the unfinished operations of a command that runs several in turn, such as the removals of a prune."""
     whole = ended.operation
     remedies = [
         way.remedy
@@ -139,7 +139,7 @@ def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
 
 
 def _unfinished_text(remedies: Iterable[str]) -> str:
-    return f"it has stopped, unfinished; {'; '.join(remedies)}"
+    return f"it has stopped before it was finished; {'; '.join(remedies)}"
 
 
 def _left_open(one: UnderWay) -> Cancelled:
@@ -149,23 +149,23 @@ def _left_open(one: UnderWay) -> Cancelled:
 
 
 class _SignWatch:
-    """Reports processes that have ended without an outcome, because a command must end their operations.
+    """Detects processes that have ended without an outcome by their signs of life, which a process deletes at its end.
 
-    They delete their signs of life at the end.
+    Such an operation is left for a later command to resume or undo.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        # How often in turn an operation was seen without signs, and which had some.
+        # The number of successive listings without signs by operation, and the operations that had signs.
         self._missed = Counter[str]()
         self._had_signs: set[str] = set()
 
     def is_over(self, one: UnderWay) -> bool:
-        """Whether the operation's process has deleted its signs; call it again and again."""
+        """Whether the operation's process has deleted its signs; must be called repeatedly."""
         has_signs = bool(sign_numbers(self._store.list_children(f"operations/{one.id}")))
         if has_signs or one.sign is not None:
             self._had_signs.add(one.id)
-        # A listing may be out of date, and may miss a sign that replaces another.
+        # A listing may be out of date, and may miss a sign that has just replaced its predecessor.
         self._missed[one.id] = 0 if has_signs else self._missed[one.id] + 1
         return self._missed[one.id] >= (GONE_LISTINGS if one.id in self._had_signs else NONE_LISTINGS)
 
@@ -179,7 +179,7 @@ def _ended(one: UnderWay, outcome: Outcome | None) -> Cancelled:
 
 
 def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress: Progress) -> Iterator[Cancelled]:
-    """Settle the dead operations, those of the fleet's nodes under its lock, which is taken once."""
+    """Settle the dead operations; take the fleet's lock once for all that need it."""
     for way in dead:
         if not way.is_known:
             yield Cancelled(way, CancelResult.REFUSED, "; ".join(way.problems))
@@ -202,7 +202,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
 
 
 def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | None:
-    """The report on a watch whose process hangs and still holds the watch lock; None if it is gone."""
+    """Return the report on a watch whose process hangs and still holds the watch lock; None if the process is gone."""
     if one.kind != WATCH:
         return None
     hanging = hanging_watch(read_under_way(store), one.label, utc_now())
@@ -218,13 +218,13 @@ def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | Non
             return Cancelled(one, CancelResult.STILL_RUNNING, text)
     if all(answer.problem for answer in answers):
         silent = answers[0]
-        text = f"{SILENT}; whether it still holds the watch lock is not known: node {silent.node}: {silent.problem}"
+        text = f"{SILENT}; it may still hold the watch lock, which can't be read: node {silent.node}: {silent.problem}"
         return Cancelled(one, CancelResult.UNREACHABLE, text)
     return None
 
 
 def forget(store: ObjectStore, one: UnderWay, progress: Progress) -> Cancelled:
-    """Record that an operation without an intent is dead; the removals of a prune have records of their own."""
+    """Record that an operation without an intent is dead. The removals of a prune have separate records."""
     (found,) = _await(store, [one], ANSWER_SECONDS_MAX, progress)
     if found.result is not CancelResult.STILL_RUNNING or one.began_at is None:
         return found
@@ -246,7 +246,7 @@ def _settled(
     if outcome is not None:
         clear_signs(store, one.id)
         if outcome.state == FAILED:
-            return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; its unfinished work is undone")
+            return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; its unfinished work was undone")
         return Cancelled(one, CancelResult.TOO_LATE, f"it {one.dead_text}, but it had committed")
     if problem is None:
         return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, and it can't be undone; {one.remedy}")

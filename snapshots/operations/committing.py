@@ -1,14 +1,14 @@
-"""Put a commit by one conditional put, and decide for good whether an operation whose process is gone committed.
+"""Store a commit by a single conditional put, and decide finally whether a dead operation has committed.
 
-Before the put the store is asked for the objects that executors report: an executor on another machine that has the
-store's folder on a disk of its own stores everything there.
+Before the put, the store is asked for the objects that executors reported: an executor on another machine may have
+stored them in a local folder of the same path.
 
 If the answer to the put is lost, the commit is read back. If that is inconclusive, the result is indeterminate, and the
 next command decides it before it does anything else.
 
 A put whose answer was lost may arrive late, and a suspended process may continue. So reading alone is not enough: if
-there is no commit, a *void* is put in its place, by the same conditional put. Exactly one of the two is stored, and the
-second put fails: an operation that was voided can no longer commit (docs/store-format.md, "Deciding").
+there is no commit, a *void* is put under the same key, by the same conditional put. Exactly one of the two puts
+succeeds, so an operation that was voided can no longer commit (docs/store-format.md, "Deciding").
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cutline.storage.storing import INCONCLUSIVE, read_back
 
 NAMED_MAX = 3
 ASKING_THREADS_MAX = 16
-# A listing has up to 1,000 keys in a request, but may be of more keys than those that are asked for.
+# A listing returns up to 1,000 keys per request, but may contain more keys than those asked for.
 LISTED_MIN = 50
 
 
@@ -53,7 +53,7 @@ class ObjectsNotStoredError(RefusedError):
 
 
 def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
-    """Raise ObjectsNotStoredError unless the store has all these objects, by key, in these sizes (bytes)."""
+    """Raise ObjectsNotStoredError unless the store has an object of this size (bytes) under each key."""
     listed = listed_sizes(store, sizes)
     # A listing may be out of date.
     unsure = [key for key, size in sizes.items() if listed.get(key) != size]
@@ -63,10 +63,10 @@ def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
     if not lacking and not others:
         return
     whats = [f"lacks {list_some(lacking, NAMED_MAX)}"] if lacking else []
-    whats += [f"has another size of {list_some(others, NAMED_MAX)}"] if others else []
+    whats += [f"has different sizes for {list_some(others, NAMED_MAX)}"] if others else []
     raise ObjectsNotStoredError(
-        f"store {store.url} {' and '.join(whats)}, of {len(sizes)} objects that were reported as stored: nothing is"
-        " committed",
+        f"store {store.url} {' and '.join(whats)} ({len(sizes)} objects were reported as stored);"
+        " nothing was committed",
         hint="executors on other machines need the same store: s3://, or a folder that all machines share under one"
         " path; then repeat the command",
         details={"store": store.url, "missing": len(lacking), "other_size": len(others), "objects": len(sizes)},
@@ -74,7 +74,7 @@ def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
 
 
 def listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
-    """The sizes in bytes of the objects in folders of which many keys are asked for, from listings."""
+    """Return the sizes (bytes) of objects in folders with many of the keys, from listings of these folders."""
     folders: dict[str, int] = {}
     for key in keys:
         folder = key.rpartition("/")[0]
@@ -84,7 +84,7 @@ def listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
 
 
 def sizes_of(store: ObjectStore, keys: Iterable[str]) -> dict[str, int | None]:
-    """The size in bytes of each object, by key; None if there is none. One request for each, several at a time."""
+    """Return the size (bytes) of each object by key, None if it is missing; makes one request per key, in parallel."""
 
     def ask(key: str) -> int | None:
         try:
@@ -98,7 +98,7 @@ def sizes_of(store: ObjectStore, keys: Iterable[str]) -> dict[str, int | None]:
 
 
 class OperationSettledError(BusyError):
-    """Another command took the operation for dead and settled it as not committed."""
+    """Another command considered the operation dead, and settled it as not committed."""
 
 
 class CommitTooLargeError(RefusedError):
@@ -110,7 +110,7 @@ class CommitIndeterminateError(IndeterminateError):
 
 
 def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
-    """Make the snapshot or increment exist.
+    """Store the commit, which makes the snapshot or increment exist.
 
     Raises SnapshotExistsError if another operation committed it, OperationSettledError if another command settled this
     operation as not committed, CommitIndeterminateError if it is not known whether the commit was stored.
@@ -131,17 +131,17 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
     try:
         store.create(key, body)
     except ObjectExistsError as error:
-        # Not a refusal yet: the store client may have retried this put after an answer was lost.
+        # The object may be ours: the store client may have retried this put after an answer was lost.
         _check_stored(store, key, commit, error, at_once=True)
     except AnswerLostError as error:
         _check_stored(store, key, commit, error, at_once=False)
     except EncryptionIgnoredError:
-        # It is stored, so the snapshot exists. The next object that a command stores in this way shows the same.
+        # The commit is stored, so the snapshot exists. The next conditional put raises the same error.
         return
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
-    """Raise unless this increment builds on the previous commit, and nobody deleted that meanwhile."""
+    """Raise unless this increment builds on the previous commit, which has not been deleted in the meantime."""
     check_not_deleted(store, commit.snapshot)
     if commit.previous is None:
         return
@@ -167,7 +167,7 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
             raise _name_taken_error(commit) from error
         return True
 
-    # A truncated body is as inconclusive as none.
+    # A truncated body is as inconclusive as a missing body.
     if not read_back(is_ours, (*INCONCLUSIVE, ManifestError), at_once=at_once):
         what = increment_label(commit.snapshot, commit.increment)
         raise CommitIndeterminateError(
@@ -178,7 +178,7 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
 
 
 def operation_settled_error(operation_id: str) -> OperationSettledError:
-    """The error for an operation that another command settled as dead."""
+    """Return the error for an operation that another command settled as dead."""
     return OperationSettledError(
         f"operation {operation_id} was settled as not committed by another command",
         hint="this operation committed nothing; repeat the command",
@@ -199,7 +199,7 @@ class UndecidedError(IndeterminateError):
 
 
 def has_committed(store: ObjectStore, intent: Intent) -> bool:
-    """Whether the operation's commit is in the store now. Changes nothing, so a late put may still store it."""
+    """Whether the operation's commit is in the store now; a late put may still store it."""
     if intent.kind != "create" or is_deleted(store, intent.snapshot):
         return False
     try:
@@ -209,12 +209,12 @@ def has_committed(store: ObjectStore, intent: Intent) -> bool:
 
 
 def decide(store: ObjectStore, intent: Intent) -> bool:
-    """Return whether the operation has committed; if it has not, it never will.
+    """Return whether the operation has committed; if not, ensure that it never can.
 
     Raises UndecidedError if the store's answers are lost, ManifestError if the stored document can't be read.
     """
     if intent.kind != "create" or is_deleted(store, intent.snapshot):
-        # An object that arrives in a deleted snapshot is garbage.
+        # A commit that arrives in a deleted snapshot is garbage.
         return False
     if has_committed(store, intent):
         return True
@@ -236,7 +236,7 @@ def decide(store: ObjectStore, intent: Intent) -> bool:
 
 
 def key_of(intent: Intent) -> str:
-    """The key of the commit file that a create writes."""
+    """Return the key of the commit file that a create writes."""
     return commit_key(intent.snapshot, intent.increment, intent.turn)
 
 

@@ -1,10 +1,11 @@
-"""Operations that have ended, by their documents in the store: their kinds, and the findings of checks.
+"""Operations that have ended, read from their documents in the store: their kinds, and the results of checks.
 
-All commands that need several of them read them here. Records of operations that have committed stay as long as their
-snapshot; others are removed by gc after 30 days. An unreadable record has a `problem`, and hides no other.
+Every command that needs several ended operations reads them here. The records of operations that have committed are
+kept as long as their snapshot; gc removes the others after 30 days. An unreadable record becomes an Ended with a
+`problem`, and doesn't hide other records.
 
-A check with credentials that only read stores no outcome: a snapshot without a check here may still have been checked.
-Records that are unreadable twice are skipped and named; `history` gives the reasons.
+A check whose credentials permit only reading stores no outcome, so a snapshot without a check here may have been
+checked. Records that can't be read in two attempts are skipped and listed; `history` shows the reasons.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL = "full", "increment", "only-cut", "re
 
 
 def operation_kind(command: str, increment: int | None, intent: Intent | None) -> str:
-    """The kind of an operation of `command`, which is any text of a store."""
+    """Return the kind of an operation of `command`, which is unchecked text from the store."""
     if command == "create":
         if increment:
             return INCREMENT
@@ -55,9 +56,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An operation that has ended. `intent` is None if it had none, or none that is still there.
+    """An operation that has ended. `intent` is None if there never was an intent, or it was removed.
 
-    `problem` says which of its documents can't be read, and why; then `outcome` is None.
+    If a document can't be read, `problem` describes it and `outcome` is None.
     """
 
     id: str
@@ -67,63 +68,63 @@ class Ended:
 
     @property
     def snapshot(self) -> str:
-        """The snapshot that it worked on; "" for all, or if it is not known."""
+        """The snapshot; "" for all, or if it is not known."""
         if self.intent is not None:
             return self.intent.snapshot
         return self.outcome.snapshot if self.outcome else ""
 
     @property
     def kind(self) -> str:
-        """Which command it was of, or "drill"; "" if that is not known."""
+        """The command, or "drill"; "" if it is not known."""
         if self.intent is not None:
             return DRILL if self.intent.is_drill else self.intent.kind
         return self.outcome.kind if self.outcome else ""
 
     @property
     def increment(self) -> int | None:
-        """The increment that it worked on; 0 is the full snapshot."""
+        """The increment; 0 is the full snapshot."""
         if self.intent is not None:
             return self.intent.increment
         return _or(self.outcome.increment, None) if self.outcome else None
 
     @property
     def began_at(self) -> Time | None:
-        """When it began."""
+        """The time at which the operation began."""
         if self.intent is not None:
             return self.intent.began_at
         return _or(self.outcome.began_at, None) if self.outcome else None
 
     @property
     def ended_at(self) -> datetime | None:
-        """When it ended; None if its outcome can't be read."""
+        """The time at which the operation ended; None if its outcome can't be read."""
         return datetime.fromisoformat(self.outcome.ended_at) if self.outcome else None
 
     @property
     def label(self) -> str:
-        """The label of its process; "" if that is not known."""
+        """The label of the process; "" if it is not known."""
         by = self.intent.by if self.intent else self.outcome.by if self.outcome else ""
         return _or(by, "")
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, until its outcome was recorded; None if others have found out how it ended."""
+        """The duration until the outcome was recorded; None if another command recorded it."""
         if self.ended_at is None or self.began_at is None or self.code is None:
             return None
         return max((self.ended_at - datetime.fromisoformat(self.began_at)).total_seconds(), 0.0)
 
     @property
     def volumes(self) -> dict[str, int]:
-        """The amount of its work, by unit."""
+        """The amounts of work done, by unit."""
         return dict(_or(self.outcome.volumes, {})) if self.outcome else {}
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Why it had to try again."""
+        """The reasons for repeated attempts."""
         return tuple(_or(self.outcome.causes, ())) if self.outcome else ()
 
     @property
     def phases(self) -> dict[str, float]:
-        """The seconds of each phase, in order; empty if they are not recorded."""
+        """The seconds of each phase, in order; empty if not recorded."""
         if self.outcome is None:
             return {}
         if isinstance(figures := self.outcome.figures, UnsetType):
@@ -132,16 +133,16 @@ class Ended:
 
     @property
     def checked(self) -> tuple[CheckedPoint, ...]:
-        """The findings of a check on each restore point; empty if they are not recorded."""
+        """The result of a check for each restore point; empty if not recorded."""
         return _or(self.outcome.checked, ()) if self.outcome else ()
 
     @property
     def code(self) -> int | None:
-        """The exit code of its command, if that is known: a settled operation has none."""
+        """The exit code of the command; None if it is not known, as for a settled operation."""
         return _or(self.outcome.code, None) if self.outcome else None
 
     def to_json(self) -> dict[str, Any]:
-        """The operation as JSON output has it; unknown values are null."""
+        """Return the operation for JSON output; unknown values are null."""
         owner, outcome = read_label(self.label), self.outcome
         return {
             "operation": self.id,
@@ -164,9 +165,9 @@ class Ended:
 
 
 def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = None) -> list[str]:
-    """The ids of operations with an outcome, the newest first; `documents` are those of document_names.
+    """Return the ids of operations with an outcome, newest first; `documents` is the result of document_names.
 
-    With `has_intent`, only those that have an intent, or only those that have none: checks, gc and prunes.
+    If `has_intent` is given, return only operations with an intent, or only those without (checks, gc and prunes).
     """
     return [
         document
@@ -176,7 +177,7 @@ def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = N
 
 
 def read_ended(store: ObjectStore, operation: str, *, has_intent: bool = True) -> Ended | None:
-    """One operation that has ended; None if it has no outcome. Without `has_intent` no intent is looked for."""
+    """Read an operation that has ended; None if it has no outcome. Its intent is read only if `has_intent`."""
     intent: Intent | None = None
     try:
         if has_intent:
@@ -191,10 +192,10 @@ def read_ended(store: ObjectStore, operation: str, *, has_intent: bool = True) -
 def read_batches(
     store: ObjectStore, documents: Mapping[str, Set[str]], operations: Sequence[str]
 ) -> Iterator[list[Ended]]:
-    """The operations in their order, AT_ONCE at a time; a batch is read when it is asked for.
+    """Yield the operations in the given order, AT_ONCE at a time; each batch is read when the caller requests it.
 
-    An operation is left out if its outcome has been removed since `documents` were listed. It takes one read for each,
-    and another one if it has an intent.
+    An operation is left out if its outcome has been removed since `documents` were listed. Each operation takes one
+    read, plus one for its intent if it has any.
     """
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for first in range(0, len(operations), AT_ONCE):
@@ -206,35 +207,32 @@ def read_batches(
 
 
 def read_history(store: ObjectStore, count: int, snapshot: str | None = None) -> list[Ended]:
-    """The last `count` operations that have ended, on `snapshot` or on all, the newest first."""
+    """Read the last `count` operations that have ended, on `snapshot` or on all, newest first."""
     documents = document_names(store)
     read = chain.from_iterable(read_batches(store, documents, list_ended(documents)))
     return list(islice((ended for ended in _newest_first(read) if snapshot in (None, ended.snapshot)), count))
 
 
 def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
-    """Operations in the order of their ids; operations with ids of the same second, by their end."""
+    """Sort operations whose ids have the same second by their end; the others stay in the order of their ids."""
     for _, same_second in groupby(read, key=lambda ended: ended.id.partition("-")[0]):
         yield from sorted(same_second, key=lambda one: one.outcome.ended_at if one.outcome else "", reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedOperations:
-    """Operations that have ended, the newest first.
-
-    `since`: from when on they are complete; None if all were read.
-    """
+    """Operations that have ended, newest first; `since` is the time from which they are complete, None if always."""
 
     found: tuple[Ended, ...]
     since: datetime | None = None
 
 
 class EndedReader:
-    """Reads again and again the newest operations that have committed nothing, or whose commit is gone.
+    """Reads repeatedly the newest operations that have committed nothing, or whose commit is gone.
 
-    Operations that have committed are not read: their commits have more. Up to `count_max` operations that had an
-    intent are read, and as many of those that had none: so the many checks of a busy schedule hide no restore. An
-    outcome never changes: it is read once.
+    Operations that have committed are not read, because their commits contain more. Up to `count_max` operations with
+    an intent are read, and as many without, so that the many checks of a busy schedule don't hide a restore. An outcome
+    never changes, so it is read once.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -244,7 +242,7 @@ class EndedReader:
     def read(
         self, store: ObjectStore, committed: Collection[str], documents: Mapping[str, Set[str]] | None = None
     ) -> EndedOperations:
-        """The operations without those that have committed, by id; `documents` are those of document_names."""
+        """Read the operations except those `committed` (ids); `documents` is the result of document_names."""
         documents = document_names(store) if documents is None else documents
         classes = [
             [operation for operation in list_ended(documents, has_intent=has_intent) if operation not in committed]
@@ -267,17 +265,17 @@ def _or(value: Value | UnsetType, default: Value) -> Value:
     return default if isinstance(value, UnsetType) else value
 
 
-# So many of the newest operations without an intent, which are checks, gc and prunes, are looked at.
+# At most this many of the newest operations without an intent (checks, gc and prunes) are read.
 READ_MAX = 256
-# And so many where a deletion depends on them: with a check every hour, those of a month.
+# The same limit for a deletion that depends on checks: those of a month, with a check every hour.
 REMOVAL_READ_MAX = 1000
-# By how much the clocks of machines may differ.
+# The largest accepted difference between the clocks of machines.
 AHEAD_SECONDS_MAX = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class EndedCheck:
-    """One restore point in a check that has ended."""
+    """A restore point with its result in a check that has ended."""
 
     operation: str
     ended_at: Time
@@ -285,11 +283,11 @@ class EndedCheck:
 
     @property
     def moment(self) -> datetime:
-        """When it ended."""
+        """The time at which the check ended."""
         return datetime.fromisoformat(self.ended_at)
 
     def to_json(self) -> dict[str, Any]:
-        """The check as JSON output has it."""
+        """Return the check for JSON output."""
         return {
             "operation": self.operation,
             "ended_at": self.ended_at,
@@ -301,12 +299,12 @@ class EndedCheck:
 
 @dataclass(frozen=True, slots=True)
 class NewestChecks:
-    """The checks that were read, all of them `by_snapshot`, and the newest of each snapshot.
+    """The checks that were read: all of them in `by_snapshot`, and the newest checks of each snapshot.
 
-    A full check is one of all that the then newest restore point of a snapshot needs. `last` has the newest check,
-    `full` the newest full check, and `valid` the newest full check that found all of it valid. `unread` are the
-    operations whose outcome can't be read, which may be checks, and checks that end in the future: their clock was
-    ahead, so they may be older than others. Of these only conflicts count.
+    A full check covers everything that the newest restore point of the snapshot needed at that time. `last` contains
+    the newest check, `full` the newest full check, and `valid` the newest full check with the result valid. `unread`
+    lists operations whose outcome can't be read, since they may be checks. It also lists checks that end in the future:
+    the clock was ahead, so they may be older than other checks, and count only if they found conflicts.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
@@ -326,7 +324,7 @@ class NewestChecks:
             _keep_newest(self.valid, point.snapshot, check)
 
     def add_all(self, batch: Sequence[Ended]) -> list[str]:
-        """Add the checks among operations; return the ids of those that can't be read, or can't be trusted."""
+        """Add the checks among operations; return the ids of those that can't be read, or whose clock was ahead."""
         latest = utc_now() + timedelta(seconds=AHEAD_SECONDS_MAX)
         unread = [ended.id for ended in batch if ended.problem]
         for ended in batch:
@@ -338,23 +336,24 @@ class NewestChecks:
         return unread
 
     def standing_conflicts(self, snapshot: str, count: int) -> EndedCheck | None:
-        """The check with conflicts that stands for its `count` restore points; None if another one stands, or none."""
+        """Return the snapshot's standing check (of `count` restore points) if it found conflicts, otherwise None."""
         check = standing_check(self.by_snapshot.get(snapshot, []), count)
         return check if check and check.point.result == CONFLICTS else None
 
 
 def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:
-    # The id of an operation contains the second of its begin, so ids of the same second are in no order.
+    # The id of an operation contains the second at which it began, so ids of the same second have no order.
     if key not in newest or newest[key].moment < check.moment:
         newest[key] = check
 
 
 def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck | None]:
-    """By increment, of `count` restore points of a snapshot: the newest of its checks that covers it.
+    """Return the newest check that covers each of the `count` restore points of a snapshot, by increment.
 
-    An inconclusive check counts only if no other check covers it. A check up to an increment covers the restore points
-    before it, too: it reads all that they need. Those after it need the same objects. So if it found conflicts, it
-    counts for them as well, unless a newer one covers them, or has found the increment itself to be valid.
+    An inconclusive check counts only if no other check covers the restore point. A check up to an increment also covers
+    the earlier restore points, because it reads all their objects. Later restore points need the objects that it read.
+    So if it found conflicts, it counts for the later restore points too, unless a newer check covers them or found the
+    increment itself valid.
     """
     covering: list[EndedCheck | None] = []
     newest_first = sorted(checks, key=lambda check: check.moment, reverse=True)
@@ -371,10 +370,10 @@ def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck
 
 
 def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | None:
-    """The check whose result stands for `count` restore points of a snapshot; None if no check has settled anything.
+    """Return the check that determines the state of a snapshot with `count` restore points; None if there is none.
 
     A check that found conflicts stands until a later full check covers the same restore points and finds all of them
-    valid: a check of less, or an inconclusive one, may have passed over the damage.
+    valid. A smaller or inconclusive check may have missed the damage.
     """
     settling = [
         check
@@ -387,7 +386,7 @@ def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | Non
 
 
 def checks_of(ended: Ended) -> Iterator[EndedCheck]:
-    """The restore points that an operation has checked; none if it was no check."""
+    """Yield the restore points that an operation has checked; nothing if it is not a check."""
     if ended.outcome is not None:
         for point in ended.checked:
             yield EndedCheck(ended.id, ended.outcome.ended_at, point)
@@ -400,7 +399,7 @@ def read_checks(
     *,
     count_max: int | None = None,
 ) -> NewestChecks:
-    """The newest checks, with at most `count_max` reads (READ_MAX); `documents` are those of document_names.
+    """Read the newest checks in at most `count_max` operations (default READ_MAX); `documents` is from document_names.
 
     With `wanted`, reading ends once a full and valid check of each of these snapshots is found.
     """
@@ -411,7 +410,7 @@ def read_checks(
         problems += checks.add_all(batch)
         if wanted is not None and wanted <= checks.valid.keys():
             break
-    # A read may have been cut short.
+    # Read the problematic operations again: the first read may have been cut short.
     for batch in read_batches(store, documents, problems):
         checks.unread.extend(checks.add_all(batch))
     return checks

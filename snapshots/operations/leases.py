@@ -1,9 +1,9 @@
-"""Leases: a restore records in the store that it reads a snapshot, so that nobody deletes it meanwhile.
+"""Leases: a restore records in the store that it is reading a snapshot, which protects the snapshot from deletion.
 
 A lease is an operation's intent with an expiry time; each renewal is a new object. A restore stores its lease and then
-looks for a tombstone; a deletion stores its tombstone and then looks for leases. So if the two overlap, the second one
-sees the first and ends. A restore that was suspended until its lease expired may find objects missing and end: a lease
-saves work, no invariant depends on it.
+looks for a tombstone; a deletion stores its tombstone and then looks for leases. So if the two overlap, the second
+command sees the first and ends. A restore that was suspended until its lease expired may find objects missing and fail.
+Leases only save work: no invariant depends on them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError,
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
 from cutline.wal.segments.damage import ObjectDamagedError
 
-# Long enough for a store that is unreachable for some minutes, and for clocks that differ by as much.
+# Long enough for a store that is unreachable for some minutes, and for clocks that differ by some minutes.
 LEASE_SECONDS = 900.0
 RENEW_SECONDS = 180.0
 END_SECONDS_MAX = 5.0
@@ -62,7 +62,7 @@ class Lease:
         return now < self.until
 
     def details(self) -> dict[str, object]:
-        """Snapshot, operation, owner and expiry, as errors report them."""
+        """Return snapshot, operation, owner and expiry, for the details of an error."""
         owner = read_label(self.label)
         return {
             "snapshot": self.operation.snapshot,
@@ -77,12 +77,12 @@ class Lease:
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease while it is held. `is_stored`: the operation is recorded in the store.
+    """A lease while it is held. `is_stored` is set if the operation is recorded in the store.
 
-    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, and `is_done`
-    if all is done, even if the process is interrupted then. `figures` are the measurements to record, with `is_typical`
-    if estimates for other restores may use them. `code` is the exit code of a command that is done but does not end
-    with 0.
+    The holder sets `stays_open` if no outcome may be recorded when the process ends with an error, and `is_done` when
+    the work is complete, even if the process is interrupted afterwards. `figures` are the measurements to record, and
+    `is_typical` permits estimates of other restores to use them. `code` is the exit code of a complete command, if it
+    is not 0.
     """
 
     is_stored: bool
@@ -93,7 +93,7 @@ class HeldLease:
     code: int = 0
 
     def details(self, code: int) -> OutcomeDetails:
-        """The outcome's details for a restore that is done; `code` is the command's exit code."""
+        """Return the outcome's details for a restore that is done; `code` is the command's exit code."""
         figures = self.figures
         if isinstance(figures, UnsetType):
             return OutcomeDetails(code)
@@ -111,10 +111,10 @@ def hold_lease(
 ) -> Iterator[HeldLease]:
     """Record the operation, and protect its snapshot from deletion while the block reads it.
 
-    An intent without `by` gets this process's label. If the operation `is_resumed`, its intent is in the store: only
-    its lease is renewed. A store that accepts no writes is read without a lease, which is noted to `progress`. Raises
-    SnapshotDeletedError, also if the snapshot is deleted while it is read, and SnapshotMissingError if the increment
-    was pruned.
+    An intent without `by` gets this process's label. If the operation `is_resumed`, its intent is already stored, and
+    only its lease is renewed. A store that accepts no writes is read without a lease, and `progress` gets a note.
+    Raises SnapshotDeletedError, also if the snapshot is deleted while it is read, and SnapshotMissingError if the
+    increment was pruned.
     """
     by = own_label(intent.kind, intent.snapshot) if isinstance(intent.by, UnsetType) else intent.by
     intent = structs.replace(intent, expires_at=_expiry(), by=by, process=own_process() or UNSET)
@@ -146,12 +146,12 @@ def hold_lease(
                     record_outcome(store, intent, "done", details=held.details(code_of(error)))
                 else:
                     record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
-        # The errors of a restore whose objects are deleted while it reads them.
+        # These errors occur if the objects are deleted while the restore reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_not_removed(store, intent)
         raise
     progress.ending()
-    # An intent whose answer was lost may be stored: without an outcome it would be taken for that of a dead restore.
+    # An intent may be stored although its answer was lost. Without an outcome, it would look like a dead restore's.
     if held.is_stored or is_unsure:
         try:
             record_outcome(store, intent, "done", details=held.details(held.code))
@@ -166,12 +166,12 @@ def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
 
 
 def _renew(store: ObjectStore, intent: Intent, number: int) -> int:
-    """Renew the lease; return the number of the renewal, the first that is free from `number` on."""
+    """Renew the lease under the first free number from `number` on; return that number."""
     while True:
         try:
             write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
         except ObjectExistsError:
-            # Another process's, or an earlier put whose answer was lost.
+            # The renewal of another process, or of an earlier put whose answer was lost.
             number += 1
         else:
             return number
@@ -179,7 +179,7 @@ def _renew(store: ObjectStore, intent: Intent, number: int) -> int:
 
 @contextmanager
 def _renewing(store: ObjectStore, intent: Intent, progress: Progress, number: int) -> Iterator[None]:
-    """Renew the lease from a thread while the block runs; `number` is the next renewal's."""
+    """Renew the lease in a thread while the block runs; `number` is the number of the next renewal."""
     done = threading.Event()
 
     def renew() -> None:
@@ -196,12 +196,12 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, number: in
         yield
     finally:
         done.set()
-        # Bounded: the store may not answer.
+        # The wait is bounded, because the store may not answer.
         thread.join(END_SECONDS_MAX)
 
 
 def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
-    """The leases of restores without an outcome, on `snapshot` or on all, oldest first; some may have expired.
+    """Return the leases of restores without an outcome, on `snapshot` or all, oldest first; some may have expired.
 
     Raises ManifestError if a renewal can't be read; an unreadable intent is skipped.
     """
@@ -213,10 +213,10 @@ def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
 
 
 def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
-    """Raise SnapshotInUseError if a restore reads the snapshot.
+    """Raise SnapshotInUseError if a restore is reading the snapshot.
 
-    A lease can't be overridden: it ends with its restore, and expires within minutes if that died. The restore then
-    stays open: its databases are still there, to be undone.
+    A lease can't be overridden: it ends with its restore, and expires within minutes if the restore died. Such a
+    restore stays open, because its databases still exist and must be removed.
     """
     now = utc_now()
     for lease in open_leases(store, snapshot):
@@ -225,24 +225,24 @@ def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
 
 
 def in_use_error(lease: Lease) -> SnapshotInUseError:
-    """The error for removing a snapshot that a restore reads."""
+    """Return the error for the removal of a snapshot that a restore is reading."""
     details = lease.details()
     host = f"{details['user']}@{details['host']} (process {details['process']})" if details["host"] else "unknown"
     return SnapshotInUseError(
         f"snapshot {lease.operation.snapshot} is being restored: operation {lease.operation.id} by {host}, since"
         f" {lease.operation.began_at}; its lease runs until {details['until']}",
-        hint="repeat the command after the restore; if its process is gone, after its lease has expired",
+        hint="repeat the command when the restore has ended; if its process is gone, when its lease has expired",
         details=details,
     )
 
 
 def _lease(store: ObjectStore, intent: Intent) -> Lease:
-    """The lease until the latest expiry of its renewals, in any order of numbers; newer renewals are read first."""
+    """Return the lease with the latest expiry of its renewals, which are read from the highest number down."""
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
     numbers = {int(match[1]) for match in listed if match}
-    # A listing may be out of date, so the number after each is looked up by key. A name may have no object, and a
-    # renewal need not be newer than those of lower numbers: only the restore itself writes them in order.
+    # A listing may be out of date, so the number after each listed number is looked up by key. A listed object may be
+    # missing, and a renewal may be older than those with lower numbers, unless the restore itself wrote all of them.
     for first in sorted({1, *numbers, *(number + 1 for number in numbers)}, reverse=True):
         number = first
         while renewal := read_renewal(store, intent.operation, number):
@@ -259,7 +259,6 @@ def _first_expiry(intent: Intent) -> datetime:
     with checking(operation_key(intent.operation, "intent")):
         if not isinstance(intent.expires_at, UnsetType):
             return datetime.fromisoformat(intent.expires_at)
-        # A restore by a version without leases.
         return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)
 
 

@@ -1,12 +1,12 @@
 """The primaries of the largest fleet that a store has served, and the majority of them that an operation must lock.
 
 Two commands that each see only a part of the fleet can't both hold more than half of it. Records are numbered and
-created once, so if two commands begin with an empty store, the second one is measured against the record of the
-first. Each record has more primaries than the previous one, or other servers in the place of a few of them, except a
+created once, so if two commands begin with an empty store, the second command is checked against the record of the
+first. Each record has more primaries than the previous record, or replaces the servers of a few of them, except a
 record that an operator requested (forget_nodes). The newest record counts.
 
-A lock on another server excludes nobody. So a fleet of other servers, whose nodes only have the same ids, is refused:
-any two commands have a server in common.
+Commands exclude each other only if they lock a server in common. So a fleet whose nodes have the recorded ids but are
+different servers is refused.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ FILE = re.compile(r"(\d{16})\.json")
 
 
 class MajorityMissingError(RefusedError):
-    """The locked nodes are not more than half of the recorded primaries."""
+    """No more than half of the recorded primaries are locked."""
 
 
 class OtherServersError(RefusedError):
-    """Too many nodes are other servers than those that are recorded under their ids."""
+    """Too many nodes are not the servers recorded under their ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedPrimaries:
-    """The node ids of the primaries in a record, and their system identifiers; `number` is 0 if none is stored yet."""
+    """The node ids of the recorded primaries, and their system identifiers; `number` is 0 if no record is stored."""
 
     number: int
     primaries: tuple[str, ...]
     identifiers: Mapping[str, str] = field(default_factory=dict)
 
     def others(self, nodes: Mapping[str, NodeIdentity]) -> list[str]:
-        """The nodes that are recorded with another system identifier."""
+        """Return the nodes that are recorded with a different system identifier."""
         return [
             node
             for node in self.primaries
@@ -54,7 +54,7 @@ class RecordedPrimaries:
 
 
 def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
-    """Read the newest record; if there is none, the primaries of the largest fleet among the committed snapshots."""
+    """Read the newest record, or the primaries of the largest fleet among the committed snapshots if none is stored."""
     if (recorded := _read_newest(store)) is not None:
         return recorded
     primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
@@ -62,7 +62,7 @@ def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
 
 
 def read_recorded_servers(store: ObjectStore) -> Mapping[str, str]:
-    """The system identifiers of the primaries in the newest record, by node; none if there is no record."""
+    """Read the system identifiers of the primaries in the newest record, by node; empty if there is no record."""
     recorded = _read_newest(store)
     return recorded.identifiers if recorded else {}
 
@@ -83,7 +83,7 @@ def _read_newest(store: ObjectStore) -> RecordedPrimaries | None:
 def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdentity]) -> None:
     """Raise MajorityMissingError unless more than half of the recorded primaries granted their lock.
 
-    Raises OtherServersError if they are other servers.
+    Raises OtherServersError if too many of them are different servers.
     """
     primaries = set(recorded.primaries)
     held, needed = primaries & granted.keys(), len(primaries) // 2 + 1
@@ -92,43 +92,43 @@ def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdenti
         return
     missing = sorted(primaries - held)
     raise MajorityMissingError(
-        f"{len(held)} of the {len(primaries)} recorded primaries granted their lock, and {needed} are needed;"
+        f"only {len(held)} of the {len(primaries)} recorded primaries granted their lock, and {needed} are needed;"
         f" missing: {', '.join(missing)}",
-        hint="name all nodes of the fleet in fleet.toml; if the fleet has shrunk, and nothing else takes snapshots of"
+        hint="list all nodes of the fleet in fleet.toml; if the fleet has shrunk, and nothing else takes snapshots of"
         " the missing nodes: snapshot init --forget-nodes",
         details={"granted": sorted(granted), "baseline": sorted(primaries), "needed": needed, "missing": missing},
     )
 
 
 def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]) -> None:
-    """Raise OtherServersError if so many nodes are other servers that a majority need not include a recorded server.
+    """Raise OtherServersError if so many nodes are different servers that a majority could lack a recorded server.
 
-    `nodes` are those whose lock was granted, or all that were asked.
+    `nodes` are the nodes whose lock was granted, or all nodes that were asked.
     """
     others = recorded.others(nodes)
     known = len([node for node in recorded.primaries if node in nodes]) - len(others)
-    # More than half of the recorded servers, as another command may hold, have one of these then.
+    # With this many, every majority of recorded servers, which another command may hold, includes one of them.
     needed = len(recorded.primaries) - len(recorded.primaries) // 2
     if not others or known >= needed:
         return
     known_as = recorded.identifiers
     places = [
-        f"node {node} is not the server that is recorded: its system identifier was {known_as[node]}"
+        f"node {node} is not the recorded server: its system identifier was {known_as[node]}"
         f" and is {nodes[node].system_identifier}"
         for node in others
     ]
     raise OtherServersError(
         "; ".join(places),
-        hint="if this is another fleet, give it a store of its own; if these servers have replaced the fleet's,"
-        " and nothing else takes snapshots of the earlier ones: snapshot init --forget-nodes",
+        hint="if this is a different fleet, use a separate store; if these servers have replaced the fleet's servers,"
+        " and nothing else takes snapshots of the old servers: snapshot init --forget-nodes",
         details={"nodes": others, "recorded": {node: known_as[node] for node in others}},
     )
 
 
 def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> None:
-    """Check the majority, and record the primaries whose lock was granted if they are more than ever before.
+    """Check the majority; record the primaries that granted their lock if they outnumber the newest record.
 
-    Record also those that are other servers now. The caller holds their locks. Raises MajorityMissingError and
+    Also records primaries whose servers were replaced. The caller holds their locks. Raises MajorityMissingError and
     OtherServersError.
     """
     while True:
@@ -144,9 +144,9 @@ def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> N
 
 
 def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> list[str]:
-    """Record these primaries if the newest record has others too; return the node ids whose servers this drops.
+    """Record only these primaries if the newest record contains others; return the node ids whose servers are dropped.
 
-    No other command makes the record smaller, or replaces all of its servers. The caller holds the locks of `granted`.
+    Only this command makes the record smaller, or replaces all of its servers. The caller holds the locks of `granted`.
     """
     while True:
         recorded = read_recorded_primaries(store)
@@ -164,7 +164,7 @@ def _record(store: ObjectStore, number: int, identifiers: Mapping[str, str], for
     primaries = tuple(RecordedPrimary(node, identifier) for node, identifier in identifiers.items())
     record = BaselineRecord(new_operation_id(utc_now()), primaries, forgotten)
     try:
-        # The record is correct even if the put arrives after this command has failed: the locks were granted.
+        # The record is correct even if the put arrives after this command has failed, because the locks were granted.
         create_or_find(store, baseline_key(number), seal(record))
     except ObjectExistsError:
         return False

@@ -1,8 +1,8 @@
 """Object lists: documents that list the objects of base copies, so that the commit of a large copy stays small.
 
-A task that has stored many objects lists them itself; the driver lists the rest before the commit. A list has objects
-of one node and kind. Without a commit that names it, it is garbage. Restore, check and removals read lists; a create
-reads only those of its own tasks.
+A task that has stored many objects lists them itself; the driver lists the rest before the commit. A list contains
+objects of one node and kind. A list that no commit names is garbage. Restore, check and removals read lists; a create
+reads only the lists of its own tasks.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
-# The most objects of base copies that a commit lists itself: 300 KB.
+# The maximum number of base copy objects listed in the commit itself, about 300 KB.
 OWN_OBJECTS_MAX = 1000
-# 3 MB if each object has rows of one table, 100 MB if of 500.
+# A list of this many objects is 3 MB if each object contains rows of one table, 100 MB if of 500 tables.
 LIST_OBJECTS_MAX = 10_000
 THREADS_MAX = 8
 C = TypeVar("C", bound=Commit)
@@ -53,7 +53,7 @@ def store_lists_above(
 ) -> tuple[NamedObject, ...]:
     """Store lists of the objects of base copies if there are more than `objects_max`.
 
-    Returns the lists and the DDL, otherwise the objects as given.
+    Returns the lists and the objects without rows, such as DDL; if no lists are needed, the objects as given.
     """
     copies = [stored for stored in objects if stored.kind not in WITHOUT_ROWS]
     if len(copies) <= objects_max:
@@ -70,16 +70,16 @@ def store_lists_above(
 
 
 def split_entries(entries: Iterable[NamedObject]) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
-    """The objects and the lists among the entries."""
+    """Split the entries into objects and lists."""
     entries = list(entries)
     objects = tuple(entry for entry in entries if isinstance(entry, StoredObject))
     return objects, tuple(entry for entry in entries if isinstance(entry, ObjectList))
 
 
 def replace_by_lists(store: ObjectStore, commit: C, progress: Progress) -> C:
-    """Store lists of the objects of base copies that the commit lists itself, if they are many.
+    """Move the base copy objects listed in the commit itself to object lists, if there are more than OWN_OBJECTS_MAX.
 
-    Returns the commit with these lists instead; its counts don't include them yet.
+    Returns the changed commit, whose counts don't include the lists yet.
     """
     if sum(stored.kind not in WITHOUT_ROWS for stored in commit.own_objects) <= OWN_OBJECTS_MAX:
         return commit
@@ -115,9 +115,9 @@ def _store_list(
 
 
 def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
-    """Raise ObjectsNotStoredError unless the store has every object that the commit names or lists, in its size.
+    """Raise ObjectsNotStoredError unless the store has every object of the commit and its lists, with the right size.
 
-    Reads the lists of one node at a time; raises as `read_lists` does.
+    Reads the lists of one node at a time; raises the errors of `read_lists`.
     """
     check_stored(store, {entry.key: entry.size for entry in commit.named})
     by_node = sorted(commit.object_lists, key=lambda object_list: object_list.node)
@@ -127,7 +127,7 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
 
 
 def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = False) -> Chain:
-    """The chain with the objects that its object lists list; raises as `read_lists` does."""
+    """Return the chain with the contents of its object lists; raises the errors of `read_lists`."""
     if not any(commit.object_lists for commit in chain.commits):
         return chain
     named: dict[str, int] = {}
@@ -136,7 +136,7 @@ def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = F
         keys, with_lists = [entry.key for entry in commit.named], [commit.operation] if commit.object_lists else []
         with checking(commit_key(chain.name, commit.increment)):
             check_distinct("objects", "key", [*(key for key in keys if key in named), *keys])
-            # So neither operation's lists have the other's objects: their keys name the operation.
+            # Keys name the operation, so lists of different operations can't contain the same objects.
             check_distinct("commits", "operation", [*operations, *with_lists])
         named |= dict.fromkeys(keys, commit.increment)
         operations += with_lists
@@ -146,18 +146,18 @@ def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = F
 
 
 def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> C:
-    """The commit with the objects that its object lists list.
+    """Return the commit with the contents of its object lists.
 
-    If a list is missing or altered, raises ObjectDamagedError; with `allow_damage` the commit has a LostList, and the
-    caller must do without the objects of its node and groups. Raises ManifestError if a list differs from its entry in
-    the commit.
+    Raises ObjectDamagedError if a list is missing or altered; with `allow_damage`, replaces it by a LostList instead,
+    and the caller must do without the objects of its node and groups. Raises ManifestError if a list differs from its
+    entry in the commit.
     """
     named = {entry.key: commit.increment for entry in commit.named}
     return _read_lists(store, commit, named, allow_damage=allow_damage)
 
 
 def _read_lists(store: ObjectStore, commit: C, named: Mapping[str, int], *, allow_damage: bool) -> C:
-    """Read the commit's lists. None may list an object that a commit names; `named` has its increment, by key."""
+    """Read the commit's lists, which must not contain an object that a commit names (`named`: its increment by key)."""
     by_key = {
         object_list.key: object_list for object_list in _read_each(store, commit, named, allow_damage=allow_damage)
     }
@@ -171,14 +171,14 @@ def _read_lists(store: ObjectStore, commit: C, named: Mapping[str, int], *, allo
 
 
 def lost_list_error(one: LostList) -> ObjectDamagedError:
-    """The error for a list that is missing or altered."""
+    """Return the error for a list that is missing or altered."""
     return ObjectDamagedError(key=one.key, kind=one.damage, node=one.node, detail=one.detail)
 
 
 def _read_each(
     store: ObjectStore, commit: Commit, named: Mapping[str, int], *, allow_damage: bool
 ) -> Iterator[ObjectList]:
-    """Yield the commit's lists; the keys of one node's objects at a time are in memory."""
+    """Yield the commit's lists, holding the object keys of one node at a time in memory."""
 
     def read(object_list: ObjectList) -> tuple[ObjectList, list[str]]:
         try:
@@ -192,7 +192,7 @@ def _read_each(
 
     by_node = sorted(commit.object_lists, key=lambda object_list: object_list.node)
     with ThreadPoolExecutor(THREADS_MAX) as threads:
-        # The keys of different nodes differ, as `check_listed` has it.
+        # `check_listed` ensures that the keys of different nodes differ.
         for _, lists in groupby(threads.map(read, by_node), lambda read_list: read_list[0].node):
             seen: set[str] = set()
             for object_list, keys in lists:
@@ -205,7 +205,7 @@ def _read_each(
 
 
 def _read_list(store: ObjectStore, commit: Commit, object_list: ObjectList) -> tuple[bytes, ListedObjects]:
-    """The list's document, as it is stored and parsed."""
+    """Read the list's document; return its content and the parsed document."""
     body = read_listed(store, object_list.node, object_list.key, (object_list.size, object_list.digest))
     content, _ = unseal(object_list.key, body)
     listed: ListedObjects = parse_document(object_list.key, content, ListedObjects)

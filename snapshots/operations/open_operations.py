@@ -1,7 +1,7 @@
-"""The records of operations: which are open, which have failed, and which commits they report.
+"""The records of operations: which operations are open, which have failed, and which commits they report.
 
-An operation without an outcome is running, or died, or lost the answer to its commit: the store alone does not show
-which. Only its commit counts; the next operation that holds the fleet's lock settles it.
+An operation without an outcome is running, has died, or lost the answer to its commit; the store alone does not show
+which. Only its commit counts, and the next operation that holds the fleet's lock settles it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cutline.snapshots.records.proven_chains import SnapshotMissingError, increm
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
-# No outcome of any version is shorter.
+# No outcome is shorter.
 OUTCOME_BYTES_MIN = 100
 
 
@@ -37,9 +37,9 @@ class CommittedIncrement:
 
 
 def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> list[Intent]:
-    """The intents of all open operations, oldest first; raise ManifestError if one can't be read.
+    """Read the intents of all open operations, oldest first; raise ManifestError if an intent can't be read.
 
-    With `skips_unreadable`, leave those out: they must block nobody.
+    With `skips_unreadable`, leave out unreadable intents, so that they don't block other commands.
     """
     intents: list[Intent] = []
     for operation_id in open_operation_ids(store):
@@ -54,10 +54,10 @@ def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> 
 
 
 def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[str]:
-    """The ids of all operations without an outcome, oldest first: one listing, and one read for each.
+    """Return the ids of all operations without an outcome, oldest first.
 
-    `documents` are those of document_names, if they have been listed. Outcomes are read only where their contents are
-    needed: reading them all would take long.
+    `documents` is the result of document_names, if they have been listed. Takes one listing otherwise, and one read for
+    each operation that has an intent and no outcome.
     """
     listed = document_names(store) if documents is None else documents
     ids = [one for one, names in listed.items() if seems_open(names)]
@@ -66,9 +66,9 @@ def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | N
 
 
 def document_names(store: ObjectStore) -> dict[str, set[str]]:
-    """The names of all documents by operation, the oldest operation first, from one listing.
+    """List the names of all documents by operation, oldest operation first, in one listing.
 
-    Something in the place of an outcome that is too short to be one is left out.
+    Leaves out objects named like an outcome that are too short to be an outcome.
     """
     documents: dict[str, set[str]] = {}
     for listed in store.inventory("operations"):
@@ -85,7 +85,7 @@ def seems_open(names: Set[str]) -> bool:
 
 
 def is_open(store: ObjectStore, operation_id: str) -> bool:
-    """Whether the operation has no outcome yet, or none that can be read."""
+    """Whether the operation has no outcome yet, or its outcome can't be read."""
     try:
         return read_outcome(store, operation_id) is None
     except ManifestError:
@@ -93,7 +93,7 @@ def is_open(store: ObjectStore, operation_id: str) -> bool:
 
 
 def has_failed(store: ObjectStore, operation_id: str) -> bool:
-    """Whether the operation has the outcome `failed`; raises ManifestError."""
+    """Whether the outcome of the operation is `failed`; raises ManifestError."""
     outcome = read_outcome(store, operation_id)
     return outcome is not None and outcome.state == FAILED
 
@@ -101,11 +101,11 @@ def has_failed(store: ObjectStore, operation_id: str) -> bool:
 def read_recorded_commits(
     store: ObjectStore, since: str = "", unread: list[ManifestError] | None = None
 ) -> dict[str, dict[str, int]]:
-    """The committed increments (0: the full snapshot) according to the outcomes: by snapshot, then by operation id.
+    """Read the increments that outcomes record as committed (0: the full snapshot), by snapshot and operation id.
 
     Operations that began in an earlier second than the operation `since` are not read. The errors of unreadable records
-    are added to `unread`; without that list, raises ManifestError.
-    A commit whose process died before it stored an outcome is missing until the next command settles it.
+    are added to `unread`; without that list, raises ManifestError. If a process died between its commit and its
+    outcome, the commit is missing until the next command settles it.
     """
     commits: dict[str, dict[str, int]] = {}
     # Ids sort by time, down to the second.
@@ -126,7 +126,7 @@ def read_recorded_commits(
 
 
 def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | None:
-    """The increment that the operation's outcome records as committed, or None."""
+    """Return the increment that the operation's outcome records as committed, or None."""
     outcome = read_outcome(store, operation_id)
     if outcome is None or outcome.state == FAILED:
         return None
@@ -141,10 +141,10 @@ SHOWN_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class OpenOperation:
-    """An operation without an outcome that can be read.
+    """An operation without a readable outcome.
 
-    `problem` says which of its documents can't be read, and why; if that is the intent, `operation` is None. `sign` is
-    the newest sign of life of its process; `is_running`: it showed one in time when the operation was read.
+    If a document can't be read, `problem` describes it; `operation` is None if that is the intent. `sign` is the newest
+    sign of life of the process. `is_running` is set if the process showed life when the operation was read.
     """
 
     id: str
@@ -156,25 +156,25 @@ class OpenOperation:
 
     @property
     def kind(self) -> str:
-        """Which command it is of, or "drill"; "" if its intent can't be read."""
+        """The command, or "drill"; "" if the intent can't be read."""
         if self.operation is None:
             return ""
         return DRILL if self.operation.is_drill else self.operation.kind
 
     @property
     def owner(self) -> Label | None:
-        """The process that works on it; None if that is not known."""
+        """The process that runs the operation; None if it is not known."""
         by = self.sign.by if self.sign else self.operation.by if self.operation else ""
         return None if isinstance(by, UnsetType) else read_label(by)
 
     @property
     def seen_at(self) -> Time | None:
-        """When its process was last known to be alive."""
+        """The time at which the process was last known to be alive."""
         return self.sign.seen_at if self.sign else self.operation.began_at if self.operation else None
 
     @property
     def text(self) -> str:
-        """One line for people: where it is running, or what to do next."""
+        """A line for the operator: where the operation is running, or what to do next."""
         intent = self.operation
         if intent is None:
             return f"operation {self.id} has no known result: {self.problem}"
@@ -187,7 +187,7 @@ class OpenOperation:
             return f"{what} has no outcome yet: its commit is in the store, so {made} exists"
         if self.is_running:
             return f"{what} is running{self._where}; to follow it: snapshot status"
-        lacks = f": {made} is not committed by it" if made else ""
+        lacks = f", and has not committed {made}" if made else ""
         return f"{what} shows no sign of life and has no outcome{lacks}; {self.remedy}"
 
     @property
@@ -198,31 +198,31 @@ class OpenOperation:
 
     @property
     def remedy(self) -> str:
-        """What ends it if its process is gone; "" if its intent can't be read."""
+        """The action that ends the operation if its process is gone; "" if the intent can't be read."""
         intent = self.operation
         if intent is None:
             return ""
         if intent.kind == RESTORE and intent.is_drill:
-            return "the next drill on its machine settles it, any other after a week"
+            return "the next drill on its machine settles it; a drill on another machine does so after a week"
         if intent.kind == RESTORE:
             nodes = intent.nodes if intent.only_nodes is True else ()
             return (
                 f"to finish it: {resume_command(intent.snapshot, nodes)}   to undo it:"
                 f" {abandon_command(intent.snapshot, nodes)}   ({SAME_TARGET}); until then these"
-                " databases may accept no connections"
+                " databases may refuse connections"
             )
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"
-        is_read_only = "; until then the fleet may accept no writes, unless you run: snapshot resume"
+        is_read_only = "; until then the fleet may refuse writes, unless you run: snapshot resume"
         return f"the next create, delete, prune or gc settles it{is_read_only if intent.is_terminal else ''}"
 
     def concerns(self, name: str) -> bool:
-        """Whether it may concern the snapshot `name`."""
+        """Whether the operation may concern the snapshot `name`."""
         return self.operation is None or self.operation.snapshot == name
 
     def to_json(self) -> dict[str, Any]:
-        """The operation as JSON output has it; unknown values are null."""
+        """Return the operation for JSON output; unknown values are null."""
         one, owner = self.operation, self.owner
         return {
             "operation": self.id,
@@ -243,14 +243,14 @@ class OpenOperation:
 
 
 def name_targets(intent: Intent) -> str:
-    """The databases that a restore makes, and their servers; "" if the intent lacks them."""
+    """Name the databases that a restore creates, and their servers; "" if the intent lacks them."""
     databases, servers = _databases_of(intent), _servers_of(intent)
     on = f" on {list_some(servers, SHOWN_MAX)}" if servers else ""
     return f"database {list_some(databases, SHOWN_MAX)}{on}" if databases else ""
 
 
 def _databases_of(intent: Intent) -> list[str]:
-    """The names; each target is a server's identifier and a database's name."""
+    """Return the database names; each target is a server's identifier, a slash, and a database's name."""
     return sorted({target.partition("/")[2] for target in intent.targets}) if isinstance(intent.targets, tuple) else []
 
 
@@ -261,9 +261,9 @@ def _servers_of(intent: Intent) -> list[str]:
 def read_open_operations(
     store: ObjectStore, name: str | None = None, documents: Mapping[str, Set[str]] | None = None
 ) -> tuple[OpenOperation, ...]:
-    """The operations without an outcome, of the snapshot `name` or of all, oldest first.
+    """Read the operations without an outcome, on the snapshot `name` or all, oldest first.
 
-    It takes one listing, if it is not given the `documents` of document_names, and a few reads per operation.
+    `documents` is the result of document_names, if they have been listed. Takes a few reads per operation.
     """
     listed = document_names(store) if documents is None else documents
     operations = (
@@ -275,10 +275,7 @@ def read_open_operations(
 
 
 def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) -> OpenOperation | None:
-    """One operation that had no outcome when it and the `names` of its documents were listed.
-
-    None if its records are gone.
-    """
+    """Read an operation that had no outcome when the `names` of its documents were listed; None if it was removed."""
     operation: Intent | None = None
     try:
         operation = read_intent(store, operation_id)
@@ -292,14 +289,14 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
     sign = None
     with suppress(ManifestError):
         sign = newest_sign(store, operation_id, names)
-    # A create that has failed, and has left something on a node, has ended.
+    # A failure record means that a create has ended, but left something on a node.
     is_running = "failure.json" not in names and shows_life(operation, sign, utc_now())
     return OpenOperation(operation_id, operation, committed, sign=sign, is_running=is_running)
 
 
 @contextmanager
 def naming_open_operations(operations: tuple[OpenOperation, ...]) -> Iterator[None]:
-    """Add these operations to the details and hint of a SnapshotMissingError: they may have been creating it."""
+    """Add these operations to the details and hint of a SnapshotMissingError, as they may be creating the snapshot."""
     try:
         yield
     except SnapshotMissingError as error:

@@ -1,14 +1,14 @@
-"""Operations: the fleet's lock, an intent before anything is changed, an outcome at the end.
+"""Operations: take the fleet's lock, store an intent before anything is changed, and store an outcome at the end.
 
-An operation without an outcome died, or lost the answer to its commit. The next operation that holds the fleet's lock
-settles it: it decides whether the commit exists (snapshots/operations/committing.py), and if not, removes its remains.
+An operation without an outcome has died, or lost the answer to its commit. The next operation that holds the fleet's
+lock settles it: it decides whether the commit exists (snapshots/operations/committing.py), and removes the remains of
+the operation if not.
 
-A restore that was suspended, and the command that ends it in its place, may both put a decision. Exactly one is stored.
-A restore publishes only if the stored decision is to publish; a restore that is undone after it gets its old databases
-back.
+A suspended restore and the command that ends it may both put a decision. Exactly one decision is stored. A restore
+publishes only if the stored decision is to publish; if it is undone afterwards, the old databases return.
 
-The sessions that hold the lock are asked right before the commit is put. So a command that was cut off from the fleet
-for a while can't commit after another command has continued without it.
+Right before the commit is put, the sessions that hold the lock are checked. So a command that was cut off from the
+fleet can't commit after another command has continued without it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CANCELLED, BUG, INTERRUPTED = 8, 70, 130
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDetails:
-    """An outcome's details other than the operation's end; see Outcome. `times` measure phases not given."""
+    """The details of an outcome besides the operation's end; see Outcome. `times`, if given, replace `phases`."""
 
     code: int | UnsetType = UNSET
     volumes: Mapping[str, int] | UnsetType = UNSET
@@ -69,8 +69,8 @@ class OutcomeDetails:
 class Operation:
     """One run of a command that changes something, in the process that runs it.
 
-    `is_committing` is set before the process puts the commit. From then on the process alone can't tell whether the
-    operation has committed. `details` are further fields of its outcome.
+    `is_committing` is set before the process puts the commit. From then on, only the store shows whether the operation
+    has committed. `details` are further fields of the outcome.
     """
 
     intent: Intent
@@ -84,27 +84,27 @@ class Operation:
 
     @property
     def snapshot(self) -> str:
-        """The snapshot that it works on."""
+        """The snapshot that the operation works on."""
         return self.intent.snapshot
 
     @property
     def increment(self) -> int:
-        """The increment that it works on; 0 is the full snapshot."""
+        """The increment that the operation works on; 0 is the full snapshot."""
         return self.intent.increment
 
     @property
     def began_at(self) -> Time:
-        """When it began, RFC 3339 UTC."""
+        """The time at which the operation began."""
         return self.intent.began_at
 
 
 def current_time() -> Time:
-    """The current time, as documents store it."""
+    """Return the current time in the form that documents store."""
     return Time.of(utc_now())
 
 
 def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ...]) -> Intent:
-    """The intent of an operation that begins now, in this process."""
+    """Return the intent of an operation that begins now, in this process."""
     return Intent(
         operation=new_operation_id(utc_now()),
         kind=kind,
@@ -127,10 +127,11 @@ def record_operation(
 ) -> Iterator[None]:
     """Store the intent, and at the end the outcome.
 
-    After an error `undo` removes the operation's traces elsewhere, unless it has already committed (an interrupt may
-    come that late: then StoppedError says so). If that is not known, or `undo` returns False because something is left,
-    no outcome is written, and the next command settles the operation; why it failed is recorded for that. If the store
-    is gone, nothing is written. An outcome that can't be stored does not fail an operation that is done.
+    After an error, `undo` removes the operation's traces elsewhere, unless the operation has committed (StoppedError
+    reports an interrupt that comes so late). If it is not known whether it has committed, or if `undo` returns False
+    because something is left, no outcome is stored and the next command settles the operation; in the latter case, the
+    reason is stored as a failure record. If the store is gone, nothing is stored. An operation that is done does not
+    fail if its outcome can't be stored.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
@@ -175,23 +176,23 @@ def begin(store: ObjectStore, intent: Intent) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """The reason that an outcome records for the error that ended the operation."""
+    """Return the reason that an outcome records for the error that ended the operation."""
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
         return "stopped from elsewhere" if interrupt.args else "stopped by Ctrl-C"
     return error.slug if isinstance(error, SnapshotError) else type(error).__name__
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of a command that ends with this error."""
+    """Return the exit code of a command that ends with this error."""
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
-        # SIGTERM gives its number.
+        # The handler of SIGTERM raises KeyboardInterrupt with the signal's number.
         return CANCELLED if interrupt.args else INTERRUPTED
     exception = find_used_up(error) or error
     return exception.exit_code if isinstance(exception, SnapshotError) else BUG
 
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
-    """Put the operation's commit; raises as `put_commit`."""
+    """Put the operation's commit; raises the errors of `put_commit`."""
     operation.details = replace(operation.details, volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
     put_commit(store, commit, operation.intent.turn)
@@ -204,7 +205,7 @@ def record_outcome(
     reason: str = "",
     details: OutcomeDetails | None = None,
 ) -> None:
-    """Store an operation's outcome, unless it already has one: the first one counts."""
+    """Store an operation's outcome, unless the operation already has an outcome."""
     details = details or OutcomeDetails()
     phases = details.times.phases() if details.times else details.phases
     outcome = Outcome(
@@ -230,7 +231,7 @@ ABANDON: Literal["abandon"] = "abandon"
 
 
 def decide_restore(store: ObjectStore, intent: Intent, decision: Literal["publish", "abandon"]) -> str:
-    """Store the decision unless there is one; return the decision that counts.
+    """Store the decision unless a decision is stored; return the stored decision.
 
     Raises UndecidedError if the store's answers are lost.
     """
@@ -248,25 +249,25 @@ def decide_restore(store: ObjectStore, intent: Intent, decision: Literal["publis
     except StoreAnswersLostError as error:
         raise UndecidedError(
             f"it is not known whether operation {intent.operation} was decided: the store's answers were lost",
-            hint="once the store answers, resume the restore or undo it; the commands are named by: snapshot list",
+            hint="once the store answers, resume the restore or undo it; for the commands, run: snapshot list",
             details={"operation": intent.operation},
         ) from error
     return decision
 
 
 def is_publishing(store: ObjectStore, operation: str) -> bool:
-    """Whether a restore has decided to publish: from then on it only goes forward. Raises ManifestError."""
+    """Whether a restore has decided to publish, after which it can't be stopped; raises ManifestError."""
     decision = read_decision(store, operation)
     return decision is not None and decision.decision == PUBLISH
 
 
 def list_decided(store: ObjectStore) -> list[str]:
-    """The restores that were decided, the newest first. Only restores store a decision."""
+    """Return the ids of restores with a decision, newest first. Only restores store decisions."""
     keys = store.list("operations")
     return sorted((key.split("/")[1] for key in keys if key.endswith("/decision.json")), reverse=True)
 
 
-# The length of a time's text down to the second.
+# The length of the text of a time to the second.
 SECOND = len("2026-11-20T11:02:03")
 
 
@@ -274,7 +275,7 @@ SECOND = len("2026-11-20T11:02:03")
 def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: str) -> Iterator[FleetLock]:
     """Lock the fleet, and check that the locked primaries are more than half of the recorded primaries.
 
-    Raises FleetBusyError naming the holder, MajorityMissingError and OtherServersError.
+    Raises FleetBusyError, which names the holder, MajorityMissingError and OtherServersError.
     """
     try:
         with lock_fleet(sessions, sessions.fleet.name, own_label(command, snapshot)) as lock:
@@ -286,7 +287,7 @@ def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: st
 
 
 def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -> None:
-    """Raise unless the operation still holds the fleet and nobody settled it as dead. Call it right before the commit.
+    """Check, right before the commit, that the operation still holds the lock and was not settled as dead.
 
     Raises FleetLockLostError, OperationSettledError.
     """
@@ -296,7 +297,7 @@ def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -
 
 
 def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:
-    """The id of the holder's operation: the newest open one for its snapshot. None if it has stored no intent yet."""
+    """Return the id of the holder's operation: the newest open operation on its snapshot, None if none is stored."""
     name = error.details.get("snapshot")
     if not isinstance(name, str):
         return None

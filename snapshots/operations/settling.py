@@ -26,27 +26,27 @@ from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 
-# The mark of a deletion or a pruning: once it is stored, the next delete or prune resumes it.
+# The keys of the marks of deletions and prunings: once a mark is stored, the next delete or prune resumes the removal.
 MARKS = {"delete": tombstone_key, "prune": only_full_key}
 
 
 def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> list[Intent]:
     """Record an outcome for every open create, and for every removal that ended before its mark.
 
-    Returns the open restores: what becomes of them is up to who began them.
+    Returns the open restores, which only the operator resumes or undoes.
 
-    A create is done if its commit exists. Otherwise its slots are dropped, the fleet is made writable again, and it has
-    failed. That holds for good, however late the operation's own put arrives. An operation stays open, for the next
-    command to retry, if a slot can't be dropped now, or if it can't be read. An unreadable one is noted; it holds no
-    lock, and of two commits of the same number only one can be stored. One of another fleet is noted too. Raises
-    UndecidedError.
+    A create is done if its commit exists. Otherwise it has failed: its slots are dropped, and the fleet is made
+    writable again. This decision is final, however late the operation's own put arrives. An operation stays open for
+    the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet,
+    which is noted. An unreadable operation holds no lock, and only one of two commits with the same number can be
+    stored. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
     restores: list[Intent] = []
     for operation_id in open_operation_ids(store):
         try:
             operation = read_intent(store, operation_id)
-            # No outcome can be stored where something else is.
+            # An unreadable object in place of the outcome prevents an outcome from being stored.
             read_outcome(store, operation_id)
             if operation.kind == RESTORE:
                 restores.append(operation)
@@ -56,8 +56,8 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
                 continue
             if is_foreign(store, operation):
                 progress.note(
-                    f"operation {operation.id} can't be settled: it belongs to fleet {operation.fleet_id}, so somebody"
-                    f" copied it here from another store; remove operations/{operation.id} from this store"
+                    f"operation {operation.id} can't be settled: it belongs to fleet {operation.fleet_id}, so it was"
+                    f" copied here from another store; remove operations/{operation.id} from this store"
                 )
                 continue
             committed = decide(store, operation)
@@ -65,8 +65,7 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
             # gc removes the records of old operations, the intent first.
             continue
         except ManifestError as error:
-            # It stays open, which must not block other snapshots.
-            # It may have been a terminal create.
+            # The operation stays open, which must not block other snapshots. It may have been a terminal create.
             writes = "; if the fleet accepts no writes, run: snapshot resume"
             progress.note(f"operation {operation_id} can't be settled: {error.message}; {error.hint}{writes}")
             continue
@@ -86,7 +85,7 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:
-    """Why the operation has no commit, if its command could record it."""
+    """Return the reason for which the operation has no commit, if its command recorded it."""
     failure = None
     with suppress(ManifestError):
         failure = read_failure(store, operation.id)
@@ -94,7 +93,7 @@ def _cause(store: ObjectStore, operation: Intent) -> str:
 
 
 def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
-    """Note the open restores into the sessions' databases: what ends one may end the chains of these."""
+    """Note the open restores into the sessions' databases, because ending a restore may end the chains of these."""
     places = {f"{identity.system_identifier}/{identity.database}" for identity in sessions.identities.values()}
     for intent in restores:
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
@@ -104,24 +103,24 @@ def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sess
                 continue
             what = f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)}"
             if opened.is_running:
-                progress.note(f"{what} is running: it ends the chain of a database that it puts aside")
+                progress.note(f"{what} is running; it ends the chain of every database that it puts aside")
                 continue
             progress.note(
-                f"{what} has no outcome: the chain of a snapshot ends with the database that it was taken of, which"
-                " may be put aside if the restore is resumed, or dropped if it is abandoned; see: snapshot list"
+                f"{what} has no outcome; the chain of a snapshot ends with its source database, which may be put aside"
+                " if the restore is resumed, or dropped if it is abandoned; see: snapshot list"
             )
 
 
 def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progress: Progress) -> bool:
-    """Drop the slots that the operation may have made; note those that are left, and return whether none is."""
+    """Drop the slots that the operation may have created; note the remaining slots, and return whether all are gone."""
     slot = slot_name(operation.id)
     owners = read_slot_owners(store)
     if owners.owner_of(slot) != operation:
         others = ", ".join(owner for owner in owners.ids.get(slot, ()) if owner != operation.id)
         why = (
-            f"another operation's id gives the same slot name: {others}"
+            f"the id of another operation gives the same slot name: {others}"
             if others
-            else f"its intent is no longer in the store as it was read, so nobody knows whose slot {slot} is"
+            else f"its intent was changed or removed after it was read, so the owner of slot {slot} is not known"
         )
         progress.note(f"operation {operation.id} can't be settled: {why}")
         return False
@@ -133,9 +132,9 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
 
 
 def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -> None:
-    """Record a removal that ended before its mark as failed: it removed nothing, so nobody needs to resume it.
+    """Record a removal that ended before storing its mark as failed, because it removed nothing.
 
-    If the put of its mark arrives later, the removal can still be resumed: the mark counts, not the operation.
+    If the put of the mark arrives later, the removal can still be resumed, since only the mark counts.
     """
     if operation.kind in MARKS and not store.exists(MARKS[operation.kind](operation.snapshot)):
         progress.note(

@@ -1,8 +1,8 @@
-"""Signs of life, which say how far an operation is, and requests to stop: small numbered objects of an operation.
+"""Signs of life, which report the progress of an operation, and requests to stop: numbered objects of an operation.
 
-A process stores a sign under a number of its own now and then. The newest counts, and the process deletes its
-predecessor; so there are one or two. At the end it deletes them all. Of a process that was killed they stay: the
-command that settles its operation deletes them, or gc. Requests stay, as records of who made them.
+A process stores a sign at intervals, each under a new number. The newest sign counts, and the process deletes the
+previous sign, so there are one or two at a time. At the end it deletes all its signs. The signs of a killed process
+stay until gc, or the command that settles its operation, deletes them. Requests are kept as a record of who made them.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectExistsError, ObjectStore
 
 SIGN, REQUEST = (re.compile(rf"{name}-([1-9]\d{{0,11}})\.json") for name in ("sign", "cancel"))
-# Nobody stores so many; a higher number is none of Cutline's.
+# No process stores this many; a higher number was not stored by Cutline.
 NUMBER_MAX = 10**9
-# How late a sign may be. A store that does not answer, and clocks that differ, take their time.
+# The maximum delay of a sign, which allows for a store that does not answer and for clocks that differ.
 DEAD_SECONDS = 60.0
-# How many numbers are tried after a newest sign that has been deleted since it was listed.
+# The count of numbers tried from the newest listed sign on, in case it has been deleted since.
 TRIED_MAX = 5
 
 
 def shows_life(intent: Intent | None, sign: SignOfLife | None, now: datetime) -> bool:
-    """Whether the process of an operation is alive by its newest sign, or by its intent while it has no sign."""
+    """Whether the process of an operation is alive according to its newest sign, or its intent if it has no sign."""
     about = sign or intent
     if about is None or (not isinstance(about.process, UnsetType) and is_gone(about.process)):
         return False
     late_seconds = DEAD_SECONDS + (sign.next_seconds if sign else 0.0)
     silent = now - datetime.fromisoformat(sign.seen_at if sign else about.began_at)
-    # Of a sign from the future nobody knows when it was stored.
+    # The true time of a sign from the future is unknown, so it shows no life.
     return timedelta(seconds=-DEAD_SECONDS) < silent <= timedelta(seconds=late_seconds)
 
 
 def store_sign(store: ObjectStore, sign: SignOfLife, number: int) -> int:
-    """Store a sign under the first free number from `number` on, and return that."""
+    """Store a sign under the first free number from `number` on; return that number."""
     return _store(store, "sign", sign, number)
 
 
@@ -68,11 +68,11 @@ def _store(store: ObjectStore, kind: str, record: SignOfLife | CancelRequest, nu
 
 
 def newest_sign(store: ObjectStore, operation: str, names: Iterable[str]) -> SignOfLife | None:
-    """The newest sign of an operation whose folder has these names; None if there is none. Raises ManifestError."""
+    """Read the newest of the signs among the names in an operation's folder, or None; raises ManifestError."""
     numbers = sign_numbers(names)
     if not numbers:
         return None
-    # Its process may have replaced it since.
+    # The process may have replaced the sign since it was listed.
     for number in range(max(numbers), max(numbers) + TRIED_MAX):
         if sign := read_sign(store, operation, number):
             return sign
@@ -80,33 +80,33 @@ def newest_sign(store: ObjectStore, operation: str, names: Iterable[str]) -> Sig
 
 
 def newest_request(store: ObjectStore, operation: str, names: Iterable[str]) -> CancelRequest | None:
-    """The newest request to stop an operation whose folder has these names; None if there is none."""
+    """Read the newest of the requests to stop among the names in an operation's folder, or None."""
     numbers = request_numbers(names)
     return read_cancel_request(store, operation, max(numbers)) if numbers else None
 
 
 def sign_numbers(names: Iterable[str]) -> list[int]:
-    """The numbers of the signs among the names in an operation's folder."""
+    """Return the numbers of the signs among the names in an operation's folder."""
     return [int(found[1]) for name in names if (found := SIGN.fullmatch(name))]
 
 
 def request_numbers(names: Iterable[str]) -> list[int]:
-    """The numbers of the requests to stop among the names in an operation's folder."""
+    """Return the numbers of the requests to stop among the names in an operation's folder."""
     return [int(found[1]) for name in names if (found := REQUEST.fullmatch(name))]
 
 
 def next_number(numbers: Iterable[int]) -> int:
-    """The number after these."""
+    """Return the number after the highest of these."""
     return max((number for number in numbers if number < NUMBER_MAX), default=0) + 1
 
 
 def clear_signs(store: ObjectStore, operation: str) -> None:
-    """Delete the signs of an operation that has ended, as far as the store lets us: they mean nothing any more."""
+    """Delete the signs of an operation that has ended, ignoring errors of the store."""
     with suppress(SnapshotError):
         for number in sign_numbers(store.list_children(f"operations/{operation}")):
             store.delete(operation_key(operation, sign_name(number)))
 
 
 def sign_name(number: int) -> str:
-    """The name of a sign's document."""
+    """Return the name of a sign's document."""
     return f"sign-{number}"

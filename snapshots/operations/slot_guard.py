@@ -1,14 +1,14 @@
-"""The slots of operations: which create made one, and how much WAL nodes may retain for it (invariant 9).
+"""The slots of operations: which create made a slot, and how much WAL nodes may retain for it (invariant 9).
 
-Documents never decide which slot is dropped: somebody who can write to the store could name a slot of an application,
-or of another store's chain. The names of slots derive from the ids of operations, in lower case, so that two ids can
-have the same slot: then one of them was planted, and neither is believed. The exception: past a node's limit on
-retained WAL, a slot that is named as Cutline's is dropped in any case.
+The contents of documents never decide which slot is dropped: anyone who can write to the store could name the slot of
+an application, or of another store's chain. Slot names are derived from the ids of operations in lower case, so two ids
+can have the same slot name. Then one of the ids was planted, and neither is trusted. As an exception, a slot with a
+name of Cutline's is always dropped when it exceeds a node's limit on retained WAL.
 
-A node's limit protects its disk, so it holds for every chain, including a chain that is being continued. A chain past
-the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two leaves
-a lost chain with slots, which the next create drops. The other order could leave a chain that can't be continued
-without a record of the reason.
+A node's limit protects its disk, so it applies to every chain, including a chain that is being continued. A chain past
+the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two steps
+leaves a lost chain with slots, which the next create drops. In the other order, it could leave a chain that can't be
+continued without a record of the reason.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from cutline.wal.drain.slots import COPY_SUFFIX, drop_slots, slot_name
 
 @dataclass(frozen=True, slots=True)
 class SlotOwners:
-    """The ids of the store's operations, by the slot that a create of that id makes."""
+    """The ids of the store's operations, by the name of the slot that a create with that id makes."""
 
     store: ObjectStore
     ids: dict[str, list[str]]
 
     def owner_of(self, slot: str) -> Intent | None:
-        """The create that made the slot; None if this store does not know it for sure."""
+        """Return the create that made the slot; None if this store does not prove it."""
         ids = self.ids.get(slot, [])
         if len(ids) != 1:
             return None
@@ -55,7 +55,7 @@ class SlotOwners:
 
 
 def read_slot_owners(store: ObjectStore) -> SlotOwners:
-    """The owners of all slots, by one listing."""
+    """Read the owners of all slots in one listing."""
     ids: dict[str, list[str]] = {}
     for operation in store.list_children("operations"):
         ids.setdefault(slot_name(operation), []).append(operation)
@@ -63,7 +63,7 @@ def read_slot_owners(store: ObjectStore) -> SlotOwners:
 
 
 def is_foreign(store: ObjectStore, intent: Intent) -> bool:
-    """Whether the intent names another fleet than the store does: somebody copied it here from another store."""
+    """Whether the intent names a different fleet than the store, because it was copied here from another store."""
     return intent.fleet_id is not UNSET and intent.fleet_id != read_fleet_id(store)
 
 
@@ -71,8 +71,8 @@ def is_foreign(store: ObjectStore, intent: Intent) -> bool:
 class KeptChain:
     """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
-    `is_failed`: its operation has failed, but made slots after another command had settled it and dropped its slots.
-    `removal_text` says that the chain was deleted or pruned, "" if it was not.
+    `is_failed` is set if the operation has failed, but made slots after another command had settled it and dropped its
+    slots. `removal_text` reports that the chain was deleted or pruned, and is "" otherwise.
     """
 
     slot: str
@@ -84,20 +84,20 @@ class KeptChain:
 
     @property
     def worst(self) -> Retained:
-        """The node that is nearest to its limit, or furthest past it."""
+        """The WAL of the node that is nearest to its limit, or furthest past it."""
         return max(self.retained, key=lambda one: one.size_bytes / one.limit_bytes)
 
     @property
     def label(self) -> str:
-        """The chain or create that the WAL is kept for."""
+        """The snapshot or slot for which the WAL is kept."""
         return f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, of no snapshot in this store,"
 
 
 def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
-    """Warn of every chain past half of a node's limit, and give up those past the limit.
+    """Warn of every chain past half of a node's limit, and give up chains past the limit.
 
-    Drop the slots of chains that have failed, were removed or are lost. The caller holds the fleet's lock, so nobody
-    continues a chain meanwhile.
+    Also drops the slots of chains that have failed, were removed or are lost. The caller holds the fleet's lock, so no
+    other command continues a chain at the same time.
     """
     for kept in read_kept_chains(store, sessions, progress):
         if kept.is_failed:
@@ -122,7 +122,7 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
 
 
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
-    """Note the guard's actions without taking them; raise ChainLostError if it would give up `continued`."""
+    """Note the actions of guard_nodes without taking them; raise ChainLostError if it would give up `continued`."""
     for kept in read_kept_chains(store, sessions, progress):
         if not kept.worst.is_past_limit:
             if kept.worst.is_past_half:
@@ -134,7 +134,7 @@ def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None,
 
 
 def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[KeptChain]:
-    """The WAL that all nodes of the fleet keep, by chain. Notes the nodes without a session that do not answer."""
+    """Return the WAL that all nodes of the fleet keep, by chain; note the nodes that do not answer."""
     retained = [slot for node in sessions.nodes for slot in read_retained(node, sessions.connections[node.id])]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
     for node, why in others.not_asked.items():
@@ -148,9 +148,9 @@ def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress)
 
 
 def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
-    """Note Cutline's slots that no create of this store has made: those of a store that was here before, or elsewhere.
+    """Note Cutline's slots that no create of this store made, because they belong to an earlier or a different store.
 
-    Below a node's limit nothing else names them, and nobody drops them.
+    Below a node's limit, nothing else reports such slots, and no command drops them.
     """
     for kept in read_kept_chains(store, sessions, progress):
         if kept.chain or kept.slot.endswith(COPY_SUFFIX):
@@ -163,7 +163,7 @@ def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progres
 
 
 def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | None) -> KeptChain:
-    """Complete `kept`, the reason for a slot, with the store's records of the create that made it."""
+    """Complete `kept` with the store's records of the create that made the slot."""
     if operation is None:
         return kept
     kept = replace(kept, chain=operation.id)
@@ -180,13 +180,13 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
     except ObjectMissingError:
         return kept
     except ManifestError:
-        # An unreadable document ends no chain; only the limit does.
+        # An unreadable document doesn't end a chain; only the limit does.
         return replace(kept, snapshot=operation.snapshot)
     return kept
 
 
 def mark_ended(store: ObjectStore, slots: Mapping[str, str], restore: str) -> None:
-    """Mark the chains lost that go on in these `slots`, each with its node: the operation `restore` ends them."""
+    """Mark the chains that continue in these `slots` (with their nodes) as lost, ended by the operation `restore`."""
     owners = read_slot_owners(store) if slots else None
     for slot, node in slots.items():
         owner = owners.owner_of(slot) if owners else None
@@ -196,7 +196,7 @@ def mark_ended(store: ObjectStore, slots: Mapping[str, str], restore: str) -> No
 
 
 def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) -> bool:
-    """Whether the chain is marked as lost; a mark that can't be read is noted, and not believed."""
+    """Whether the chain is marked as lost; an unreadable mark is noted and ignored."""
     try:
         return is_lost(store, snapshot, chain)
     except ManifestError as error:
@@ -205,13 +205,13 @@ def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) 
 
 
 def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain:
-    """The mark that the chain is lost."""
+    """Return the mark for the lost chain."""
     worst, last = kept.worst, _last_number(store, snapshot)
     return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, current_time())
 
 
 def _last_number(store: ObjectStore, snapshot: str) -> int:
-    """The number of the snapshot's last increment."""
+    """Return the number of the snapshot's last increment."""
     try:
         return max(increment_numbers(store, snapshot), default=0)
     except ManifestError:
@@ -227,18 +227,18 @@ def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) ->
 
 
 def warning_text(kept: KeptChain) -> str:
-    """The warning for a chain past half of a node's limit."""
+    """Return the warning about a chain past half of a node's limit."""
     remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
     return f"{_wal_text(kept, kept.worst)}, over half of its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
 
 
 def over_limit_text(kept: KeptChain) -> str:
-    """The message for a chain past a node's limit."""
+    """Return the message about a chain past a node's limit."""
     return f"{_wal_text(kept, kept.worst)}, more than its limit of {size_text(kept.worst.limit_bytes)}"
 
 
 def ended_text(kept: KeptChain) -> str:
-    """The message for a chain that gets no more increments."""
+    """Return the message about a chain that gets no more increments."""
     nodes = sorted({retained.node for retained in kept.retained})
     return f"{_wal_text(kept, kept.worst)}, which gets no more increments; it has slots on {', '.join(nodes)}"
 

@@ -1,4 +1,4 @@
-"""The operations that are under way, or died, as the store shows them: what `status` lists. Changes nothing."""
+"""The operations that are running or dead according to the store, as `status` lists them. Changes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from cutline.storage.ids import OPERATION_ID
 from cutline.storage.store import ObjectStore
 
 WATCH = "watch"
-HANGING_WATCH = "if no other watch works, its process may hang and hold the watch lock (see: snapshot status --nodes)"
+HANGING_WATCH = (
+    "if no other watch is working, its process may hang and hold the watch lock (see: snapshot status --nodes)"
+)
 Found = TypeVar("Found")
 
 
@@ -48,10 +50,10 @@ class ActivityState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """An operation without an outcome. `opened` is None without an intent, `sign` without a stored sign.
+    """An operation without an outcome. `opened` is None without an intent, `sign` is None without a stored sign.
 
-    `is_decided`: a restore has decided to publish. `problems` say which of its documents can't be read, and why.
-    `failure`: its command has ended, and left something on a node.
+    `is_decided` is set if a restore has decided to publish. `problems` describe the documents that can't be read.
+    `failure` is set if the command has ended, but left something on a node.
     """
 
     id: str
@@ -64,81 +66,81 @@ class UnderWay:
 
     @property
     def is_known(self) -> bool:
-        """Whether its kind is known: its intent can be read, or it is a check, a gc or a prune."""
+        """Whether the kind is known, because the intent can be read, or a check, gc or prune left a sign."""
         return self.intent is not None or (self.opened is None and self.sign is not None)
 
     @property
     def intent(self) -> Intent | None:
-        """The operation's intent; None if it has none, or none that can be read."""
+        """The operation's intent; None if it is missing or can't be read."""
         return self.opened.operation if self.opened else None
 
     @property
     def kind(self) -> str:
-        """Which command it is of, or "drill"; "" if that is not known."""
+        """The command, or "drill"; "" if it is not known."""
         if self.intent is not None:
             return DRILL if self.intent.is_drill else self.intent.kind
         return self.sign.kind if self.sign else ""
 
     @property
     def snapshot(self) -> str:
-        """The snapshot that it works on; "" for all."""
+        """The snapshot; "" for all."""
         about = self.intent or self.sign
         return about.snapshot if about else ""
 
     @property
     def increment(self) -> int | None:
-        """The increment that it works on; 0 is the full snapshot."""
+        """The increment; 0 is the full snapshot."""
         about = self.intent or self.sign
         return about.increment if about else None
 
     @property
     def began_at(self) -> Time | None:
-        """When it began."""
+        """The time at which the operation began."""
         about = self.intent or self.sign
         return about.began_at if about else None
 
     @property
     def seen_at(self) -> Time | None:
-        """When its process was last known to be alive."""
+        """The time at which the process was last known to be alive."""
         return self.sign.seen_at if self.sign else self.began_at
 
     @property
     def label(self) -> str:
-        """The label of its process; "" if that is not known."""
+        """The label of the process; "" if it is not known."""
         by = self.sign.by if self.sign else self.intent.by if self.intent else ""
         return "" if isinstance(by, UnsetType) else by
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process ran on this machine, and is certainly gone."""
+        """Whether the process ran on this machine and has certainly ended."""
         about = self.sign or self.intent
         return about is not None and not isinstance(about.process, UnsetType) and is_gone(about.process)
 
     @property
     def remedy(self) -> str:
-        """The command that ends it if its process is gone; "" if it has no intent."""
+        """The command that ends the operation if its process is gone; "" without an intent."""
         return self.opened.remedy if self.opened else ""
 
     @property
     def left_text(self) -> str:
-        """Its remains if its process is gone and it has no intent: the removals of a prune have their own intents."""
+        """The remains of a dead operation without an intent. The removals of a prune have their own intents."""
         return "it has left nothing" if self.kind != "prune" else "its removals are operations of their own"
 
     def state(self, now: datetime) -> ActivityState:
-        """Whether its process shows signs of life."""
+        """Return the state according to the signs of life of the process."""
         if self.failure is not None or not shows_life(self.intent, self.sign, now):
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
 
     @property
     def dead_text(self) -> str:
-        """Its fate if it is dead."""
+        """The reason for which the operation is considered dead."""
         if self.failure is not None:
             return f"has failed ({self.failure.reason}), and left something on a node"
-        return "has ended without saying how: its process is gone" if self.is_gone else "shows no sign of life"
+        return "has ended without an outcome: its process is gone" if self.is_gone else "shows no sign of life"
 
     def settled_by(self, now: datetime) -> str:
-        """The remedy if it is dead, for people; "" if it is not dead, or its kind is unknown."""
+        """Return the remedy to show for a dead operation; "" if it is not dead, or its kind is unknown."""
         if not self.is_known or self.state(now) is not ActivityState.DEAD:
             return ""
         if self.opened is None:
@@ -148,7 +150,7 @@ class UnderWay:
         return f"{self.remedy}; at once: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
 
     def to_json(self, now: datetime) -> dict[str, Any]:
-        """The operation as JSON output has it; unknown values are null."""
+        """Return the operation for JSON output; unknown values are null."""
         owner, sign = read_label(self.label), self.sign
         return {
             "operation": self.id,
@@ -178,9 +180,9 @@ class UnderWay:
 
 
 def read_under_way(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[UnderWay]:
-    """All operations without an outcome, the oldest first: one listing, and a few reads for each.
+    """Read all operations without an outcome, oldest first, with a few reads for each.
 
-    `documents` are those of document_names, if they have been listed.
+    `documents` is the result of document_names, if they have been listed.
     """
     listed = document_names(store) if documents is None else documents
     ways = (_read(store, operation, names) for operation, names in listed.items())
@@ -188,7 +190,7 @@ def read_under_way(store: ObjectStore, documents: Mapping[str, Set[str]] | None 
 
 
 def read_one(store: ObjectStore, operation: str) -> UnderWay | None:
-    """One operation; None if it has an outcome, or neither an intent nor a sign of life."""
+    """Read one operation; None if it has an outcome, or if it has neither an intent nor a sign of life."""
     return _read(store, operation, set(store.list_children(f"operations/{operation}")))
 
 
@@ -201,7 +203,7 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
     problems = [opened.problem] if opened and opened.problem else []
 
     def read(one: Callable[[], Found], missing: Found) -> Found:
-        # Each by itself: an unreadable operation hides no other.
+        # Handle each document separately, so that an unreadable document doesn't hide the others.
         try:
             return one()
         except ManifestError as error:
@@ -213,13 +215,13 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
     failure = read(lambda: read_failure(store, operation) if "failure.json" in names else None, None)
     is_decided = read(lambda: is_publishing(store, operation), missing=False)
     if opened is None and sign is None and not problems:
-        # It has ended since it was listed.
+        # The operation has ended since it was listed.
         return None
     return UnderWay(operation, opened, sign, request, is_decided, tuple(problems), failure)
 
 
 def working_watch(operations: Iterable[UnderWay], own: str, now: datetime) -> UnderWay | None:
-    """The watch that has the turn, and shows signs of life; None if that is the operation `own`, or none has."""
+    """Return the watch that has the turn and shows signs of life, unless it is the operation `own`; else None."""
     for operation in operations:
         state = operation.sign.watch if operation.kind == WATCH and operation.sign else UNSET
         has_turn = not isinstance(state, UnsetType) and state.had_turn
@@ -229,9 +231,9 @@ def working_watch(operations: Iterable[UnderWay], own: str, now: datetime) -> Un
 
 
 def hanging_watch(operations: Iterable[UnderWay], label: str, now: datetime) -> UnderWay | None:
-    """The watch of the process with this label, if that shows no sign of life; None if it shows some.
+    """Return the watch of the process with this label if no such watch shows a sign of life; else None.
 
-    A restarted container has its predecessor's label: a dead watch counts for nothing while another is alive.
+    A restarted container keeps its label, so a dead watch is ignored while another watch with its label is alive.
     """
     ways = [
         operation for operation in operations if operation.kind == WATCH and is_of_one_process(operation.label, label)

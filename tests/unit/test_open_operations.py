@@ -40,8 +40,8 @@ def test_an_open_operation_without_a_commit_is_named_without_alarm() -> None:
     before = store.list("")
     (found,) = read_open_operations(store)
     assert found.text == (
-        f"operation {one.id} (create daily, begun 2026-11-20T11:00:00.000Z) shows no sign of life and has no outcome:"
-        " increment 3 of daily is not committed by it; the next create, delete, prune or gc settles it"
+        f"operation {one.id} (create daily, begun 2026-11-20T11:00:00.000Z) shows no sign of life and has no outcome,"
+        " and has not committed increment 3 of daily; the next create, delete, prune or gc settles it"
     )
     assert found.to_json() == {
         "operation": one.id, "kind": "create", "snapshot": "daily", "increment": 3,
@@ -119,7 +119,7 @@ def test_an_unfinished_restore_is_named_with_what_ends_it() -> None:
     assert found.text.endswith(
         "to finish it: snapshot restore-resume daily   to undo it: snapshot restore-abandon daily"
         "   (with the same --to FILE, if it had one);"
-        " until then these databases may accept no connections"
+        " until then these databases may refuse connections"
     )
     assert found.to_json()["committed"] is None
 
@@ -167,7 +167,7 @@ def test_an_operation_whose_intent_goes_while_it_is_settled_is_not_settled() -> 
     store, notes = ForgettingStore(unused_url()), Notes()
     one = leave_open(store)
     settle_operations(store, FLEET, notes)
-    assert notes.find_one(f"operation {one.id} can't be settled: its intent is no longer in the store as it was read")
+    assert notes.find_one(f"operation {one.id} can't be settled: its intent was changed or removed after it was read")
 
 
 def test_an_operation_is_named_with_the_object_that_hides_its_result() -> None:

@@ -66,8 +66,8 @@ def test_what_is_missing_or_has_another_size_is_named(store: Counting, keys: tup
     with pytest.raises(ObjectsNotStoredError) as raised:
         check_stored(store, sizes)
     assert raised.value.message == (
-        f"store {store.url} lacks {', '.join(keys)} and has another size of wal/s1/2, of {len(sizes)} objects that were"
-        " reported as stored: nothing is committed"
+        f"store {store.url} lacks {', '.join(keys)} and has different sizes for wal/s1/2"
+        f" ({len(sizes)} objects were reported as stored); nothing was committed"
     )
     assert raised.value.details == {
         "store": store.url,

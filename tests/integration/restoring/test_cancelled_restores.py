@@ -76,7 +76,7 @@ def test_what_is_publishing_goes_on_and_cancel_says_so(place: Place, point: Rest
     with old_databases(place):
         run = cancelled(place, point, count, "restore", "--replace", "--yes")
         assert (run.code, run.results) == (0, ["refused"]), run.document
-        assert "it only goes forward" in run.answers[0].text
+        assert "it can't be stopped, only undone" in run.answers[0].text
         assert_restored(place)
 
 

@@ -1,7 +1,7 @@
-"""fleet.toml: its form, its variables and rules, and the nodes, the store and the settings that it gives.
+"""fleet.toml: its schema, variables and rules, and the nodes, store and settings that it describes.
 
-Reading it contacts nothing. Every mistake raises a FleetFileError that names the key: each function raises a ValueError
-that names it, and load_fleet makes that a FleetFileError. What concerns several nodes is checked where these are made.
+Reading fleet.toml contacts nothing. Every mistake raises a FleetFileError that names the key: the functions here raise
+a ValueError with that message, which load_fleet converts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.errors import UsageError, remember_secret
 from cutline.storage.location import StoreLocation, with_environment
 
-# What libpq itself hides wherever it shows parameters.
+# The parameters that libpq itself hides when it shows a connection string.
 SECRET_PARAMETERS = frozenset(
     option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.dispchar == b"*"
 )
@@ -41,7 +41,7 @@ class VariableMissingError(ValueError):
 
 
 def expand(key: str, text: str) -> str:
-    """The text with the values of its variables; raise ValueError, which names `key`, if one is not set."""
+    """Return the text with its variables replaced by their values; raise ValueError naming `key` if one is not set."""
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -53,15 +53,15 @@ def expand(key: str, text: str) -> str:
 
 
 def expand_dsn(key: str, dsn: str) -> str:
-    """The dsn with its variables replaced, each by a value or a part of a value: no variable can add parameters.
+    """Return the dsn with its variables replaced inside parameters' values, so that no variable can add parameters.
 
-    A dsn that is a single variable is taken from there as a whole.
+    If the dsn consists of a single variable, the variable contains the whole dsn.
     """
     if VARIABLE.fullmatch(dsn):
         dsn = expand(key, dsn)
         _parse_dsn(key, dsn)
         return dsn
-    # Placeholders that mean nothing in a connection string, neither in a URI nor in its other form.
+    # Placeholders without special characters: they mean nothing in a URI or in the keyword form.
     names = [match[1] for match in VARIABLE.finditer(dsn)]
     marks = {f"cutline{number}variable{secrets.token_hex(8)}": name for number, name in enumerate(names)}
     if not marks:
@@ -76,7 +76,7 @@ def expand_dsn(key: str, dsn: str) -> str:
 
 
 def remember_secrets_of(dsn: str) -> None:
-    """Let no error show the dsn's secrets, unless it says the same in the clear: the password of `postgres`, say."""
+    """Hide the dsn's secrets in errors, except texts that another parameter shows anyway, such as `postgres`."""
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     shown = {text for parameter, text in given.items() if parameter not in SECRET_PARAMETERS}
     for parameter in SECRET_PARAMETERS & given.keys():
@@ -85,7 +85,7 @@ def remember_secrets_of(dsn: str) -> None:
 
 
 def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
-    """The parameters of the dsn; raise ValueError, which shows nothing of it."""
+    """Parse the dsn; raise a ValueError that shows no part of it."""
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
         if not _is_misread(dsn, given):
@@ -96,22 +96,23 @@ def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
 
 
 def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
-    """Whether libpq takes a part of the URI's password for another parameter, which messages show.
+    """Whether libpq takes a part of the URI's password for a different parameter, which messages would show.
 
     In a password, an `@` or `/` ends that part of the URI. After `?`, `@` is only text.
     """
     if not dsn.startswith(URI_BEGINNINGS):
         return False
-    # libpq takes everything before the first `@` for user and password, unless it contains a `/`.
+    # libpq reads everything before the first `@` as user and password, unless it contains a `/`.
     after = re.sub(r"^[^@/]*@", "", dsn.partition("://")[2])
     is_port = re.fullmatch(r"[0-9,]*|cutline[0-9]+variable[0-9a-f]+", given.get("port", ""))
     return "@" in after.partition("?")[0] or not is_port
 
 
 def expand_all(key: str, value: Any, missing: list[str] | None = None) -> Any:
-    """The value, with the variables of all texts in it replaced as by `expand`.
+    """Return the value with `expand` applied to all strings in it.
 
-    With `missing`, a text whose variable is not set stays as it is, and the message of `expand` is added there.
+    With `missing`, a string whose variable is not set stays unchanged, and the message of `expand` is added to
+    `missing`.
     """
     if isinstance(value, str):
         try:
@@ -128,19 +129,19 @@ def expand_all(key: str, value: Any, missing: list[str] | None = None) -> Any:
     return value
 
 
-# Spark's default of spark.redaction.regex, which hides settings whose name or value matches, and what else is common.
+# The default of spark.redaction.regex, by which Spark hides settings, and other common words.
 SECRETIVE = re.compile(
     r"(?i)secret|passw(or)?d|passphrase|token|credential|(access|account|api)[._-]?key|(key|trust)?store[._-]?pass"
     r"|connection[._-]?string"
 )
-# A secret can begin as a path does, so the name has to say that there is one.
+# A secret may look like a path, so the name must say that the value is a path.
 NAMES_A_FILE = re.compile(r"(?i)(file|path|dir|directory|location|store)$")
 PATH = re.compile(r"(file:)?/")
 JAVA_OPTIONS = "JavaOptions"
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a table and of those in it, by names with dots."""
+    """Return the values of a table and its subtables, by dotted names."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
@@ -151,7 +152,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of [spark] under their full names, as the texts that Spark takes."""
+    """Return the settings of [spark] by their full names, with values as strings for Spark."""
     return {
         name if name.startswith("spark.") else f"spark.{name}": _text_of(value)
         for name, value in flatten(table).items()
@@ -159,7 +160,7 @@ def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def remember_secret_settings(settings: Mapping[str, object]) -> None:
-    """Let no error show the settings that are secrets by their names, and those in the options of JVMs."""
+    """Hide in errors the settings whose names mark them as secrets, and such values in the options of JVMs."""
     for name, value in settings.items():
         if isinstance(value, str) and name.endswith(JAVA_OPTIONS):
             for secret in secrets_in_options(value):
@@ -169,7 +170,7 @@ def remember_secret_settings(settings: Mapping[str, object]) -> None:
 
 
 def secrets_in_options(options: str) -> Iterator[str]:
-    """Yield the values in a JVM's options that are secrets by their names: `abc` of `-Dx.password=abc`."""
+    """Yield the values in a JVM's options whose names mark them as secrets: `abc` in `-Dx.password=abc`."""
     try:
         words = shlex.split(options)
     except ValueError:
@@ -192,22 +193,21 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def has_executors(master: str) -> bool:
-    """Whether tasks run in processes other than the driver: all but `local` and `local[4]`."""
+    """Whether tasks run outside the driver: with all masters except `local` and `local[4]`."""
     return re.match(r"local(\[|$)", master) is None
 
 
 def runs_on_this_machine(master: str) -> bool:
     """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`.
 
-    It says where their addresses and files are. Wherever there are executors, they get the same as on a cluster, so
-    that a `local-cluster` behaves like a cluster.
+    This decides only about addresses and files. In all other respects a `local-cluster` is treated like a cluster.
     """
     return not has_executors(master) or master.startswith("local-cluster[")
 
 
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)
-# A command has up to five sessions of its own on a node, and needs one for a task.
+# A command opens up to five sessions of its own on a node, and needs one for a task.
 CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
 ASSERTION_TIMEOUT = Duration.parse("10min")
@@ -220,9 +220,8 @@ TOML_WORDS = {
     "float": "number",
     "bool": "boolean",
 }
-# How TOML writes the character, which it does not allow as it is.
+# TOML's escapes of the character NUL, which it does not allow literally.
 ESCAPED_NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
-# A text that is not empty.
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -285,7 +284,7 @@ class ToolsTable(Record, frozen=True):
 
 
 class EncryptionTable(Record, frozen=True):
-    """`[encryption]` of fleet.toml: exactly one of the three."""
+    """`[encryption]` of fleet.toml, which has exactly one of the three keys."""
 
     key_file: Text | None = None
     key_variable: Text | None = None
@@ -293,7 +292,7 @@ class EncryptionTable(Record, frozen=True):
 
 
 class MetricsTable(Record, frozen=True):
-    """`[metrics]` of fleet.toml; `traces` None: as the environment says."""
+    """`[metrics]` of fleet.toml. If `traces` is None, the environment decides."""
 
     file: Text | None = None
     listen: Text | None = None
@@ -311,12 +310,12 @@ class NodeTable(Record, frozen=True):
 
 
 Value: TypeAlias = bool | int | float | str
-# A value, or rows: each a value alone, or a list of values.
+# A value, or rows that are each a value or a list of values.
 Expected: TypeAlias = Value | tuple[Value | tuple[Value, ...], ...] | UnsetType
 
 
 class AssertionTable(Record, frozen=True):
-    """One `[[drill.assertion]]` of fleet.toml: the expected answer of a database of shard `node`; UNSET: no rows."""
+    """One `[[drill.assertion]]` of fleet.toml: a query on shard `node` and its expected rows, none if UNSET."""
 
     node: Annotated[str, Meta(pattern=NODE_ID)]
     sql: Text
@@ -327,8 +326,8 @@ class AssertionTable(Record, frozen=True):
 class DrillTable(Record, frozen=True):
     """`[drill]` of fleet.toml: the servers of a drill, and the assertions about the restored databases.
 
-    `postgresql` is the folder of their programs, None the wheel's. `extensions` are those that a superuser makes there
-    in addition to those that PostgreSQL and Cutline trust.
+    `postgresql` is the folder of the servers' programs, None for the wheel's. `extensions` are extensions that a
+    superuser creates there, besides the extensions that PostgreSQL and Cutline trust.
     """
 
     postgresql: Text | None = None
@@ -359,34 +358,34 @@ class FleetFile(Record, frozen=True):
 
 
 def decode_fleet_file(text: str) -> FleetFile:
-    """Decode the text of fleet.toml; raise msgspec.DecodeError or ValueError: `toml_problem` describes them."""
-    # Neither a path nor a dsn can have it: what uses them would raise, or end there.
+    """Decode fleet.toml; raise msgspec.DecodeError or ValueError, which `toml_problem` describes."""
+    # A NUL in a path or dsn would raise an error later, or cut the text off.
     if ESCAPED_NUL.search(text) and _has_nul(msgspec.toml.decode(text)):
-        raise ValueError("a text has the character NUL (\\u0000)")
+        raise ValueError("a string contains the character NUL (\\u0000)")
     return msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode)
 
 
 def _has_nul(value: Any) -> bool:
-    """Whether a decoded value, or anything in it, has the character NUL."""
+    """Whether a string in a decoded value contains the character NUL."""
     if isinstance(value, dict):
         return any(map(_has_nul, [*value, *value.values()]))
     return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
 
 
 def toml_hint(error: Exception) -> str:
-    """What to do about an error of `decode_fleet_file`."""
+    """Return the hint for an error of `decode_fleet_file`."""
     if isinstance(error, DecodeError) and not isinstance(error, ValidationError):
-        return "correct the TOML syntax; texts are quoted"
+        return "correct the TOML syntax; strings must be quoted"
     if str(error).endswith("got `array` - at `$.drill`"):
-        return "[drill] has the settings of drills, and each assertion is a [[drill.assertion]]; see docs/fleet-file.md"
-    # Below a table they are that table's, and of [spark] and [store_options] any key may be one.
+        return "[drill] is for the settings, and each assertion is a [[drill.assertion]]; see docs/fleet-file.md"
+    # Keys after a table header belong to that table, and [spark] and [store_options] accept any key.
     if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
-        return "name and store stand above the first table; docs/fleet-file.md lists every key"
+        return "name and store must stand above the first table; docs/fleet-file.md lists every key"
     return "docs/fleet-file.md lists every key"
 
 
 def toml_problem(error: Exception) -> str:
-    """The problem, in the terms of TOML. msgspec has those of JSON, and names keys by JSONPath: `$.node[0].dsn`."""
+    """Describe the problem in TOML's terms: msgspec uses JSON's terms, and names keys by JSONPath (`$.node[0].dsn`)."""
     text = str(error).replace("`$.", "`")
     text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
     text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
@@ -417,7 +416,7 @@ def _decode(kind: type[Any], value: Any) -> Any:
 
 DEPLOY_MODE = "spark.submit.deployMode"
 REMOTE, API_MODE, CLASSIC = "spark.remote", "spark.api.mode", "classic"
-# Spark looks for the image only when it makes the first executor, and then continues without executors.
+# Spark checks the image only when it creates the first executor, and if it is missing continues without executors.
 IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
 # An increment of an idle fleet takes about half a second.
 EVERY_SECONDS_MIN = 10
@@ -425,44 +424,44 @@ GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
 def check_global_id(rule: str) -> None:
-    """Check `cut.global_id`: the name of a form, or a regex with a group of the global id."""
+    """Check `cut.global_id`: the name of a form, or a regex with a group named `global`."""
     if rule in GLOBAL_ID_FORMS:
         return
     try:
         groups = re.compile(rule).groupindex
     except re.error as error:
-        raise ValueError(f"cut.global_id is not exact, xa or citus, nor a valid regex: {error}") from error
+        raise ValueError(f"cut.global_id is not exact, xa, citus or a valid regex: {error}") from error
     if "global" not in groups:
         raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
 
 
 def check_dsn(key: str, dsn: str, *, is_primary: bool) -> str:
-    """Return the dsn; if it names several hosts, with the kind of server that the node is."""
+    """Return the dsn; if it names several hosts, add target_session_attrs for the node's kind of server."""
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     if "replication" in given:
-        raise ValueError(f"{key} has replication, which Cutline asks for itself where it needs it: remove it")
-    # Without that, libpq takes the first host that answers, and each session may come to another server.
+        raise ValueError(f"{key} contains replication, which Cutline sets itself where needed: remove it")
+    # Without target_session_attrs, libpq takes the first host that answers, so sessions might reach different servers.
     if any("," in given.get(name, "") for name in ("host", "hostaddr")) and "target_session_attrs" not in given:
         return make_conninfo(dsn, target_session_attrs="primary" if is_primary else "standby")
     return dsn
 
 
 def check_spark_master(master: object) -> str:
-    """Return `spark.master` if jobs can run there."""
+    """Return `spark.master`; raise ValueError if jobs can't run there."""
     if not isinstance(master, str) or not master:
         raise ValueError("`spark.master` must be a non-empty string")
     if master.startswith("sc://"):
         raise ValueError(
-            "`spark.master` is a Spark Connect server, which lacks what jobs need; name the cluster's master"
+            "`spark.master` is a Spark Connect server, which can't run Cutline's jobs; name the cluster's master"
         )
     return master
 
 
 def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
-    """Check that the command is the driver, with a JVM of its own, and that Kubernetes knows the executors' image."""
+    """Check that the command is the driver, with its own JVM, and that the executors' image on Kubernetes is given."""
     for name in (REMOTE, API_MODE):
         if settings.get(name, CLASSIC).strip().lower() != CLASSIC:
-            raise ValueError(f"`{name}` leads to Spark Connect, which lacks what jobs need: remove it")
+            raise ValueError(f"`{name}` selects Spark Connect, which can't run Cutline's jobs: remove it")
     if settings.get(DEPLOY_MODE, "client").strip().lower() != "client":
         raise ValueError(
             f"`{DEPLOY_MODE}` must be client: the command is the driver; in a cluster, run it in a pod or a container"
@@ -472,7 +471,7 @@ def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
 
 
 def check_watch(table: WatchTable | None) -> WatchTable | None:
-    """Return `[watch]` if nothing in it is more often than increments, and these are not too often."""
+    """Return `[watch]`; raise ValueError if increments are too frequent or another task is more frequent than they."""
     if table is None:
         return None
     if table.every < EVERY_SECONDS_MIN:
@@ -483,10 +482,10 @@ def check_watch(table: WatchTable | None) -> WatchTable | None:
     return table
 
 
-# One of a thousand nodes has 200 kB. A device, or the wrong file, may never end.
+# A fleet.toml of a thousand nodes is 200 kB. Reading a device, or the wrong file, may never end.
 FILE_BYTES_MAX = 16 << 20
-SET_VARIABLE = "set the variable, or name the right one"
-NO_FILE_HINT = "name one with --fleet FILE or SNAPSHOT_FLEET, or write one to edit: snapshot init --example"
+SET_VARIABLE = "set the variable, or correct its name"
+NO_FILE_HINT = "name a file with --fleet FILE or SNAPSHOT_FLEET, or write an example to edit: snapshot init --example"
 LOOPBACK, PORTS = "127.0.0.1", 65536
 
 
@@ -496,7 +495,7 @@ class FleetFileError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class KnownServer:
-    """What identifies the server that a command has found at a node's dsn: later sessions have to lead there, too."""
+    """Identifies the server that a command first reached by a node's dsn; later sessions must reach it, too."""
 
     system_identifier: str
     in_recovery: bool
@@ -507,17 +506,16 @@ class Node:
     """One PostgreSQL database: a primary, or the standby of the primary `backup_of`."""
 
     id: str
-    # It may hold a password, and a traceback shows the repr of objects.
+    # The dsn may contain a password, and a traceback shows the repr of objects.
     dsn: str = field(repr=False)
     backup_of: str | None = None
     # How much WAL a chain's slot may retain on this node.
     retained_wal_bytes_max: int = RETAINED_WAL_MAX
-    # The most sessions that a command has on this node at a time; None: half of the free connections are for its
-    # tasks.
+    # The most sessions that a command opens on this node at a time; None: its tasks use half of the free connections.
     connections_max: int | None = None
-    # The folder of pg_dump and pg_restore; None: they are found.
+    # The folder of pg_dump and pg_restore; None: they are searched for.
     programs: Path | None = None
-    # None: the command has not found it yet.
+    # None: no session has reached the server yet.
     server: KnownServer | None = field(default=None, compare=False)
 
     @property
@@ -536,7 +534,7 @@ class GroupRules(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What `prune` keeps, and how long `gc` keeps garbage. A rule that is None is not set.
+    """The snapshots that `prune` keeps, and how long `gc` keeps garbage. A rule that is None is not set.
 
     `keep_full`: keep this many of the newest snapshots. `keep_days`: keep snapshots with a restore point younger than
     this many days. `keep_increments`: keep the increments of this many of the newest snapshots. `gc` removes nothing
@@ -559,9 +557,9 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class MetricsRules:
-    """Where metrics go (docs/monitoring.md): the text file, and the endpoint of `watch`; None: there is none.
+    """Where metrics go (docs/monitoring.md): to a text file, to the endpoint of `watch`, or nowhere (None).
 
-    `traces`: whether spans are sent; None: as the environment says.
+    `traces`: whether spans are sent; None: the environment decides.
     """
 
     file: Path | None = None
@@ -573,8 +571,8 @@ class MetricsRules:
 class Fleet:
     """The fleet as fleet.toml describes it; `nodes` are in the file's order.
 
-    Commands without Spark need no variables of [spark]: a setting whose variable is not set has its name, and
-    `spark_missing` says so (`check_spark_variables`).
+    Commands without Spark don't need the variables of [spark]: a setting whose variable is not set stays unexpanded,
+    and `spark_missing` contains the problem (`check_spark_variables`).
     """
 
     path: Path
@@ -587,11 +585,10 @@ class Fleet:
     spark_settings: Mapping[str, str]
     spark_missing: tuple[str, ...] = ()
     retention: Retention = Retention()
-    # That of `store`; None: objects are stored as they are written.
+    # The encryption of `store`; None: objects are stored unencrypted.
     encryption: FleetEncryption | None = None
-    # The servers of a drill, and its assertions about the restored databases.
     drill: DrillTable = field(default_factory=DrillTable)
-    # The rules of `snapshot watch`, and the command that it notifies of failures.
+    # The schedule of `snapshot watch`, and the command that it runs to report failures.
     watch: WatchTable | None = None
     notify: tuple[str, ...] = ()
     metrics: MetricsRules = MetricsRules()
@@ -603,7 +600,7 @@ class Fleet:
         return tuple(node for node in self.nodes if node.backup_of is None)
 
     def node(self, node_id: str) -> Node:
-        """The node with this id; raise KeyError if there is none."""
+        """Return the node with this id; raise KeyError if there is none."""
         for node in self.nodes:
             if node.id == node_id:
                 return node
@@ -613,12 +610,12 @@ class Fleet:
 def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
     """Read and validate fleet.toml; raise FleetFileError naming the file and the invalid key.
 
-    `hint` says what to do if there is no such file.
+    `hint` is the hint for a missing file.
     """
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
-        # Editors on Windows begin a file with a byte order mark.
+        # Editors on Windows may begin a file with a byte order mark.
         text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise FleetFileError(f"no fleet file at {path}", hint=hint) from None
@@ -632,7 +629,7 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
             f"{path}: {error.strerror or error}", hint="correct the file, then repeat the command"
         ) from error
     if len(content) > FILE_BYTES_MAX:
-        raise FleetFileError(f"{path} has more than {size_text(FILE_BYTES_MAX)}", hint="name a fleet file")
+        raise FleetFileError(f"{path} is larger than {size_text(FILE_BYTES_MAX)}", hint="name a fleet file")
     try:
         return _fleet(path, decode_fleet_file(text))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
@@ -645,15 +642,15 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     _check_nodes(nodes)
     check_global_id(file.cut.global_id)
     if any(table.timeout <= 0 for table in file.drill.assertion):
-        raise ValueError("`drill.assertion.timeout` is 0: an assertion would have no time")
+        raise ValueError("`drill.assertion.timeout` is 0: no assertion could finish in time")
     missing: list[str] = []
     retention, spark = file.retention, expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     if file.globals.passwords and encryption is None:
-        raise ValueError("`globals.passwords` needs [encryption]: readers of a plain store could try them")
+        raise ValueError("`globals.passwords` needs [encryption]: readers of a plain store could guess the passwords")
     master = check_spark_master(spark.pop("master", "local[*]"))
     settings = spark_settings(spark)
-    # The name of a variable that is not set is no secret.
+    # An unexpanded `${NAME}` is no secret.
     remember_secret_settings({name: value for name, value in settings.items() if not VARIABLE.search(value)})
     check_spark_settings(master, settings)
     return Fleet(
@@ -684,7 +681,7 @@ def _metrics(table: MetricsTable) -> MetricsRules:
 
 
 def _listen_address(text: str) -> ListenAddress:
-    """The address in `[metrics] listen`: `9957`, `host:9957` or `[::1]:9957`; without a host only this machine."""
+    """Parse `[metrics] listen`: `9957`, `host:9957` or `[::1]:9957`; without a host, only this machine can connect."""
     host, _, port = text.rpartition(":")
     if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < PORTS or (":" in host) != host.startswith("["):
         raise ValueError(f"`metrics.listen` is {text!r}, which is not of the form 127.0.0.1:9957")
@@ -749,13 +746,13 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
 
 
 def check_spark_variables(fleet: Fleet) -> None:
-    """Raise FleetFileError if a variable of [spark] is not set: of a command that may start Spark, at its start."""
+    """Raise FleetFileError if a variable of [spark] is not set; commands that may start Spark call this first."""
     if fleet.spark_missing:
         raise FleetFileError(f"{fleet.path}: {fleet.spark_missing[0]}", hint=SET_VARIABLE)
 
 
 def check_drill(fleet: Fleet) -> None:
-    """Raise FleetFileError if an assertion names a node that is no primary. Only a drill needs them to be right."""
+    """Raise FleetFileError if an assertion names a node that is not a primary; only drills call this."""
     primaries = [node.id for node in fleet.primaries]
     for number, assertion in enumerate(fleet.drill.assertion, start=1):
         if assertion.node not in primaries:

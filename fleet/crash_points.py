@@ -1,8 +1,8 @@
 """The crash points of a create: one right after each effect that is visible from outside the process.
 
-Each is reported to `Progress.reached`, which also shows where the time goes. A command that ends between two points
-leaves at most the effects of the first. tests/integration/test_points.py tests that every effect on a node or the store
-has a point after it.
+Each point is reported to `Progress.reached`, which also shows where the time goes. A command that ends between two
+points leaves no effects other than those before the first. tests/integration/test_points.py tests that a point follows
+every effect on a node or the store.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class CrashPoint(StrEnum):
-    """The effect that was just made; the value is the text that `--verbose` prints."""
+    """The latest effect; the value is the text that `--verbose` prints."""
 
     CHECKED = "checks passed"
     LOCKED = "fleet locked"

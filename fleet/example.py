@@ -1,6 +1,6 @@
-"""The example of a fleet.toml, which docs/fleet-file.md shows and `snapshot init --example` writes.
+"""The example fleet.toml, which docs/fleet-file.md shows and `snapshot init --example` writes.
 
-Here every key shows its default or an example. The written file has only the required keys: the rest is commented out.
+Every key shows its default or an example. In the written file all keys that are not required are commented out.
 """
 
 from __future__ import annotations
@@ -84,36 +84,35 @@ expected = true
 """
 FIRST_OPTIONAL = "[store_options]"
 HEAD = """\
-# The fleet: replace the name, the store and the nodes, remove standbys that there are none of, then: snapshot init
+# The fleet: replace the name, store and nodes, remove the standbys if you have none, then run: snapshot init
 # Keys that are commented out are optional, and show their default or an example. docs/fleet-file.md describes them.
 
 """
 
 
 class FleetFileExistsError(RefusedError):
-    """An example was to be written to a file that is there already."""
+    """The file for the example exists already."""
 
 
 def example_text() -> str:
-    """The example with everything commented out that is not required."""
+    """Return the example with everything that is not required commented out."""
     lines, is_optional = list[str](), False
     for line in EXAMPLE.splitlines():
         is_optional = is_optional or line.startswith(FIRST_OPTIONAL)
-        # Limits of one node.
         is_comment = is_optional or "this node's own" in line
         lines.append(f"# {line}" if is_comment and line else line)
     return HEAD + "\n".join(lines) + "\n"
 
 
 def write_example(path: Path) -> None:
-    """Write the example to a new file; raise FleetFileExistsError if it is there, UsageError if it can't be written."""
+    """Write the example to a new file; raise FleetFileExistsError, or UsageError if it can't be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(example_text())
     except FileExistsError:
         raise FleetFileExistsError(
-            f"{path} exists already", hint="nothing was changed; to write the example elsewhere: --fleet FILE"
+            f"{path} already exists", hint="nothing was changed; to write the example elsewhere: --fleet FILE"
         ) from None
     except OSError as error:
-        hint = "name another file: --fleet FILE"
+        hint = "name a different file: --fleet FILE"
         raise UsageError(f"{path} can't be written: {error.strerror}", hint=hint) from error

@@ -1,6 +1,6 @@
-"""libpq's parameters from the environment, written into a dsn: executors on other machines lack this environment.
+"""Write libpq's parameters from the environment into a dsn, because executors have a different environment.
 
-Without that, an executor whose environment lacks PGSSLMODE or PGHOST would connect without TLS or elsewhere, unnoticed.
+Otherwise an executor without PGSSLMODE or PGHOST would connect without TLS or to a different server, unnoticed.
 Source: PostgreSQL manual, "Environment Variables" and "SSL Support" of libpq.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-# Where to, as whom, and how protected. The rest is set by nodes.connections.
+# The parameters that decide the server, the user and the protection; nodes.connections sets all others.
 TRANSFERRED = frozenset(
     {
         "host",
@@ -51,10 +51,10 @@ DEFAULT_AUTHORITIES = ".postgresql/root.crt"
 
 
 def with_environment(dsn: str) -> str:
-    """`dsn` with the parameters that libpq takes from this process's environment, and from the service it names.
+    """Return `dsn` with the parameters that libpq takes from this process's environment and from the service file.
 
-    With sslmode=require libpq verifies the server's certificate if it finds a file with authorities: then the mode
-    becomes verify-ca, which says so, and which fails where the file is missing.
+    With sslmode=require libpq verifies the server's certificate if it finds a file of authorities. In this case the
+    mode becomes verify-ca, which fails on machines where the file is missing.
     """
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     parameters = given | {name: value for name, value in _defaults(given).items() if name not in given}
@@ -64,7 +64,7 @@ def with_environment(dsn: str) -> str:
 
 
 def missing_files(dsn: str) -> str:
-    """The files that `dsn` names and this machine lacks, as the end of a message; empty if there are none."""
+    """Name the files in `dsn` that this machine can't read, as the end of a message; "" if it can read all."""
     given = conninfo_to_dict(dsn)
     named = [(name, str(given[name])) for name in FILES if given.get(name)]
     lacking = [f"{name} {path}" for name, path in named if path != "system" and not os.access(path, os.R_OK)]
@@ -72,7 +72,7 @@ def missing_files(dsn: str) -> str:
 
 
 def _defaults(given: Mapping[str, str]) -> dict[str, str]:
-    """What libpq adds to `given`: from the service, if one is named, then from the environment."""
+    """Return the parameters that libpq adds to `given`, from the service if one is named, then from the environment."""
     service = given.get("service") or os.environ.get("PGSERVICE")
     with _service(service):
         options = psycopg.pq.Conninfo.get_defaults()
@@ -81,7 +81,7 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
         name = option.keyword.decode()
         is_set = option.envvar is not None and bool(os.environ.get(option.envvar.decode()))
         is_changed = service is not None and option.val != option.compiled
-        # Without a name libpq takes that of the operating system's user, which is another one on other machines.
+        # Without a user libpq takes the operating system's user, who is a different user on other machines.
         if name in TRANSFERRED and option.val and (is_set or is_changed or name == "user"):
             defaults[name] = os.fsdecode(option.val)
     return defaults

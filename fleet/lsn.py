@@ -1,7 +1,7 @@
 """WAL positions (LSN) and their text form.
 
-Never compare positions of different nodes. A position is exclusive: WAL "up to c" is every record that begins before
-c, as with PostgreSQL's own end positions.
+Never compare positions of different nodes. An end position is exclusive, as in PostgreSQL: WAL "up to c" is every
+record that begins before c.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LSN = re.compile("[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 class Lsn(int):
     """A byte position in one node's WAL (PostgreSQL manual, "pg_lsn Type"); str() gives PostgreSQL's text form.
 
-    It is an int because it is compared with columns of positions, which are 64-bit integers in Arrow and numpy.
+    It is an int so that it can be compared with columns of positions, which are 64-bit integers in Arrow and numpy.
     """
 
     __slots__ = ()
@@ -34,5 +34,5 @@ class Lsn(int):
         return f"Lsn({self})"
 
 
-# Before every record.
+# The position before every record.
 ORIGIN = Lsn(0)

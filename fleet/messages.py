@@ -1,37 +1,38 @@
-"""What several messages share: hints that name commands as they can be typed, and long lists shortened."""
+"""Parts of messages: hints with commands that can be typed, and shortened lists."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# `init` first: what ends a chain often removes tables from the publications as well. It is safe to repeat.
+# `init` comes first, because events that end a chain often remove tables from the publications as well. Repeating it is
+# safe.
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
-# While a restore publishes, a database has another name, or accepts no connections.
+# While a restore swaps databases, a database is renamed or accepts no connections.
 UNFINISHED_RESTORE = (
     "an unfinished restore may have closed the database; the command that ends it is named by: snapshot list"
 )
-# After a command that ends or repeats a restore.
+# Follows a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"
 DRILL_COMMAND = "snapshot drill"
 
 
 def restore_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
-    """The command that restores the snapshot, of `nodes` alone if given."""
+    """Return the command that restores the snapshot, or only `nodes` of it."""
     return _on_nodes(f"snapshot restore {snapshot}", nodes)
 
 
 def resume_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
-    """The command that finishes an unfinished restore."""
+    """Return the command that finishes an unfinished restore."""
     return _on_nodes(f"snapshot restore-resume {snapshot}", nodes)
 
 
 def abandon_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
-    """The command that undoes an unfinished restore."""
+    """Return the command that undoes an unfinished restore."""
     return _on_nodes(f"snapshot restore-abandon {snapshot}", nodes)
 
 
 def discard_command(nodes: Iterable[str] = ()) -> str:
-    """The command that drops the databases that restores have put aside."""
+    """Return the command that drops the databases that restores have put aside."""
     return _on_nodes("snapshot restore-discard", nodes)
 
 
@@ -40,14 +41,14 @@ def _on_nodes(command: str, nodes: Iterable[str]) -> str:
 
 
 def list_some(names: Iterable[str], most: int) -> str:
-    """The first `most` names: `a, b and 3 more`."""
+    """Join the first `most` names: `a, b and 3 more`."""
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
 
 
 def join_some(texts: Iterable[str], most: int) -> str:
-    """The first `most` texts, which may have commas: `a; b; and 3 more`."""
+    """Join the first `most` texts, which may contain commas: `a; b; and 3 more`."""
     listed = list(texts)
     more = [f"and {len(listed) - most} more"] if len(listed) > most else []
     return "; ".join([*listed[:most], *more])

@@ -1,6 +1,6 @@
-"""Files and folders that no other user of the machine can change, and files that are written whole or not at all.
+"""Files and folders that no other user of the machine can change, and files that are written atomically.
 
-The JVM runs files from the cache folder, so it is used only if nobody else can have put anything there.
+The JVM runs files from the cache folder, so it is used only if no other user can have put files there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ NAME = "cutline"
 
 
 def private_folder(variable: str, default: str) -> Path | None:
-    """Cutline's folder in the folder that the environment variable names, else in `default`; created if necessary.
+    """Return Cutline's folder inside the folder that the environment variable names, or inside `default`.
 
-    None if there can be none, or if others can change it.
+    The folder is created if necessary. Returns None if it can't be created, or if other users can change it.
     """
     folder = find_private_folder(variable, default)
     return None if isinstance(folder, str) else folder
 
 
 def find_private_folder(variable: str, default: str) -> Path | str:
-    """As `private_folder`, and a text that names the folder and the reason in the place of None."""
+    """Find the folder of `private_folder`; instead of None, return a text with the folder and the reason."""
     path = os.environ.get(variable) or default
     try:
         folder = Path(path).expanduser().resolve() / NAME
@@ -37,24 +37,24 @@ def find_private_folder(variable: str, default: str) -> Path | str:
         if not is_own_alone(folder) or is_replaceable(folder):
             return f"other users can change {folder}, or a folder above it"
     except OSError as error:
-        return f"folder {error.filename or path} can't be made or read: {error.strerror}"
+        return f"folder {error.filename or path} can't be created or read: {error.strerror}"
     except RuntimeError:
-        return f"there is no folder {path}: this user has no home"
+        return f"folder {path} does not exist: this user has no home directory"
     return folder if os.access(folder, os.W_OK) else f"folder {folder} can't be written to"
 
 
 def cache_folder() -> Path | None:
-    """The folder of the user's caches, created if necessary; None if there can be none, or if others can change it."""
+    """Return Cutline's folder for the user's caches, as `private_folder` does."""
     return private_folder("XDG_CACHE_HOME", "~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
 
 
 @contextmanager
 def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes the file; it is replaced at the end, or stays as it was if the block raises.
+    """Yield a function that writes a new version of the file, which replaces the file unless the block raises.
 
-    Raises UsageError if the file can't be written, before the block begins if that is seen by then. A file gets the
-    permissions `mode`, or keeps its own, and a symbolic link of this user's stays: its target is replaced. The new
-    content first has a hidden name with another ending. Raw text (nodes.encodings) is written as its bytes.
+    Raises UsageError if the file can't be written, if possible before the block begins. The file gets the permissions
+    `mode`, or keeps its own. If `path` is a symbolic link of this user, its target is replaced. Until the end the new
+    version is in a hidden file with a different suffix. Raw text (nodes.encodings) is written as its bytes.
     """
     with _naming_file(path):
         target = _target_of(path)
@@ -74,7 +74,7 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
                 os.fchmod(out.fileno(), kept if mode is None else mode)
                 os.fsync(out.fileno())
         finally:
-            # Closing flushes again what could not be flushed, and would hide the first error.
+            # Closing retries a failed flush, and its error would hide the first.
             with suppress(OSError):
                 out.close()
         with _naming_file(path):
@@ -86,18 +86,18 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
 
 
 def _target_of(path: Path) -> Path:
-    """The file that is replaced: others who may make links in the folder can't choose a file of this user's."""
+    """Return the file to replace. Another user's symbolic link is refused: it could point to any file of this user."""
     with suppress(FileNotFoundError):
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
             if status.st_uid not in (0, os.geteuid()):
-                raise OSError(0, "it is a symbolic link of another user")
+                raise OSError(0, "it is another user's symbolic link")
             return real_path(path)
     return real_path(path.parent) / path.name
 
 
 def _mode_of(target: Path) -> int:
-    """The permissions of the file, or of a new one; raise OSError unless the place is a file's."""
+    """Return the permissions of the file, or the defaults for a new file; raise OSError if it is not a regular file."""
     try:
         mode_bits = target.stat().st_mode
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def _mode_of(target: Path) -> int:
         os.umask(mask)
         return 0o666 & ~mask
     if not stat.S_ISREG(mode_bits):
-        raise OSError(0, "it is not a file")
+        raise OSError(0, "it is not a regular file")
     return stat.S_IMODE(mode_bits)
 
 

@@ -1,13 +1,14 @@
 """The identity of this process, its user and its machine, as sessions, records and folders store it.
 
-A process id alone is no identity: later processes and processes of other containers use it again. Together with the
-boot of the machine, the namespaces and the start time of the process, it is one. Only Linux provides these.
+A process id alone does not identify a process: later processes and processes in other containers reuse it. The id
+identifies it together with the machine's boot id, the namespaces and the process's start time. Only Linux provides
+these.
 
 PostgreSQL keeps 63 bytes of an application_name, and only ASCII. A part that was cut short ends in `~`.
 
-Some folders must be safe from other users. Root can change every folder, and so can the owner of `/`, which in a user
-namespace may be another number: both are trusted. So is the group of a folder, if the folder's owner gave it that
-group: on many systems every user has a group of their own, which may write.
+Some folders must be safe from other users. Root can change every folder, and so can the owner of `/`, which has a
+different uid in a user namespace; both are trusted. So are the groups of parent folders: on many systems every user has
+a private group, which may write.
 """
 
 from __future__ import annotations
@@ -25,41 +26,41 @@ from cutline.storage.errors import UsageError
 
 
 def real_path(path: Path) -> Path:
-    """The absolute path without links; raise UsageError if there can be none: the links lead in a circle, or a NUL."""
+    """Return the absolute path without links; raise UsageError if links form a circle or the path contains NUL."""
     try:
-        # Unlike Path.resolve, which raises RuntimeError for a circle before Python 3.13, it ends at the link.
+        # realpath stops at the circular link, while Path.resolve raises RuntimeError before Python 3.13.
         resolved = Path(os.path.realpath(path))
     except ValueError as error:
-        raise UsageError(f"{str(path)!r}: {error}", hint="name another path") from error
+        raise UsageError(f"{str(path)!r}: {error}", hint="name a different path") from error
     if _is_circular(resolved):
-        raise UsageError(f"{path}: symbolic links lead in a circle at {resolved}", hint="name another path")
+        raise UsageError(f"{path}: symbolic links form a circle at {resolved}", hint="name a different path")
     return resolved
 
 
 def _is_circular(path: Path) -> bool:
-    """Whether a path without links has one all the same."""
+    """Whether realpath stopped at a circular link."""
     try:
         return stat.S_ISLNK(path.lstat().st_mode)
     except OSError as error:
-        # In a folder that this user may not enter, opening the file raises the error.
+        # If this user may not enter the folder, opening the file raises the error later.
         return error.errno == errno.ELOOP
 
 
 def is_own(path: Path) -> bool:
-    """Whether `path` is a file or folder of this user, and no link; raise FileNotFoundError."""
+    """Whether `path` belongs to this user and is no symbolic link; raise FileNotFoundError."""
     status = path.lstat()
     return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
 
 
 def is_own_alone(path: Path) -> bool:
-    """Whether `path` is a file or folder of this user that nobody else can write to, and no link."""
+    """Whether `path` belongs to this user, is writable for nobody else, and is no symbolic link."""
     return is_own(path) and not path.lstat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def is_replaceable(path: Path) -> bool:
     """Whether another user can rename `path`, or a folder above it, and put something else in its place.
 
-    `path` need not exist; the folders above it must, and none of them may be a link.
+    `path` may be missing. The folders above it must exist; a symbolic link among them counts as replaceable.
     """
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     return any(_is_open_to_others(folder, trusted) for folder in path.parents)
@@ -74,19 +75,19 @@ def _is_open_to_others(folder: Path, trusted: set[int]) -> bool:
 PROC = Path("/proc")
 # The namespaces in which the number and the start time of a process are counted.
 NAMESPACES = ("pid", "time")
-# States of processes that have ended: nobody has asked for their result yet.
+# States of processes that have ended, but whose exit status has not been collected.
 ENDED = ("Z", "X", "x")
 NUMBER = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 
 
 def own_process() -> str:
-    """Which process this is, as `is_gone` takes it; "" where the system does not tell."""
+    """Return this process's identity for `is_gone`, or "" if the system does not provide it."""
     place, start = _place(), _start(os.getpid())
     return f"{place} {os.getpid()} {start}" if place and start else ""
 
 
 def is_gone(process: str) -> bool:
-    """Whether it is certain that the process, as its `own_process` described it, is gone; False of other machines."""
+    """Whether the process with this `own_process` has certainly ended; False for processes of other machines."""
     place, _, rest = process.partition(" ")
     number, _, start = rest.partition(" ")
     if not place or place != _place() or not (NUMBER.fullmatch(number) and NUMBER.fullmatch(start)):
@@ -96,15 +97,15 @@ def is_gone(process: str) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        # Another user's, or none at all.
+        # It may be another user's process, or the number is out of range.
         pass
-    # It may be hidden from other users.
+    # The system may hide the process from other users.
     found = _start(int(number))
     return found is not None and found != start
 
 
 def _place() -> str:
-    """The boot of the machine and the namespaces that this process is in; "" where that is not known."""
+    """Return the machine's boot id and this process's namespaces, or "" if they are unknown."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return "/".join([boot, *(str((PROC / "self/ns" / name).stat().st_ino) for name in NAMESPACES)])
@@ -113,9 +114,9 @@ def _place() -> str:
 
 
 def _start(process: int) -> str | None:
-    """When a process began, in ticks since boot; "" if it has ended. None if that is not to be seen."""
+    """Return when a process started, in ticks since boot; "" if it has ended, None if that is not visible."""
     try:
-        # The name in parentheses may have spaces and parentheses itself (proc_pid_stat(5)).
+        # The name in parentheses may itself contain spaces and parentheses (proc_pid_stat(5)).
         fields = (PROC / str(process) / "stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
     except (OSError, UnicodeDecodeError):
         return None
@@ -123,7 +124,7 @@ def _start(process: int) -> str | None:
 
 
 LABEL_BYTES_MAX = 63
-# Of these, reserved for `user@host:pid` however long the subject is.
+# The part of these bytes that is reserved for `user@host:pid`, however long the subject is.
 OWNER_BYTES_MAX = 32
 LABEL = re.compile(
     r"cutline (?P<command>\S+)(?: (?P<subject>\S+))? (?P<user>[^@\s]+)@(?P<host>[^:\s]+):(?P<process>\d+)"
@@ -141,7 +142,7 @@ class Label:
     process: int
 
     def text(self) -> str:
-        """The application_name, at most LABEL_BYTES_MAX bytes long."""
+        """Format the application_name, at most LABEL_BYTES_MAX bytes long."""
         number = f":{self.process}"
         user = _shorten(_plain(self.user), OWNER_BYTES_MAX // 2)
         host = _shorten(_plain(self.host), OWNER_BYTES_MAX - len(user) - len("@") - len(number))
@@ -152,7 +153,7 @@ class Label:
 
 
 def own_label(command: str, subject: str = "") -> str:
-    """The application_name for this process's sessions."""
+    """Return the application_name for this process's sessions."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
@@ -162,7 +163,7 @@ def own_label(command: str, subject: str = "") -> str:
 
 
 def read_label(text: str) -> Label | None:
-    """Parse what `Label.text` wrote; None for any other application_name."""
+    """Parse the result of `Label.text`; return None for any other application_name."""
     match = LABEL.fullmatch(text)
     if match is None:
         return None
@@ -170,7 +171,7 @@ def read_label(text: str) -> Label | None:
 
 
 def is_of_one_process(text: str, other: str) -> bool:
-    """Whether two labels are known to belong to the same process, on any task."""
+    """Whether two labels belong to the same process, perhaps to different tasks of it."""
     first, second = read_label(text), read_label(other)
     if first is None or second is None:
         return False
@@ -178,7 +179,7 @@ def is_of_one_process(text: str, other: str) -> bool:
 
 
 def end_sessions_statement(label: str) -> str:
-    """The SQL statement that ends all sessions of the label's process on a server."""
+    """Return the SQL statement that ends all sessions of the label's process on a server."""
     owner = label.rpartition(" ")[2].replace("'", "''")
     return (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

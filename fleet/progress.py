@@ -1,6 +1,6 @@
-"""The interface through which work below `cli` reports its progress, and how far and fast each step is.
+"""The interface through which code below `cli` reports progress, and the pace of each step.
 
-The rich bars, the JSON lines and the tests each implement `Progress`.
+The progress bars, the JSON lines and the tests each implement `Progress`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# Between two readings the remaining time is counted down to this fraction of its value.
+# Between two readings the remaining time is counted down, but not below this fraction of its value.
 COUNTED_DOWN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far the current step is, on one node, or on all together if `node` is "".
+    """The progress of the current step, on one node or, if `node` is "", on all nodes together.
 
-    `total` is None if it is not known. `seconds_left` is for the whole operation; None: it is not known. If it
-    `is_rough`, it may be off by more than a fifth.
+    `total` and `seconds_left` are None if they are unknown. `seconds_left` is for the whole operation; if `is_rough`,
+    it may be off by more than a fifth.
     """
 
     done: int
@@ -41,26 +41,26 @@ class Progress(Protocol):
     """Receives the steps of an operation, in order, from any thread."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Begin the step `name`, which ends the step before; `total` is its units of work, if known."""
+        """Begin the step `name`, which ends the previous step; `total` is its amount of work in `unit`, if known."""
 
     def advance(self, done: int) -> None:
         """Add `done` units to the current step."""
 
     def tell(self, reading: Reading) -> None:
-        """Report how far the current step is, in other units than those of `advance`."""
+        """Report the progress of the current step, perhaps in different units than `advance`."""
 
     def note(self, text: str) -> None:
-        """Report one line that matters to the operator; `News` if nobody needs to do anything about it."""
+        """Report one line that matters to the operator, as `News` if it needs no action."""
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Report that the crash point `point` is reached, on `node` if it is a point of every node."""
+        """Report that the crash point `point` is reached, on `node` if every node has this point."""
 
     def ending(self) -> None:
-        """Report that the operation is done, only goes forward, or undoes its work: nobody may stop it now."""
+        """Report that the operation may not be stopped any more: it is done, can only finish, or undoes its work."""
 
 
 class Silent:
-    """A Progress that ignores everything. A subclass overrides the methods it needs."""
+    """A Progress that ignores everything. A subclass overrides the methods that it needs."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         pass
@@ -82,7 +82,7 @@ class Silent:
 
 
 class Forwarding:
-    """A Progress that passes everything on to `target`. A subclass overrides the methods it also handles."""
+    """A Progress that forwards all calls to `target`. A subclass overrides the methods that it handles."""
 
     def __init__(self, target: Progress) -> None:
         self.target = target
@@ -107,7 +107,7 @@ class Forwarding:
 
 
 class Noting(Forwarding):
-    """Passes everything on to `target` and keeps the notes, which a command's result repeats."""
+    """Forwards all calls to `target`, and keeps the notes, which a command's result repeats."""
 
     def __init__(self, target: Progress) -> None:
         super().__init__(target)
@@ -120,9 +120,9 @@ class Noting(Forwarding):
 
 @dataclass(frozen=True, slots=True)
 class NodePace:
-    """The last reading, units per second since the first one, and the seconds that the rest takes at that rate.
+    """The last reading, the units per second since the first reading, and the seconds left at that rate.
 
-    None: it is not known.
+    None means unknown.
     """
 
     reading: Reading
@@ -134,8 +134,8 @@ class NodePace:
 class StepPace:
     """The step in progress. Times are on the monotonic clock.
 
-    `readings` are the last readings, `first` those from which the rates are taken, with their times; both by node, ""
-    for all together.
+    `readings` are the last readings, and `first` the units and times from which the rates are computed; both by node,
+    with "" for all nodes together.
     """
 
     name: str
@@ -147,24 +147,24 @@ class StepPace:
     first: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def take(self, reading: Reading) -> None:
-        """Take a reading instead of the step's own count, or that of a node."""
+        """Use the reading instead of the step's own count, or for one node."""
         self.readings[reading.node] = reading
         if not self.first.get(reading.node, (0, 0.0))[0]:
-            # What takes long to begin is not slow to go on.
+            # Measure the rate from the first unit done: a slow start says nothing about the pace afterwards.
             self.first[reading.node] = (reading.done, time.monotonic())
 
     def least_advanced(self, count: int) -> list[str]:
-        """Of the nodes that have readings, those that have done the smallest parts: `count` of them at most."""
+        """Return up to `count` nodes with readings, those that have done the smallest parts of their work."""
 
         def part(node: str) -> float:
             reading = self.readings[node]
-            # Where nothing is to do, all is done.
+            # A node without work is done.
             return reading.done / reading.total if reading.total else float(reading.total is not None)
 
         return sorted((node for node in self.readings if node), key=lambda node: (part(node), node))[:count]
 
     def pace(self, node: str, now: float) -> NodePace:
-        """How far it is, and how fast, on one node or ("") on all together."""
+        """Return the progress and pace on one node, or with "" on all nodes together."""
         reading = self.readings.get(node) or Reading(self.done, self.total, self.unit, node)
         begun, since = self.first.get(node, (0, self.began))
         rate = (reading.done - begun) / (now - since) if reading.done > begun and now > since else None
@@ -172,12 +172,12 @@ class StepPace:
         return NodePace(reading, rate, left)
 
 
-# A check of all snapshots has a step for each. The shortest of more than these are recorded together.
+# A check of all snapshots has a step for each snapshot. If there are more steps, the shortest are recorded together.
 PHASES_MAX, OTHERS = 50, "others"
 
 
 class StepTimes(Forwarding):
-    """A Progress that passes everything on to `target`, and measures the steps. A step that comes again is added up."""
+    """A Progress that forwards all calls to `target` and measures the steps, adding up steps with the same name."""
 
     def __init__(self, target: Progress) -> None:
         super().__init__(target)
@@ -186,7 +186,7 @@ class StepTimes(Forwarding):
         self._lock = threading.Lock()
 
     def phases(self) -> dict[str, float]:
-        """The seconds that each step has taken until now, by name, in order of their beginning."""
+        """Return the seconds that each step has taken until now, by name, in order of their beginning."""
         with self._lock:
             self._end(self._step)
             found = dict(self._seconds)

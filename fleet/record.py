@@ -1,7 +1,7 @@
 """Records: the values in stored documents, read and written by msgspec.
 
-Reading is strict: every value has the type of its field, no field is missing, and no field is unknown, because a field
-that this version does not know may change the meaning of others.
+Reading is strict: every value has the type of its field, no field is missing, and no field is unknown, because an
+unknown field may change the meaning of others.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _EXAMINING = threading.Lock()
 INTEGER_MAX = 2**63 - 1
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
 TIME = re.compile(TIME_PATTERN)
-# The end of a pattern. A `$` alone would also match before a newline at the end.
+# The end of a pattern. A `$` alone would also match before a final newline.
 END = r"$(?!\n)"
 
 # 64 bits, as in PostgreSQL and Parquet.
 Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX - 1, le=INTEGER_MAX)]
-# No command runs for thirty years; and JSON has no infinite number.
+# No command runs for thirty years, and JSON has no infinity.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 
 
 class Time(str):
-    """A time that exists, as RFC 3339 writes it, with its offset from UTC. It stays text, written as it was read."""
+    """A valid time in RFC 3339 format with an offset from UTC, kept as text so that it is written as it was read."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, moment: datetime) -> Time:
-        """The time of `moment` in milliseconds; raise ValueError if it has no time zone."""
+        """Format `moment` in milliseconds; raise ValueError if it has no time zone."""
         return cls.parse(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
 
     @classmethod
     def parse(cls, text: str) -> Time:
-        """The time in `text`; raise ValueError."""
+        """Check a time in `text`; raise ValueError if it is invalid."""
         if not TIME.fullmatch(text):
             raise ValueError(f"{text!r} is not a time such as 2026-11-20T01:02:03Z")
-        # The form alone allows a 30th of February; and readers compare times in UTC.
+        # The pattern allows a 30th of February, and readers compare times in UTC.
         try:
             datetime.fromisoformat(text).astimezone(UTC)
         except OverflowError as error:
@@ -60,12 +60,12 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def to_builtins(value: Any) -> Any:
-    """The value as JSON types; records become objects with their fields in order."""
+    """Convert the value to JSON types; records become objects with their fields in order."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=_encode)
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    """The record as a JSON object."""
+    """Convert the record to a JSON object."""
     fields: dict[str, Any] = to_builtins(record)
     return fields
 
@@ -77,12 +77,12 @@ def from_builtins(value: Any, kind: type[T]) -> T:
 
 
 def from_json(body: bytes | str, kind: Any) -> Any:
-    """A value of `kind` from JSON; raise msgspec.DecodeError, or ValidationError naming the invalid field."""
+    """Decode a value of `kind`; raise msgspec.DecodeError, or ValidationError naming the invalid field."""
     return _decoder(kind).decode(body)
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    # msgspec examines a type when it is first used. Two threads that do so at once crash the process.
+    # msgspec examines a type at its first use. Two threads that do so at the same time crash the process.
     with _EXAMINING:
         return _new_decoder(kind)
 
@@ -93,7 +93,7 @@ def _new_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def json_schema(kinds: list[Any]) -> tuple[tuple[dict[str, Any], ...], Mapping[str, Any]]:
-    """The JSON Schemas of the kinds, and the definitions that they share."""
+    """Return the JSON Schemas of the kinds, and the definitions that they share."""
     return msgspec.json.schema_components(kinds, schema_hook=_schema_of, ref_template="#/$defs/{name}")
 
 

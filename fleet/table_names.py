@@ -1,4 +1,4 @@
-"""Names of tables: as reports and patterns have them, and quoted for SQL."""
+"""Names of tables: for reports and patterns, and quoted for SQL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
 
 
 def table_name(schema: str, table: str) -> str:
-    """`schema.table`. A part with a dot or a quote is quoted, so that every table has a different name."""
+    """Return `schema.table`, quoting parts that contain a dot or a quote, so that every table has a different name."""
     return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
 
 
@@ -34,10 +34,10 @@ def is_included(name: str, rules: GroupRules) -> bool:
 
 
 def unquote_identifier(name: str) -> str:
-    """The name that an identifier stands for, if it is quoted; else as it is."""
+    """Remove an identifier's quotes, if it has any."""
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 def quote_identifier(name: str) -> str:
-    """The name as a quoted identifier (PostgreSQL manual, "Identifiers and Key Words")."""
+    """Quote the name as an identifier (PostgreSQL manual, "Identifiers and Key Words")."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,4 +1,4 @@
-"""Lengths of time and sizes in bytes as people write them: parsed and printed."""
+"""Parse and print durations and sizes in bytes as people write them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400, "monthly": 30 * 86400}
 UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-# Longer spans would leave the calendar.
+# Longer durations would exceed Python's range of dates.
 DAYS_MAX = 36_500
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class Duration(float):
-    """A length of time in seconds, written as `24h`, `90 min`, `1.5d` or `0`."""
+    """A duration in seconds, written as `24h`, `90 min`, `1.5d` or `0`."""
 
     __slots__ = ()
 
@@ -23,40 +23,40 @@ class Duration(float):
             return cls(0)
         match = DURATION.fullmatch(text.strip())
         if match is None or match[2] not in UNIT_SECONDS:
-            raise ValueError(f"{text!r} is not a length of time such as 24h, 30min or 7d")
+            raise ValueError(f"{text!r} is not a duration such as 24h, 30min or 7d")
         if (seconds := float(match[1]) * UNIT_SECONDS[match[2]]) > DAYS_MAX * UNIT_SECONDS["d"]:
             raise ValueError(f"{text!r} is more than {DAYS_MAX:,} days")
         return cls(seconds)
 
     @classmethod
     def from_document(cls, value: object) -> Duration:
-        """Parse a string; raise ValueError for a number, which has no unit."""
+        """Parse a string; raise ValueError for any other type, such as a number without a unit."""
         if not isinstance(value, str):
-            raise ValueError('a length of time is a string such as "24h"')
+            raise ValueError('a duration is a string such as "24h"')
         return cls.parse(value)
 
 
 class Interval(Duration):
-    """How often something is done, in seconds: a length of time, or `hourly`, `daily`, `weekly`, `monthly` (30 days).
+    """The interval of a scheduled task in seconds: a duration, `hourly`, `daily`, `weekly` or `monthly` (30 days).
 
-    0, written as `never`: not at all.
+    0, written as `never`, disables the task.
     """
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """Parse a word or a length of time that is not 0; raise ValueError for anything else."""
+        """Parse a word or a duration other than 0; raise ValueError for anything else."""
         if text in WORD_SECONDS:
             return cls(WORD_SECONDS[text])
         if not (seconds := Duration.parse(text)):
-            raise ValueError(f'{text!r} is no interval; if it is not to be done at all, write "never"')
+            raise ValueError(f'{text!r} is not an interval; to disable the task, write "never"')
         return cls(seconds)
 
 
 SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BYTES_PER_UNIT = 1024
-# The units of a given size: KiB and so on are powers of 1024, KB and so on powers of 1000.
+# Units that sizes may be written in: KiB, MiB and so on are powers of 1024; KB, MB and so on are powers of 1000.
 UNIT_BYTES = {
     "B": 1,
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
@@ -66,7 +66,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 def size_text(size_bytes: int) -> str:
-    """Print a size: `0 B`, `1023 B`, `1.5 KiB`, `12.0 GiB`; one decimal, none for bytes."""
+    """Format a size with one decimal, except bytes: `0 B`, `1023 B`, `1.5 KiB`, `12.0 GiB`."""
     size = float(size_bytes)
     for unit in SIZE_UNITS:
         # 1023.95 and above would print as 1024.0.
@@ -77,7 +77,7 @@ def size_text(size_bytes: int) -> str:
 
 
 class Size(int):
-    """A number of bytes, written as 1024, or as `16GiB`, `1.5 TB`, `500MB`."""
+    """A number of bytes, written as 1024 or as `16GiB`, `1.5 TB` or `500MB`."""
 
     __slots__ = ()
 

@@ -95,14 +95,14 @@ def test_a_report_is_written_to_nothing_but_a_file(fleet: Fleet, tmp_path: Path)
     """A pipe would be waited for, and a link that another user has made leads where he wants."""
     os.mkfifo(pipe := tmp_path / "pipe")
     code, refused = run_here(fleet, "check", "--junit", str(pipe))
-    assert (code, refused["message"]) == (2, f"{pipe}: it is not a file")
+    assert (code, refused["message"]) == (2, f"{pipe}: it is not a regular file")
     kept, link = tmp_path / "kept", tmp_path / "link"
     kept.write_text("kept")
     link.symlink_to(kept)
     if not os.getuid():
         os.chown(link, 4711, -1, follow_symlinks=False)
         code, refused = run_here(fleet, "check", "--junit", str(link))
-        assert (code, refused["message"]) == (2, f"{link}: it is a symbolic link of another user")
+        assert (code, refused["message"]) == (2, f"{link}: it is another user's symbolic link")
         assert kept.read_text() == "kept"
 
 

@@ -184,7 +184,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "at `node[0].id`"),
     (HEAD + '[[node]]\nid = "a"\n', "`node[0]` lacks the key `dsn`"),
     (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "expected text, got integer - at `node[0].dsn`"),
-    (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id is not exact, xa or citus, nor a valid regex"),
+    (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id is not exact, xa, citus or a valid regex"),
     (HEAD + '[cut]\nglobal_id = "(.*)"\n' + NODE, "has no group named global"),
     (HEAD + "[wal]\nmax_retained_wal = 0\n" + NODE, "a size must be positive - at `wal.max_retained_wal`"),
     (HEAD + "[wal]\nmax_retained_wal = true\n" + NODE, "a size is a number of bytes, or a string such as"),
@@ -196,8 +196,8 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
      "'16' is not a size such as 16GiB or 500MB - at `node[0].max_retained_wal`"),
     (HEAD + "[spark]\nmaster = 'sc://h'\n" + NODE, "`spark.master` is a Spark Connect server"),
     (HEAD + "[spark]\n'submit.deployMode' = 'cluster'\n" + NODE, "`spark.submit.deployMode` must be client"),
-    (HEAD + "[spark]\n'api.mode' = 'connect'\n" + NODE, "`spark.api.mode` leads to Spark Connect"),
-    (HEAD + "[spark]\nremote = 'sc://h'\n" + NODE, "`spark.remote` leads to Spark Connect"),
+    (HEAD + "[spark]\n'api.mode' = 'connect'\n" + NODE, "`spark.api.mode` selects Spark Connect"),
+    (HEAD + "[spark]\nremote = 'sc://h'\n" + NODE, "`spark.remote` selects Spark Connect"),
     (HEAD + "[spark]\nmaster = 'k8s://https://h'\n" + NODE, "`spark.kubernetes.container.image` is missing"),
     (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key `retained_bytes_max` in `wal`"),
@@ -213,21 +213,21 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[retention]\nkeep_increments = true\n" + NODE,
      "expected integer, got boolean - at `retention.keep_increments`"),
     (HEAD + "[retention]\ngc_grace = 24\n" + NODE,
-     'a length of time is a string such as "24h" - at `retention.gc_grace`'),
+     'a duration is a string such as "24h" - at `retention.gc_grace`'),
     (HEAD + "[store_options]\nretry_for = 600\n" + NODE,
-     '`store_options.retry_for`: a length of time is a string such as "24h"'),
+     '`store_options.retry_for`: a duration is a string such as "24h"'),
     (HEAD + "[store_options]\nretry_for = 'long'\n" + NODE,
-     "`store_options.retry_for`: 'long' is not a length of time such as 24h, 30min or 7d"),
+     "`store_options.retry_for`: 'long' is not a duration such as 24h, 30min or 7d"),
     (HEAD + "[retention]\ngc_grace = '1 year'\n" + NODE,
-     "'1 year' is not a length of time such as 24h, 30min or 7d - at `retention.gc_grace`"),
+     "'1 year' is not a duration such as 24h, 30min or 7d - at `retention.gc_grace`"),
     (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "expected list, got text - at `groups.exclude`"),
     (HEAD + "[groups]\ninclude = [1]\n" + NODE, "expected text, got integer - at `groups.include[0]`"),
     (HEAD + '[encryption]\nkey_command = "cat key"\n' + NODE, "expected list, got text - at `encryption.key_command`"),
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "`spark.master` must be a non-empty string"),
     ("name = \n", "fleet.toml: "),
-    (HEAD.replace("store = \"", "store = \"/a\\u0000") + NODE, "a text has the character NUL"),
-    (HEAD + '[store_options]\n"a\\U00000000" = 1\n' + NODE, "a text has the character NUL"),
-    (HEAD + '[groups]\nexclude = ["a", "b\\\\\\u0000"]\n' + NODE, "a text has the character NUL"),
+    (HEAD.replace("store = \"", "store = \"/a\\u0000") + NODE, "a string contains the character NUL"),
+    (HEAD + '[store_options]\n"a\\U00000000" = 1\n' + NODE, "a string contains the character NUL"),
+    (HEAD + '[groups]\nexclude = ["a", "b\\\\\\u0000"]\n' + NODE, "a string contains the character NUL"),
     (HEAD + "[retention]\nkeep_days = 36501\n" + NODE, "expected integer <= 36500 - at `retention.keep_days`"),
 ])  # fmt: skip
 def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> None:
@@ -256,7 +256,7 @@ def test_keys_of_the_fleet_below_a_table_are_told_where_they_belong(fleet_file: 
     fleet_file.write_text(text)
     with pytest.raises(FleetFileError) as error:
         load_fleet(fleet_file)
-    assert "name and store stand above the first table" in error.value.hint
+    assert "name and store must stand above the first table" in error.value.hint
 
 
 def test_the_error_for_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_file_may_begin_with_a_byte_order_mark_and_no_other_encoding_is_read(f
 @pytest.mark.parametrize("value", ["database", "true", "1"])
 def test_a_dsn_does_not_ask_for_replication_itself(fleet_file: Path, value: str) -> None:
     fleet_file.write_text(HEAD + NODE.replace("dbname=a", f"dbname=a replication={value}"))
-    with pytest.raises(FleetFileError, match="node a: dsn has replication, which Cutline asks for itself"):
+    with pytest.raises(FleetFileError, match="node a: dsn contains replication, which Cutline sets itself"):
         load_fleet(fleet_file)
 
 
@@ -314,5 +314,5 @@ def test_of_several_hosts_a_node_is_the_server_of_its_kind(fleet_file: Path) -> 
 
 
 def test_a_file_that_never_ends_is_not_read_to_its_end() -> None:
-    with pytest.raises(FleetFileError, match=r"/dev/zero has more than 16\.0 MiB"):
+    with pytest.raises(FleetFileError, match=r"/dev/zero is larger than 16\.0 MiB"):
         load_fleet(Path("/dev/zero"))

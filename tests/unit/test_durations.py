@@ -16,7 +16,7 @@ def test_a_duration_is_parsed(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "24", "h", "-1h", "1 year", "1h30min", "30m", "1,5h", "1H"])
 def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a length of time such as 24h"):
+    with pytest.raises(ValueError, match="is not a duration such as 24h"):
         Duration.parse(text)
 
 

@@ -117,7 +117,7 @@ def test_an_interval_is_a_word_or_a_length_of_time(text: str, seconds: float) ->
 
 @pytest.mark.parametrize("text", ["often", "5", "-5min", ""])
 def test_nothing_else_is_an_interval(text: str) -> None:
-    with pytest.raises(ValueError, match="not a length of time"):
+    with pytest.raises(ValueError, match="not a duration"):
         Interval.parse(text)
 
 

@@ -87,7 +87,7 @@ def test_what_is_written_first_is_not_read_as_metrics(tmp_path: Path) -> None:
 
 def test_metrics_that_cannot_be_replaced_stay_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    for place, why in (("folder", "it is not a file"), ("missing/cutline.prom", "No such file or directory")):
+    for place, why in (("folder", "it is not a regular file"), ("missing/cutline.prom", "No such file or directory")):
         with pytest.raises(UsageError, match=f"{tmp_path / place}: {why}"):
             replace_metrics(tmp_path / place, b"new\n")
     assert [one.name for one in tmp_path.iterdir()] == ["folder"]
@@ -101,7 +101,7 @@ def test_a_link_that_another_user_has_made_is_not_followed(tmp_path: Path, monke
     if not os.getuid():
         # Links of root's are followed.
         os.chown(link, 4711, -1, follow_symlinks=False)
-    with pytest.raises(UsageError, match="a symbolic link of another user"), replaced_file(link) as write:
+    with pytest.raises(UsageError, match="another user's symbolic link"), replaced_file(link) as write:
         write("lost")
     assert file.read_text() == "kept"
 
@@ -110,11 +110,11 @@ def test_links_that_lead_in_a_circle_are_named(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to("loop")
     for path in (loop, loop / "report.html"):
-        said = f"{path}: (symbolic links lead in a circle at {loop}|Too many levels of)"
+        said = f"{path}: (symbolic links form a circle at {loop}|Too many levels of)"
         with pytest.raises(UsageError, match=said), replaced_file(path):
             pass
     for use in (check_programs_folder, check_directory, open_fleet, refuse_foreign_folder):
-        with pytest.raises(UsageError, match="in a circle"):
+        with pytest.raises(UsageError, match="form a circle"):
             use(loop)
         with pytest.raises(UsageError, match="null"):
             use(Path("a\0b"))

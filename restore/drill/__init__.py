@@ -1,5 +1,5 @@
-"""Drill: restore into servers made for it, ask the restored databases what fleet.toml expects, and remove the servers.
+"""Drill: restore into temporary servers, run the assertions of fleet.toml on the databases, and remove the servers.
 
-No node of the fleet is contacted. An *assertion* is a query with its expected result, a `[[drill.assertion]]` of
+No node of the fleet is contacted. An *assertion* is a query with its expected result, a `[[drill.assertion]]` in
 fleet.toml.
 """

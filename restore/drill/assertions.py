@@ -1,7 +1,7 @@
-"""Assertions: ask a restored database one query, read-only, and compare the answer with the expected result.
+"""Assertions: run one read-only query on a restored database and compare the answer with the expected result.
 
-Values are compared as PostgreSQL prints them: numbers as numbers, booleans as booleans, everything else as text. NULL
-equals nothing.
+Values are compared in PostgreSQL's output format: numbers as numbers, booleans as booleans, everything else as text.
+NULL equals nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cutline.snapshots.ddl.database_facts import DEFAULT, read_search_path
 from cutline.storage.errors import SnapshotError
 
 BOOLEAN_OID = 16
-# A function may catch that its statement was cancelled, and go on: then its session is ended.
+# A function may catch the cancellation of its statement and continue. Then its session is terminated.
 END_AFTER_SECONDS = 2.0
 ROWS_SHOWN_MAX = 5
 ANSWER_CHARACTERS_MAX = 1_000_000
@@ -35,10 +35,10 @@ Rows = Sequence[Sequence[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class AssertionResult:
-    """What became of an assertion: whether it holds, None if it was not asked, and why it does not.
+    """The result of an assertion: whether it holds (None if it was not run), and the reason if it does not.
 
-    `found` are the first rows of the answer, as PostgreSQL prints them. `has_ended_server`: its session did not end
-    otherwise.
+    `found` are the first rows of the answer in PostgreSQL's output format. `has_ended_server`: the server had to be
+    stopped to end the session.
     """
 
     assertion: AssertionTable
@@ -51,9 +51,9 @@ class AssertionResult:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A restored database as the role that asks sees it.
+    """Access to a restored database as the role that runs assertions.
 
-    `end` ends the session with this process id in any case, and returns whether the server had to be stopped for it.
+    `end` reliably ends the session with this process id, and returns whether the server had to be stopped.
     """
 
     node: Node
@@ -62,14 +62,14 @@ class Reader:
 
 @dataclass(slots=True)
 class _Limit:
-    """Whether an assertion took too long, so that its session was ended, or even the server."""
+    """Whether an assertion took too long, so that its session was terminated, or even the server stopped."""
 
     is_over: bool = False
     has_ended_server: bool = False
 
 
 def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
-    """Ask the database; an error of the query, or none in time, is an assertion that does not hold.
+    """Run the assertion's query; if it fails or times out, the assertion does not hold.
 
     Raises NodeUnreachableError.
     """
@@ -83,13 +83,12 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
             connection.transaction(),
         ):
             connection.execute("SET TRANSACTION READ ONLY")
-            # As in a session of the application; Cutline's own have an empty one.
+            # Use the application's search_path, which is empty in Cutline's sessions.
             path = read_search_path(connection)
             set_path = "SELECT pg_catalog.set_config('search_path', %s, true)"
             connection.execute(set_path, (DEFAULT if path is None else path,))
             connection.execute(f"SET LOCAL statement_timeout = {math.ceil(assertion.timeout * 1000)}".encode())
-            # A cursor takes a single query, and reads no more rows than it is asked for. Prepared, it can't be two
-            # commands.
+            # A cursor reads only the rows that are fetched. A prepared statement can't consist of two commands.
             query = f"DECLARE asked NO SCROLL CURSOR FOR {assertion.sql.strip().removesuffix(';')}"
             connection.execute(query.encode(), prepare=True)
             rows, booleans = _fetch(connection, max(rows_max, ROWS_SHOWN_MAX) + 1)
@@ -98,7 +97,7 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
     except psycopg.Error as error:
         why = shorten_message(error)
         if limit.is_over:
-            why = f"no answer after {assertion.timeout:g} s: its session was ended"
+            why = f"no answer after {assertion.timeout:g} s: its session was terminated"
         elif isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
             raise unreachable_error(reader.node, error) from error
         seconds, has_ended_server = time.monotonic() - began, limit.has_ended_server
@@ -110,7 +109,7 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
 
 @contextmanager
 def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: float, limit: _Limit) -> Iterator[None]:
-    """End the session, from a thread, if the block takes longer, whichever statement it runs."""
+    """Terminate the session, in a thread, if the block takes longer, regardless of the statement that it runs."""
     process = connection.info.backend_pid
 
     def end() -> None:
@@ -118,10 +117,9 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
         try:
             limit.has_ended_server = reader.end(process)
         except (SnapshotError, psycopg.Error):
-            # Nobody waits for this thread's errors; the thread that waits for the answer gets an error below.
             limit.has_ended_server = False
         finally:
-            # The thread that waits for an answer gets an error, also if the server does not end the session.
+            # Cause an error in the thread that waits for the answer, even if the server doesn't end the session.
             shut_down(connection)
 
     timer = threading.Timer(seconds_max + END_AFTER_SECONDS, end)
@@ -131,32 +129,32 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
         yield
     finally:
         timer.cancel()
-        # Its work ends before anything else is asked.
+        # Wait for its end before the next query.
         timer.join()
 
 
 class _TooLargeError(Exception):
-    """An answer that is too large to be compared and shown."""
+    """An answer is too large to compare and show."""
 
 
 def _fetch(connection: psycopg.Connection[Any], rows_max: int) -> tuple[list[list[str | None]], list[bool]]:
-    """The first rows of the cursor, as PostgreSQL prints them, and which columns are boolean; raise _TooLargeError."""
+    """Fetch the cursor's first rows in PostgreSQL's output format, and which columns are boolean."""
     rows: list[list[str | None]] = []
     size = 0
     while True:
-        # One by one: a view may answer with any number of large values.
+        # Fetch rows singly, as a view may return any number of large values.
         cursor = connection.execute("FETCH 1 FROM asked")
         found, booleans = _texts(cursor), _boolean_columns(cursor)
         size += sum(len(cell or "") for row in found for cell in row)
         if size > ANSWER_CHARACTERS_MAX:
-            raise _TooLargeError(f"its answer has more than {ANSWER_CHARACTERS_MAX:,} characters")
+            raise _TooLargeError(f"its answer is longer than {ANSWER_CHARACTERS_MAX:,} characters")
         rows += found
         if not found or len(rows) == rows_max:
             return rows, booleans
 
 
 def _texts(cursor: psycopg.Cursor[tuple[object, ...]]) -> list[list[str | None]]:
-    """The rows as PostgreSQL prints them."""
+    """Return the rows in PostgreSQL's output format."""
     gresult = cursor.pgresult
     if gresult is None:
         return []
@@ -169,7 +167,7 @@ def _boolean_columns(cursor: psycopg.Cursor[tuple[object, ...]]) -> list[bool]:
 
 
 def is_as_expected(expected: Expected, rows: Rows, booleans: Sequence[bool]) -> bool:
-    """Whether the rows are those expected; `booleans` tells which columns are boolean."""
+    """Whether the rows are as expected; `booleans` marks the boolean columns."""
     if expected is UNSET:
         return not rows
     wanted = expected if isinstance(expected, tuple) else (expected,)
@@ -194,17 +192,17 @@ def _equals(expected: Value, answer: str | None, is_boolean: bool) -> bool:  # n
 
 
 def expected_text(expected: Expected) -> str:
-    """The expected result, for people."""
+    """Format the expected result for people."""
     if expected is UNSET:
         return "no rows"
     lists = expected if isinstance(expected, tuple) else (expected,)
     rows = [one if isinstance(one, tuple) else (one,) for one in lists]
-    # Quoted, a text "NULL" is no NULL.
+    # Quote strings, to tell the text "NULL" from NULL.
     return rows_text([[f'"{value}"' if isinstance(value, str) else value for value in row] for row in rows])
 
 
 def rows_text(rows: Sequence[Sequence[Value | None]]) -> str:
-    """Rows for people; one value alone without brackets."""
+    """Format rows for people; a single value has no brackets."""
     if not rows:
         return "no rows"
     if len(rows) == 1 and len(rows[0]) == 1:

@@ -33,14 +33,14 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import IndeterminateError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore
 
-# Of the command, by its result: as those of a check.
+# Exit codes of the command by its result, as in a check.
 EXIT_CODES = {"holds": 0, "fails": 1, "inconclusive": 4}
-NOT_ASKED = "not asked: an earlier assertion did not end, so the server was stopped"
+NOT_ASKED = "not run: an earlier assertion did not end, so the server was stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class DrillReport:
-    """The restored part of a drill, and the results of the assertions. It proves something only if one was asked."""
+    """The report of the restore in a drill, and the results of the assertions; without results it proves nothing."""
 
     restored: RestoreReport
     assertions: tuple[AssertionResult, ...]
@@ -53,7 +53,7 @@ class DrillReport:
 
 
 def verdict_of(assertions: Sequence[AssertionResult], restored: RestoreReport) -> str:
-    """The joint verdict: `holds`, `fails` or `inconclusive`, also if the restore left something out."""
+    """Return `holds`, `fails` or `inconclusive`; the latter also if statements were refused."""
     outcomes = [assertion.holds for assertion in assertions]
     if False in outcomes:
         return "fails"
@@ -68,11 +68,11 @@ def run_drill(
     announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
     own: Fleet | None = None,
 ) -> DrillReport:
-    """Restore into servers made for it, ask every assertion of fleet.toml, and remove the servers.
+    """Restore into temporary servers, run every assertion of fleet.toml, and remove the servers.
 
-    With `own`, into databases made for it on the servers of that fleet, which it removes. `announce` is given what will
-    be done, before that is done. Raises DrillUnfitError if the servers can't hold the snapshot, and what check_drill
-    and a restore raise.
+    With `own`, restore into temporary databases on the servers of that fleet and remove the databases. `announce` is
+    called with the plan and its preview before the restore. Raises DrillUnfitError if the servers are unfit for the
+    snapshot, and all errors of check_drill and a restore.
     """
     began = time.monotonic()
     check_drill(source)
@@ -82,14 +82,14 @@ def run_drill(
     if own and (lacking := [shard for shard in shards if shard not in {node.id for node in own.primaries}]):
         raise UsageError(
             f"a drill needs a server for each shard: {own.path} has no primary {', '.join(lacking)}",
-            hint=f"it needs the ids {', '.join(shards)}; several may be on one server",
+            hint=f"it needs the ids {', '.join(shards)}; several shards may be on one server",
         )
     request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
     plan = plan_restore(source, own or without_servers(source, shards), request)
     if plan.damage is not None:
         raise plan.damage
     settle_dead_drills(store, utc_now())
-    # Who finds its record knows that its servers are gone with it.
+    # The label tells readers of the record that the servers are gone if the process is.
     plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
     results: list[AssertionResult] = []
     extensions = CONTRIB | set(source.drill.extensions)
@@ -114,7 +114,7 @@ def run_drill(
 
 
 def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[AssertionResult]:
-    """Ask every assertion of the restored databases."""
+    """Run every assertion on the restored databases."""
     progress.step("ask assertions", total=len(source.drill.assertion), unit="assertions")
     readers, ended = {target.shard: place.make_reader(target) for target in place.plan.targets}, set[str]()
     for table in source.drill.assertion:
@@ -130,15 +130,15 @@ def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[A
 
 
 def settle_dead_drills(store: ObjectStore, now: datetime) -> None:
-    """Record the end of drills that were killed: nobody can go on with them.
+    """Record the end of killed drills, which can't be resumed.
 
-    No node tells the time here. So a lease counts as expired only when no clock can be so wrong, or when the process
-    is gone from this machine.
+    The local clock may be wrong and no node's is available. So a lease counts as expired only after a very long time,
+    or if its process ran on this machine and has ended.
     """
     for lease in open_leases(store):
         process = lease.operation.process
         has_gone = not isinstance(process, UnsetType) and is_gone(process)
         if lease.operation.is_drill and (has_gone or not lease.is_running(now - timedelta(seconds=RESUMABLE_SECONDS))):
-            # A store that accepts no writes keeps it open.
+            # If the store accepts no writes, the operation stays open.
             with suppress(UnreachableError, IndeterminateError):
                 record_outcome(store, lease.operation, FAILED, "the drill was killed; its servers are gone")

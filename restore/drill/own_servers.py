@@ -1,9 +1,9 @@
-"""A drill on servers that the user keeps: the primaries of another fleet.toml.
+"""A drill on existing servers of the user: the primaries of a different fleet.toml.
 
-Each shard is restored into a database of a new name; no other database is touched. It is restored, and asked, by a role
-without privileges: the dsn's role, or, if that is a superuser, a role that it makes. Roles of the snapshot that exist
-on the server are replaced by that role, the others are made. When the block ends, everything is dropped again; the next
-drill drops the remains of a killed drill: a session with the drill's name shows that it lives.
+Each shard is restored into a database with a new name; other databases are not touched. A role without privileges
+restores and queries it: the dsn's role, or a new role if that is a superuser. The new role replaces the snapshot's
+roles that exist on the server; missing roles are created. At the end of the block everything is dropped. The next drill
+drops the remains of a killed drill; a running drill is recognized by a session with its name.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ from cutline.restore.targets.target import (
 )
 from cutline.storage.errors import SnapshotError, UsageError
 
-# Objects that a drill makes on a server have this name, the operation's suffix and, for a database, the number of the
-# target.
+# Names of a drill's objects on a server, with the operation's suffix and, for a database, the number of the target.
 NAME = re.compile(r"(?P<drill>cutline_drill_[0-9a-f]{10})(_[0-9]+(_restoring_[0-9a-f]{10})?)?")
-# What of a connection string is its role's.
+# The connection parameters that belong to the role.
 OF_THE_ROLE = ("user", "password", "passfile", "sslcert", "sslkey", "sslpassword", "service")
 DATABASES_QUERY = """
 SELECT datname FROM pg_database
  WHERE datname ^@ 'cutline_drill_' AND pg_has_role(datdba, 'USAGE')
 """
-# Code of the owners can have renamed them.
+# Also find databases by their owner, as the snapshot owners' code may have renamed them.
 OWNED_QUERY = "SELECT datname FROM pg_database WHERE pg_get_userbyid(datdba) = ANY (%s)"
 SESSIONS_QUERY = "SELECT pid FROM pg_stat_activity WHERE usename = %s"
 LIVING_QUERY = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE application_name ^@ 'cutline_drill_'"
@@ -70,9 +69,9 @@ SELECT array_remove(ARRAY[CASE WHEN r.rolcreaterole AND current_setting('server_
 
 @contextmanager
 def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progress) -> Iterator[DrillPlace]:
-    """Yield the plan into databases of new names on the servers of its targets, and drop these at the end.
+    """Yield the plan with new databases on its targets' servers as targets, and drop these databases at the end.
 
-    Raises DrillUnfitError if a role may do more than a drill needs, UsageError, NodeUnreachableError.
+    Raises DrillUnfitError if a role has more privileges than a drill needs, UsageError, NodeUnreachableError.
     """
     name = f"cutline_drill_{suffix_of(plan.intent.id)}"
     targets = tuple(
@@ -83,7 +82,7 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
         sessions = {
             target.shard: stack.enter_context(connect(target.maintenance, application_name=name)) for target in targets
         }
-        # A session that is never used, a proxy may end: the watch has others of this name, which it renews.
+        # A proxy may close an idle session, so the watch keeps others with this name and renews them.
         stack.enter_context(watch_nodes((target.maintenance for target in targets), name))
         for target in targets:
             with raising_unreachable(target.node):
@@ -91,9 +90,9 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
         has_superusers = _check_roles(targets, sessions)
         if has_superusers and plan.request.scope.role_map:
             raise UsageError(
-                "--role-map is for drills by a role that is no superuser: else the drill makes one, which takes the"
-                " place of roles that the servers have",
-                hint="leave it out, or name another role in the dsn: docs/drill.md, On servers of your own",
+                "--role-map is only for drills whose role is not a superuser: for a superuser, the drill creates a role"
+                " that replaces existing roles",
+                hint="omit it, or name a different role in the dsn: docs/drill.md, On servers of your own",
             )
         try:
             placed = replace(
@@ -112,7 +111,7 @@ def _end(target: Target, process: int) -> bool:
 
 
 def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
-    """Whether the roles are superusers; raise DrillUnfitError if another may do more than a restore needs."""
+    """Whether the roles are superusers; raise DrillUnfitError if another role has more privileges than it needs."""
     supers = list[str]()
     targets = list(targets)
     for target in targets:
@@ -123,21 +122,21 @@ def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
             supers.append(target.node.id)
         elif powers:
             raise DrillUnfitError(
-                f"node {target.node.id}: code of the snapshot's owners could use what role {role.name} may:"
+                f"node {target.node.id}: the snapshot owners' code could use the privileges of role {role.name}:"
                 f" {', '.join(powers)}",
-                hint="name a role that may do no more: docs/roles.md, Restore; or a superuser, and the drill makes one",
+                hint="name a role without them: docs/roles.md, Restore; or a superuser, and the drill creates a role",
                 details={"node": target.node.id, "powers": powers},
             )
     if supers and len(supers) < len(targets):
         raise DrillUnfitError(
             f"the roles of {', '.join(supers)} are superusers, those of other nodes are not",
-            hint="name a superuser for each node of the file, or for none",
+            hint="name superusers for all nodes of the file, or for none",
         )
     return bool(supers)
 
 
 def _with_login(plan: RestorePlan, superusers: Connections, name: str, extensions: frozenset[str]) -> RestorePlan:
-    """The plan for a role of the name that the superusers make; it takes the place of roles that exist."""
+    """Let the superusers create the role `name`; return the plan for it, in which it replaces existing roles."""
     password, made, taken = new_password(), set[str](), dict[str, str]()
     nodes, folders = dict[str, Node](), dict[str, Path | None]()
     for target in plan.targets:
@@ -145,13 +144,14 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
         with raising_unreachable(target.node):
             (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
             if system not in made:
-                # It asks the assertions, too: of a table that FORCEs row security no role else sees all rows.
+                # BYPASSRLS lets the role, which also runs the assertions, see all rows of tables that FORCE row
+                # security.
                 create_login(target.maintenance, name, password, "CREATEDB BYPASSRLS", mark=name)
                 made.add(system)
             nodes[target.shard], folders[target.shard] = target.maintenance, find_data_directory(connection)
             encoding = plan.chain.baseline[target.source].encoding
             existing = find_existing_roles(target, connection, plan.roles(target), encoding)
-        # Predefined roles may only be given something, and their privileges are no owner's.
+        # Keep predefined roles: they own nothing and only receive privileges.
         taken |= {role: name for role in existing if not role.startswith("pg_")}
     targets = tuple(
         target_of(target.shard, replace(target.node, dsn=_as(target.node.dsn, name, password)), (), plan.intent.id)
@@ -170,7 +170,7 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
 
 
 def _as(dsn: str, role: str, password: str) -> str:
-    # Another role's certificate or password file proves nothing for this role.
+    # Drop the original role's credentials, which don't authenticate this role.
     given = {key: value for key, value in conninfo_to_dict(dsn).items() if key not in OF_THE_ROLE}
     return make_conninfo("", **given | {"user": role, "password": password})
 
@@ -180,23 +180,22 @@ def _check_login(target: Target) -> None:
         connect(target.maintenance).close()
     except NodeUnreachableError as error:
         raise DrillUnfitError(
-            f"node {target.node.id}: a role that was made for the drill can't log in: {error.message}",
+            f"node {target.node.id}: the role that was created for the drill can't log in: {error.message}",
             hint=[
-                "let pg_hba.conf admit roles by password (scram-sha-256)",
-                "or name a role in the dsn that is no superuser: the drill restores as that role",
+                "allow password authentication (scram-sha-256) in pg_hba.conf",
+                "or name a role in the dsn that is not a superuser: the drill restores as that role",
             ],
             details=error.details,
         ) from error
 
 
 def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progress) -> None:
-    """Drop what killed drills have left on the server: those whose name no session has.
+    """Drop the remains of killed drills on the server, recognized by names that no session has.
 
-    What somebody uses stays, which is noted: it keeps no other drill from its work. Raises the errors of a lost
-    session.
+    Objects in use are left and noted; they don't disturb other drills. Raises the errors of a lost session.
     """
     made, found = _made_roles(target, session), session.execute(DATABASES_QUERY).fetchall()
-    # Read last: a drill has a session before it makes anything, until it has dropped everything.
+    # Read the sessions last: a drill has one before it creates anything, and until it has dropped everything.
     living = {name for (name,) in session.execute(LIVING_QUERY)}
     roles = [(role, mark) for role, mark in made if mark not in living]
     databases = dict.fromkeys(
@@ -207,9 +206,9 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
 
 
 def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
-    """The roles that drills have made, with their marks; none for another role than a superuser, whose drill has none.
+    """Return the roles that drills have created, with their marks; drills by a role without superuser rights have none.
 
-    The restoring role comes last, because the others of its drill are known by it.
+    The restoring role comes last, because its drill's other roles are recognized by it.
     """
     return find_marked(session) if read_role(target.node, session).is_super else []
 
@@ -217,18 +216,18 @@ def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[
 def _drop_databases(
     target: Target, session: psycopg.Connection[Any], databases: Iterable[str], roles: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Drop the databases, and all others of the roles that restored; yield those that are left, with the reasons.
+    """Drop the databases and all others owned by the restoring roles; yield those that are left, with the reasons.
 
-    Nobody can log in as such a role from then on. Raises the errors of a lost session.
+    First disables logins as such roles. Raises the errors of a lost session.
     """
     logins = [role for role, mark in roles if role == mark]
     for role in logins:
-        # Code of the owners, which ran as this role, can have given it a password that they know.
+        # The owners' code, which ran as this role, may have given it a password that they know.
         bar = sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role))
-        # If it can't be barred, another drill drops it at the same time, or dropping it says why.
+        # Ignore errors: another drill may be dropping the role, otherwise DROP reports the reason.
         _why_left(session, partial(session.execute, bar))
         for (process,) in session.execute(SESSIONS_QUERY, (role,)).fetchall():
-            # One that resists, or no session free to end it: dropping says why something is left.
+            # Ignore errors here too, as DROP reports the reason.
             _why_left(session, partial(end_session, target.maintenance, process))
     owned = [database for (database,) in session.execute(OWNED_QUERY, (logins,))]
     for database in dict.fromkeys([*databases, *owned]):
@@ -242,14 +241,14 @@ def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str
     for role, mark in roles:
         statement = sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role))
         if mark in left and role == mark:
-            yield f"role {role}", "the others are known by it"
+            yield f"role {role}", "the drill's other roles are recognized by it"
         elif why := _why_left(session, partial(session.execute, statement)):
             left.add(mark)
             yield f"role {role}", why
 
 
 def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> str:
-    """Why it can't be dropped; "" if it is. Raises the errors of a lost session."""
+    """Call `drop`; return the reason if it fails, else "". Raises the errors of a lost session."""
     try:
         drop()
     except (SnapshotError, psycopg.Error) as error:
@@ -260,7 +259,7 @@ def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> s
 
 
 def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
-    """Drop everything that the drill has made, in new sessions, because the earlier ones may be lost."""
+    """Drop everything that the drill has created, in new sessions, as the earlier ones may be lost."""
 
     def drop_databases(target: Target, session: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
         yield from _drop_databases(target, session, (target.loading, target.database), made(target, session))
@@ -272,7 +271,7 @@ def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
         return [(role, mark) for role, mark in _made_roles(target, session) if mark == name]
 
     targets = list(targets)
-    # On a server of several targets, roles own something as long as there is one of the databases.
+    # Drop all databases first: with several targets on one server, roles own objects in all of them.
     for drop in (drop_databases, drop_roles):
         for target in targets:
             try:

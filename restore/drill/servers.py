@@ -1,9 +1,9 @@
 """The servers of a drill: one for each shard, in a temporary folder, for untrusted databases.
 
-The databases are restored by a role without privileges, in which alone code of the source runs; a superuser makes that
-role, the snapshot's roles and its extensions, and enters no database of the source. However the block ends, the servers
-are stopped and deleted. If the process is killed, the next command that uses temporary files does it
-(spark/session_folder.py), as long as the folder is below the command's own.
+A role without privileges restores the databases, and code from the source runs only as that role. A superuser creates
+this role, the snapshot's roles and its extensions, and enters the databases only while they are empty. The servers are
+always stopped and deleted at the end of the block. If the process is killed, the next command that uses temporary files
+deletes them (spark/session_folder.py), provided that the folder is below the command's own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cutline.restore.targets.requirements import DRILL_WITHOUT
 from cutline.restore.targets.target import Superusers, Target, TargetUnfitError, mark_role, suffix_of, target_of
 from cutline.storage.errors import RefusedError, SnapshotError, remember_secret
 
-# Contrib modules that are not marked as trusted; to a role without privileges they give no file, program or connection.
+# Contrib modules that are not marked as trusted, but let no unprivileged role access files, programs or connections.
 CONTRIB = frozenset(
     {
         "amcheck",
@@ -66,31 +66,31 @@ CONTRIB = frozenset(
 TERMINATE = "SELECT pg_terminate_backend(%s, %s)"
 END_SECONDS_MAX = 10
 PASSWORD_BYTES = 32
-# In the hints of a restore, what helps a drill too.
+# Matches those hints of a restore that also apply to a drill.
 DRILLS = re.compile(r"\[drill\]|^(?!.*--schema-only).*--allow-refused-ddl")
 
 
 class DrillUnfitError(RefusedError):
-    """The servers of a drill can't hold the snapshot's databases."""
+    """The snapshot's databases can't be restored into the servers of a drill."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillPlace:
-    """Where a drill restores: the plan into its servers; `make_reader` lets a caller query a target afterwards."""
+    """The plan of a restore into a drill's servers; `make_reader` returns a Reader for querying a target afterwards."""
 
     plan: RestorePlan
     make_reader: Callable[[Target], Reader]
 
 
 def new_password() -> str:
-    """A password that no error shows."""
+    """Create a password that is masked in all errors."""
     password = secrets.token_hex(PASSWORD_BYTES)
     remember_secret(password)
     return password
 
 
 def create_login(superuser: Node, role: str, password: str, attributes: str, *, mark: str = "") -> None:
-    """Create a role that can log in, and `mark` it in the same transaction; the server's log has no password."""
+    """Create a login role and `mark` it in the same transaction, without sending the plain password to the server."""
     with connect(superuser) as connection, connection.transaction():
         verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
         statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} ").format(
@@ -102,38 +102,38 @@ def create_login(superuser: Node, role: str, password: str, attributes: str, *, 
 
 
 def end_session(node: Node, process: int) -> bool:
-    """End the session with this process id; return whether it has ended in time."""
+    """Terminate the session with this process id; return whether it has ended in time."""
     with connect(node) as connection:
         return connection.execute(TERMINATE, (process, END_SECONDS_MAX * 1000)).fetchone() == (True,)
 
 
 @contextmanager
 def naming_unfit(snapshot: str) -> Iterator[None]:
-    """Raise DrillUnfitError if the servers made for the drill are why a restore in the block is refused."""
+    """Raise DrillUnfitError if a restore in the block is refused because of the drill's temporary servers."""
     try:
         yield
     except (TargetUnfitError, TargetLacksError, SchemaLoadError, ObstaclesError) as error:
-        # What others say is about servers that somebody keeps, or steps that a drill does not have.
+        # Drop other hints: they concern permanent servers, or steps that a drill lacks.
         hints = [line for line in error.hint.splitlines() if DRILLS.search(line)]
         obstacles: Any = error.details.get("obstacles", [{"hint": error.hint}])
         if any(obstacle["hint"] != DRILL_WITHOUT for obstacle in obstacles):
             hints.append(f"or drill on servers of your own: snapshot drill {shlex.quote(snapshot)} --to FILE")
         hints[0] = hints[0].removeprefix("or ")
         raise DrillUnfitError(
-            f"the servers of a drill can't hold the snapshot: {error.message}",
+            f"the snapshot can't be restored into the servers of a drill: {error.message}",
             hint=list(dict.fromkeys(hints)),
             details=error.details,
         ) from error
 
 
 DATABASE = "drill"
-INSTALL = "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml"
-# Nobody keeps their contents.
+INSTALL = "name the programs of a PostgreSQL installation that has them: [drill] postgresql in fleet.toml"
+# Durability is unnecessary, as the servers are deleted after the drill.
 SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 
 
 def without_servers(source: Fleet, shards: tuple[str, ...]) -> Fleet:
-    """A fleet of these primaries whose servers are still to be made."""
+    """Return a fleet of these primaries whose servers don't exist yet."""
     programs = source.nodes[0].programs
     return replace(source, nodes=tuple(Node(shard, f"dbname={DATABASE}", programs=programs) for shard in shards))
 
@@ -142,7 +142,7 @@ def without_servers(source: Fleet, shards: tuple[str, ...]) -> Fleet:
 def drill_servers(
     source: Fleet, plan: RestorePlan, extensions: frozenset[str], progress: Progress
 ) -> Iterator[DrillPlace]:
-    """Make the servers of a plan whose target is `without_servers`; yield the plan into them.
+    """Start the servers for a plan whose target is `without_servers`; yield the plan with these servers as targets.
 
     Raises UnconfinedError, and any error of start_sandboxed.
     """
@@ -162,16 +162,16 @@ def drill_servers(
 
 
 def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Confinement:
-    """The confinement of the servers, tried in a new folder; raise UnconfinedError unless `rules` allow none."""
+    """Find a confinement for the servers by trials in a new folder; without one, raise unless `rules` allow it."""
     folder.mkdir()
     confinement = find_confinement(folder)
     if confinement.is_none and not rules.allow_unconfined:
         raise UnconfinedError(
-            "a drill's servers would run as this user, whose files they could read, and the kernel gives them no"
+            "a drill's servers would run as this user and could read the user's files, because the kernel allows no"
             f" namespaces: {confinement.lacking}",
             hint=[
-                "allow user namespaces, or drill as root, which can give the servers a user of their own",
-                "if this user can read nothing but the store, as in a container: [drill] allow_unconfined = true",
+                "allow user namespaces, or drill as root, so that the servers run as a separate user",
+                "if this user can read only the store, as in a container: [drill] allow_unconfined = true",
             ],
         )
     if confinement.is_none:
@@ -180,8 +180,8 @@ def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Co
 
 
 def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:
-    """The plan into servers that were made for it."""
-    # Drawn: the snapshot may have roles of any name. One role restores, the other asks.
+    """Return the plan with the new servers as its targets."""
+    # Use random names, as the snapshot may have roles of any name. One role restores, the other queries.
     role, password = f"cutline_drill_{suffix_of(plan.intent.id)}", new_password()
     reader = f"{role}_reader"
     nodes, superusers = list[Node](), dict[str, Node]()
@@ -207,7 +207,7 @@ def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset
 
 
 def _make_reader(node: Node, superuser: Node, server: EmbeddedNode, role: str) -> Reader:
-    """Make the role that may read everything, and no more; its session a superuser's ends, or the end of the server."""
+    """Create a role that may read everything but write nothing; if necessary, stop the server to end its session."""
     password = new_password()
     create_login(superuser, role, password, "BYPASSRLS IN ROLE pg_read_all_data")
     dsn = make_conninfo(node.dsn, user=role, password=password)
@@ -215,10 +215,10 @@ def _make_reader(node: Node, superuser: Node, server: EmbeddedNode, role: str) -
 
 
 def end_in_any_case(superuser: Node, server: EmbeddedNode, process: int) -> bool:
-    """End the session with this process id, or else stop its server; return whether that was needed."""
+    """Terminate the session with this process id, or else stop its server; return whether that was necessary."""
     try:
         has_ended = end_session(superuser, process)
     except (SnapshotError, psycopg.Error):
-        # Code of the owners may have used up the resources of a superuser's session, too.
+        # The owners' code may also have exhausted the resources for a superuser's session.
         has_ended = False
     return not has_ended and stop_server(server, immediate=True)

@@ -1,5 +1,5 @@
-"""How much a restore has to do, how long that takes, and how far it is.
+"""The amount of work of a restore, its expected duration and its progress.
 
-The *volume* of a shard is its size according to the commits. An *estimate* is its seconds, by step. A *tally* asks the
-nodes, while a step runs, how far they are.
+The *volume* of a shard is its size according to the commits. An *estimate* is the duration in seconds, by step. A
+*tally* queries the progress of nodes while a step runs.
 """

@@ -1,7 +1,7 @@
-"""How long a restore takes: seconds by step, from the volume and the figures of an earlier restore.
+"""Estimate the duration of a restore, by step, from its volume and the figures of an earlier restore.
 
-A step takes a fixed time and a time in proportion to its amount of work. The constants were measured on two cores that
-run both Spark and all servers; figures recorded by a restore into any fleet scale the constants.
+A step takes a fixed time plus a time proportional to its amount of work. The constants were measured with Spark and all
+servers on two cores. Figures recorded by an earlier restore, into any fleet, scale the constants.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from cutline.snapshots.records.operation_records import RestoreFigures, StepFigu
 from cutline.storage.store import ObjectStore
 
 READ_MAX = 50
-# Servers and machines change: among so many of the newest restores, the most similar in size tells most.
+# Compare only this many of the newest restores, as servers and machines change; choose the most similar in size.
 COMPARED_MAX = 5
 
 
 def read_measured(store: ObjectStore, rows: int) -> tuple[str, RestoreFigures] | None:
-    """The operation and the figures of the recent restore whose size is nearest to `rows`; None without any.
+    """Return the operation and figures of the recent restore whose size is closest to `rows`, or None.
 
-    Of equally near restores the newest counts. Only the READ_MAX newest that were decided are looked at.
+    The newest of equally close restores is chosen. Only the READ_MAX newest decided restores are read.
     """
     recent = list(islice(_newest_figures(store), COMPARED_MAX))
     return min(recent, key=lambda one: abs(math.log((one[1].rows + 1) / (rows + 1))), default=None)
 
 
 def _newest_figures(store: ObjectStore) -> Iterator[tuple[str, RestoreFigures]]:
-    # Only restores store a decision, and those that end well an outcome with figures.
+    # Only restores store a decision, and only successful restores store an outcome with figures.
     for operation in islice(list_decided(store), READ_MAX):
         try:
             outcome = read_outcome(store, operation)
         except ManifestError:
-            # Figures only; the command that needs the outcome reports it.
+            # Skip it: the command that needs the outcome reports the error.
             continue
         if outcome is not None and isinstance(outcome.figures, RestoreFigures):
             yield operation, outcome.figures
 
 
-# A database takes at least this: its catalogs.
+# The size of an empty database, which consists of its catalogs.
 EMPTY_BYTES = 8 << 20
-# How much more room rows and indexes take than the compressed base copy. Only for commits that don't say the size.
+# Ratio of rows and indexes to the compressed base copy, for commits that don't contain the size.
 EXPANSION = 8
 INDEXES = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
@@ -60,12 +60,13 @@ WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
 
 @dataclass(frozen=True, slots=True)
 class ShardVolume:
-    """The amounts that are restored of a shard.
+    """The amounts to restore of a shard.
 
-    `rows` are those of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
-    `large_bytes`, `segment_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is the size of
-    the database, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table. Where routes divide
-    tables, the numbers of rows and changes are rough. `loaded` rows were loaded by an earlier process.
+    `rows` are the rows of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
+    `large_bytes` and `segment_bytes` are stored sizes, and `stored_bytes` is the total. `size_bytes` is the size of the
+    database, approximate if `is_rough`. `indexes` are the numbers of indexes, keys and foreign keys, by table. If
+    routes divide tables, the numbers of rows and changes are approximate. `loaded` rows were loaded by an earlier
+    process.
     """
 
     rows: Mapping[str, int]
@@ -84,14 +85,14 @@ class ShardVolume:
 
     @property
     def row_count(self) -> int:
-        """All rows of the base copies."""
+        """The number of all rows of the base copies."""
         return sum(self.rows.values())
 
     @property
     def index_work(self) -> int:
-        """How many comparisons sort all indexes, in those that a row takes in an index of a million.
+        """The number of comparisons for sorting all indexes, in units of the comparisons per row in a million rows.
 
-        An index of an empty table counts as one.
+        An index on an empty table counts as one.
         """
         million = math.log2(1e6)
         sorts = ((count, 1 + self.rows.get(table, 0)) for table, count in self.indexes.items())
@@ -100,9 +101,9 @@ class ShardVolume:
 
 @dataclass(frozen=True, slots=True)
 class BegunShard:
-    """What earlier processes have done of a shard: they have loaded `rows`, all of them if `is_loaded`.
+    """The work of earlier processes on a shard: they have loaded `rows`, which are all rows if `is_loaded`.
 
-    `phase` is that of its database (restore/targets/databases.py).
+    `phase` is the phase of its database (restore/targets/databases.py).
     """
 
     phase: str
@@ -110,14 +111,14 @@ class BegunShard:
     is_loaded: bool
 
     def volume_left(self, volume: ShardVolume) -> ShardVolume:
-        """The shard's volume without the part that is done already: its tables, and some of its rows or all."""
+        """Return the shard's volume without the finished work: its tables, and some or all of its rows."""
         if not self.is_loaded:
             return replace(volume, loaded=min(self.rows, volume.row_count), tables=0 if self.rows else volume.tables)
         return replace(volume, loaded=volume.row_count, changes=0, large_bytes=0, tables=0)
 
 
 def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: Iterable[ArchiveEntry]) -> ShardVolume:
-    """The volume of a shard's `groups`; `entries` are those of its DDL that are restored."""
+    """Measure the volume of a shard's `groups`; `entries` are the restored entries of its DDL."""
     chosen = tuple(groups)
     names = stored_names(chain, shard, chosen)
     base_bytes, rows = 0, Counter[str]()
@@ -152,7 +153,7 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
 
 
 def without_rows(volume: ShardVolume) -> ShardVolume:
-    """The volume of a restore of the DDL alone."""
+    """Return the volume of a restore of only the DDL."""
     ddl_bytes = volume.stored_bytes - volume.base_bytes - volume.large_bytes - volume.segment_bytes
     return replace(
         volume,
@@ -168,14 +169,15 @@ def without_rows(volume: ShardVolume) -> ShardVolume:
 
 
 def without_large_objects(volume: ShardVolume) -> ShardVolume:
-    """The volume of a restore of some tables."""
+    """Return the volume of a restore of some tables."""
     return replace(volume, large_bytes=0, stored_bytes=volume.stored_bytes - volume.large_bytes)
 
 
 def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str, float]]) -> ShardVolume:
-    """A target's volume, from several shards with the same tables: of each table the share of its rows, by shard.
+    """Return a target's volume from the volumes of several shards; `shares` are its shares of each table's rows.
 
-    A share between 0 and 1 is a guess. Commits count changes by shard, not by table: these are divided as the rows are.
+    A share between 0 and 1 is a guess. Commits count changes by shard and not by table, so changes are divided in
+    proportion to the rows.
     """
     rows: Counter[str] = Counter()
     parts: list[float] = []
@@ -205,7 +207,7 @@ def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str
 
 
 def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int, str]:
-    """The groups' names, by every number under which their rows may be stored."""
+    """Return the groups' names, by every number under which their rows may be stored."""
     names = {group.number: group.name for group in groups}
     for new, old in sorted(chain.successions(shard).items(), reverse=True):
         if new in names:
@@ -214,9 +216,9 @@ def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int,
 
 
 def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[NamedObject]:
-    """The entries of the shard's base objects that have rows of these groups, by number.
+    """Yield the entries of the shard's base objects that contain rows of these groups, given by number.
 
-    The objects of a list are looked at only if some of them may have none.
+    An object list is expanded only if some of its objects may contain no such rows.
     """
     wanted = set(numbers)
     for entry in chain.base_entries(shard):
@@ -231,12 +233,12 @@ def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[N
 
 
 def size_of(entry: NamedObject) -> int:
-    """The bytes of the object, or of those that a list lists."""
+    """Return the size of the object, or of all objects that a list lists."""
     return entry.bytes if isinstance(entry, ObjectList) else entry.size
 
 
 def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:
-    """How many indexes, keys and foreign keys every table has; an entry depends on its table."""
+    """Count the indexes, keys and foreign keys of every table; their entries depend on the table's entry."""
     entries = list(entries)
     tables = {entry.number: f"{entry.schema}.{entry.name}" for entry in entries if entry.kind in WITH_ROWS}
     owners = (
@@ -248,7 +250,7 @@ def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:
 
 
 class RestoreStep(StrEnum):
-    """The steps of a restore, in order, as progress names them."""
+    """The steps of a restore, in order, with their names in progress reports."""
 
     DATABASES = "create databases"
     SPARK = "start Spark"
@@ -261,17 +263,17 @@ class RestoreStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The seconds of a step: fixed, and for each unit of its work."""
+    """The seconds of a step: a fixed time, and a time per unit of its work."""
 
     fixed: float
     per_unit: float = 0.0
 
     def seconds(self, amount: int) -> float:
-        """The seconds of a step with this amount of work."""
+        """Return the seconds of a step with this amount of work."""
         return self.fixed + self.per_unit * amount
 
     def scaled(self, measured: StepFigures) -> StepCost:
-        """The cost that matches the measured figures; a figure too small to be seen stays as it is."""
+        """Return the cost that matches the measured figures; a component too small to be measured hardly changes."""
         expected = self.seconds(measured.amount)
         factor = measured.seconds / expected if expected else 1.0
         share = self.per_unit * measured.amount / expected if expected else 0.0
@@ -287,26 +289,26 @@ COSTS: Mapping[RestoreStep, StepCost] = {
     RestoreStep.INDEXES: StepCost(0.1, 3e-7),
     RestoreStep.SWAP: StepCost(0.02),
 }
-# With more changes than the driver folds, the fold starts Spark's workers, which the load has to do else.
+# With more changes than the driver folds, the fold starts Spark's workers, which otherwise the load has to start.
 BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 5.5e-7)}
-# With more keys than it compares, too, all changes are shuffled. About so many fit into its memory.
+# With more keys than the driver can compare in memory, approximately this number, all changes are shuffled.
 KEYS_MAX = 4_000_000
 BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
 
-# The same restore of 20 s takes up to a fifth longer another time, and one of another size says less.
+# Repeating a restore of 20 s may take up to a fifth longer, and a restore of a different size predicts less.
 SURE_SECONDS_MIN, SURE_SIZES_MAX = 30.0, 1.5
 SURE_FACTOR, ROUGH_FACTOR_MIN = 1.25, 2.0
-# Constants are of an idle machine. A busy one with slow disks took 31 times as long, most of it to start Spark.
+# The constants apply to an idle machine. A busy machine with slow disks took 31 times as long, mostly to start Spark.
 MEASURED_FACTOR_MAX, UNMEASURED_FACTOR_MAX = 3.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The expected seconds by step, and how many of these pass before the step gets through any of its work.
+    """The expected seconds by step; `fixed` is the part that passes before the step makes any progress.
 
-    `basis` is the operation whose figures they are based on, "" for constants. It `is_rough` if the sizes of the two
-    restores differ much, or the new restore is short, or resumed: then it may be off by more than a fifth. `load` is
-    the number of processes that wait for each core of this machine.
+    `basis` is the operation that the figures were measured in, "" for constants. The estimate `is_rough`, and may be
+    wrong by more than a fifth, if the sizes of the two restores differ much or the new restore is short or resumed.
+    `load` is the number of waiting processes per core of this machine.
     """
 
     seconds: Mapping[RestoreStep, float]
@@ -318,7 +320,7 @@ class Estimate:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the most seconds that the whole may take, by what was measured and by the machine's load."""
+        """The minimum and maximum seconds that the restore may take, by the basis and the machine's load."""
         if not self.is_rough:
             return self.total / SURE_FACTOR, self.total * SURE_FACTOR
         most = (MEASURED_FACTOR_MAX if self.basis else UNMEASURED_FACTOR_MAX) * (1 + self.load)
@@ -326,12 +328,12 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The expected seconds of the whole."""
+        """The expected seconds of all steps."""
         return sum(self.seconds.values())
 
 
 def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
-    """The amount of work of every step that there is any of."""
+    """Return the amount of work of every step that has any."""
     volumes = list(volumes)
     changes, rows = (
         sum(volume.changes for volume in volumes),
@@ -360,13 +362,13 @@ def estimate_restore(
     is_resumed: bool = False,
     load: float = 0.0,
 ) -> Estimate:
-    """The estimate of a restore, or of its remaining part, by the figures of operation `basis` if it has any."""
+    """Estimate a restore, or its remaining part, from the figures `measured` in operation `basis`, if any."""
     amounts = amounts_of(volumes)
     taken = measured.steps if measured else {}
     costs = costs_of(amounts.get(RestoreStep.FOLD, 0))
     folded = taken.get(RestoreStep.FOLD)
     if folded and costs_of(folded.amount) is not costs:
-        # One way of folding says nothing of another.
+        # Figures for one way of folding predict nothing about another.
         taken = {step: figures for step, figures in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
     scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
     seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
@@ -376,18 +378,18 @@ def estimate_restore(
 
 
 def machine_load() -> float:
-    """How many processes wait for each core of this machine, on average over the last minute."""
+    """Return the number of waiting processes per core of this machine, averaged over the last minute."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigures]) -> bool:
-    """Whether the restore that was measured had about as many rows to load."""
+    """Whether the measured restore loaded about as many rows."""
     now, then = amounts.get(RestoreStep.ROWS, 0), taken.get(RestoreStep.ROWS)
     return then is not None and max(now, then.amount) <= SURE_SIZES_MAX * min(now, then.amount)
 
 
 def costs_of(changes: int) -> Mapping[RestoreStep, StepCost]:
-    """The costs of a restore with so many changes, by the expected way of folding them (snapshots/fold/limits.py)."""
+    """Return the costs of a restore with this many changes, by the expected kind of fold (snapshots/fold/limits.py)."""
     if changes <= CHANGES_MAX:
         return COSTS
     return BY_SEGMENT if changes <= KEYS_MAX else BY_ROWS

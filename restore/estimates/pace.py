@@ -1,6 +1,6 @@
-"""Measure the steps of a restore while it runs, and estimate how long the rest takes.
+"""Measure the steps of a restore while it runs, and estimate the remaining time.
 
-A tally only informs: the restore continues whether or not a node answers.
+A tally is informational only: the restore continues even if a node does not answer.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cutline.storage.errors import SnapshotError
 
 TICK_SECONDS = 1.0
 STOP_SECONDS_MAX = 2.0
-# A session that loads rows says how many it has sent in the transaction that is under way.
+# The application_name of sessions that load rows, followed by the number of rows sent in the current transaction.
 LOADING = "cutline loading "
 LOADED_QUERY = """
 SELECT (SELECT coalesce(sum(rows), 0) FROM {ledger})
      + (SELECT coalesce(sum(substr(application_name, {begin})::bigint), 0) FROM pg_stat_activity
          WHERE datname = current_database() AND application_name ~ '^{loading}[0-9]{{1,18}}$')
 """
-# The indexes and foreign keys of every table, and how much is done of the indexes being built. The scan of a B-tree,
-# its sort, which the server does not report, and the load into the tree take about a third each.
+# The indexes and foreign keys of every table, and the finished fraction of indexes being built. For a B-tree, the scan,
+# the sort (which the server does not report) and the load into the tree take about a third each.
 INDEXES_QUERY = """
 SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
   FROM (SELECT indrelid, 1.0 FROM pg_index
@@ -47,7 +47,7 @@ SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
 
 @dataclass(frozen=True, slots=True)
 class NodeTally:
-    """How to ask one node how much it has done: `database` is being restored, `total` is its amount of work."""
+    """A query for the progress of one node: `database` is being restored, `total` is its amount of work."""
 
     database: Node
     total: int
@@ -56,7 +56,7 @@ class NodeTally:
 
 
 def rows_tally(database: Node, ledger: str, rows: int) -> NodeTally:
-    """Count the rows that are loaded, those of transactions under way included."""
+    """Count the loaded rows, including those of open transactions."""
     query = LOADED_QUERY.format(ledger=ledger, loading=LOADING, begin=len(LOADING) + 1)
 
     def ask(connection: psycopg.Connection[Any]) -> int:
@@ -67,14 +67,14 @@ def rows_tally(database: Node, ledger: str, rows: int) -> NodeTally:
 
 
 def indexes_tally(database: Node, indexes: Mapping[str, int], rows: Mapping[str, int]) -> NodeTally:
-    """Count the indexed rows: every index, key and foreign key of a table with `rows` rows counts as that many.
+    """Count the indexed rows: each index, key and foreign key of a table counts as one row more than the table's rows.
 
-    Both are by table. An index of an empty table counts as one row.
+    `indexes` and `rows` are counts by table.
     """
 
     def ask(connection: psycopg.Connection[Any]) -> int:
         done = dict(connection.execute(INDEXES_QUERY).fetchall())
-        # A constraint may be an entry of its own besides its index.
+        # The query may count a constraint in addition to its index.
         return int(sum(min(done.get(table, 0.0), count) * (1 + rows.get(table, 0)) for table, count in indexes.items()))
 
     return NodeTally(database, sum(n * (1 + rows.get(table, 0)) for table, n in indexes.items()), "indexed rows", ask)
@@ -82,9 +82,9 @@ def indexes_tally(database: Node, indexes: Mapping[str, int], rows: Mapping[str,
 
 @contextmanager
 def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mapping[str, float]]:
-    """While the block runs, tell `progress` about once a second how far the nodes are, each and all together.
+    """While the block runs, report to `progress` about once a second, for each node and in total.
 
-    Yields, by node, after how many seconds its last progress was seen.
+    Yields, by node, the number of seconds after which its last progress was seen.
     """
     teller = _Teller(progress, tallies, sessions=_open_sessions(tallies))
     thread = threading.Thread(target=teller.run, name="tally", daemon=True)
@@ -92,20 +92,20 @@ def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mappi
     try:
         yield teller.seconds
         teller.ended.set()
-        # Its last round reports the present amount.
+        # Wait for the last round, which reports the final amount.
         thread.join(STOP_SECONDS_MAX)
     finally:
         teller.ended.set()
-        # A node may not answer; and nothing may stay connected to a database that is renamed.
+        # Shut down sessions, as a node may not answer and a connected database can't be renamed.
         for connection in list(teller.sessions.values()):
             shut_down(connection)
         thread.join(STOP_SECONDS_MAX)
 
 
 def _open_sessions(tallies: Sequence[NodeTally]) -> dict[str, psycopg.Connection[Any]]:
-    """A session for each node that can be reached.
+    """Open a session to each reachable node.
 
-    None is opened later: an owner's event trigger on login, which is created last, would run under our role.
+    No session is opened later, because an owner's login event trigger, which is created last, would run as our role.
     """
     sessions: dict[str, psycopg.Connection[Any]] = {}
     for tally in tallies:
@@ -116,7 +116,7 @@ def _open_sessions(tallies: Sequence[NodeTally]) -> dict[str, psycopg.Connection
 
 @dataclass(slots=True)
 class _Teller:
-    """Asks in a thread of its own. `seconds`, `done` and `sessions` are by node."""
+    """The state of the thread that queries the nodes. `seconds`, `done` and `sessions` are by node."""
 
     progress: Progress
     tallies: Sequence[NodeTally]
@@ -155,38 +155,37 @@ class _Teller:
         self.progress.tell(Reading(done, total, self.tallies[0].unit))
 
 
-# The parts of a step that progress names otherwise.
+# Names in progress reports that belong to a step of a different name.
 PARTS = {
     "check owners of large objects": RestoreStep.LARGE_OBJECTS,
-    # Of a restore into tables that exist.
+    # The following are steps of a restore into existing tables.
     "prepare tables": RestoreStep.DATABASES,
     "verify foreign keys": RestoreStep.INDEXES,
     "set sequences": RestoreStep.SWAP,
 }
-# Of these steps a reading says how much is done. Their own pace counts by the square of the part that is done, from a
-# part on in full; and by how long it was seen: half of that after so many seconds. Readings come once a second, and the
-# phases of a step differ in pace: with few indexes rows are counted first, and sorts tell nothing.
+# Readings report the progress of these steps. The weight of a step's own pace grows with the square of its finished
+# fraction, in full from OWN_PACE_SHARE on, and with the observed time: to half after this many seconds. Readings come
+# once a second and the phases of a step differ in pace. With few indexes, rows are counted first; sorts report nothing.
 SEEN_SECONDS = {RestoreStep.ROWS: 4.0, RestoreStep.INDEXES: 60.0}
 OWN_PACE_SHARE = 0.5
-# The part of the estimate that has to pass until the pace so far counts as much as the estimate.
+# The fraction of the estimated time after which the pace so far counts as much as the estimate.
 TRUST_SHARE = 0.15
-# Steps of a restore that take as long as estimated still differ by about so much: such a difference says nothing
-# about the next steps.
+# Even accurately estimated steps deviate by about this factor, so such a deviation does not predict the next steps.
 NOISE = 0.2
-# The most by which the rest is thought to be slower than expected because of a single step of unknown progress.
+# Limit for the assumed slowness of the remaining steps because of a single slow step of unknown progress.
 FACTOR_MAX = 30.0
-# A step of unknown progress that takes longer than expected takes about half as long again as it is late.
+# A step of unknown progress that is late is assumed to need another half of the time by which it is late.
 LATE_SHARE = 0.5
 CORRECTED_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class RestorePace(Forwarding):
-    """A Progress that passes everything on to `target`, with the seconds that are left by `estimate`.
+    """A Progress that forwards everything to `target` and adds the remaining seconds according to `estimate`.
 
-    `seconds` are those of the steps so far, and `nodes` has the nodes that have ended. The step in progress counts by
-    its own pace, as soon as a reading shows how much of it is done. The steps after it count by the estimate, and by
-    how the steps so far compare with theirs. If it `is_resumed`, the first reading of a step counts earlier work.
+    `seconds` are those of the steps so far, and `nodes` are the figures of finished nodes. The remaining time of the
+    current step follows from its own pace as soon as a reading reports progress; that of later steps from the estimate,
+    corrected by the deviation of the steps so far. If it `is_resumed`, the first reading of a step counts earlier work.
     """
 
     target: Progress
@@ -206,7 +205,6 @@ class RestorePace(Forwarding):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        # Before the first step.
         self._left, self._read = self.estimate.total, self._began
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
@@ -245,13 +243,13 @@ class RestorePace(Forwarding):
         if share <= 0.0:
             self._idle = now - self._began
         elif share == self._done and now - self._read < (self._left or 0.0):
-            # A phase that the server does not report: its duration is known at its end.
+            # The server does not report this phase, so its duration is known only at its end.
             return
         self._done = share
         self._left, self._read = self._estimate_left(now), now
 
     def correct(self) -> None:
-        """Pass on what is left by now, in a step of which nothing tells how far it is."""
+        """Report the remaining time again if the current step has not reported any progress."""
         with self._lock:
             if not self._step or self._done > 0.0:
                 return
@@ -260,7 +258,7 @@ class RestorePace(Forwarding):
         self._pass_on(Reading(0))
 
     def seconds_left(self) -> float | None:
-        """The seconds until the restore ends; None in a step that the estimate does not know."""
+        """Return the seconds until the restore ends; None in a step that the estimate does not contain."""
         with self._lock:
             if self._left is None:
                 return None
@@ -273,22 +271,22 @@ class RestorePace(Forwarding):
         elapsed, done, due = now - self._began, self._done, expected[self._step]
         number = list(expected).index(self._step)
         before, after = list(expected)[:number], sum(list(expected.values())[number + 1 :])
-        # How the steps so far compare with their estimates.
+        # The deviation of the steps so far from their estimates.
         trust = TRUST_SHARE * self.estimate.total
         factor = (sum(self.seconds.get(step, 0.0) for step in before) + trust) / (
             sum(expected[step] for step in before) + trust
         )
         likely = due * _beyond_noise(factor)
         if done <= 0.0:
-            # Its progress is unknown. If it takes longer than expected, so does the rest, probably.
+            # The step's progress is unknown. If it takes longer than expected, the other steps probably do too.
             late = min(elapsed / max(due, 1.0), FACTOR_MAX)
             rest = likely - elapsed if elapsed < likely else LATE_SHARE * (elapsed - likely)
             return rest + after * max(_beyond_noise(factor), late)
-        # Its pace is that of the work; a step that begins slowly need not continue slowly.
+        # Exclude the fixed time from the pace: a step that begins slowly may continue faster.
         fixed = self.estimate.fixed.get(RestoreStep(self._step), 0.0)
         seen = elapsed - min(self._idle, fixed)
         weight = min(done / OWN_PACE_SHARE, 1.0) ** 2 * seen / (seen + SEEN_SECONDS[RestoreStep(self._step)])
-        # By the estimate the time that has not passed is left, or half of the work that is not done.
+        # According to the estimate, the rest of the expected time remains, but at least half of the remaining work.
         left = weight * seen / done * (1 - done) + (1 - weight) * max(
             likely - elapsed, (likely - fixed) * (1 - done) / 2, 0.0
         )
@@ -297,11 +295,11 @@ class RestorePace(Forwarding):
         return left + after * _beyond_noise(pace)
 
     def end_node(self, node: str, rows: int, seconds: Mapping[RestoreStep, float]) -> None:
-        """Keep the measurements of one node."""
+        """Store the measurements of one node."""
         self.nodes[node] = NodeFigures(rows, {str(step): round(taken, 3) for step, taken in seconds.items()})
 
     def figures(self, stored_bytes: int, transactions: int) -> RestoreFigures:
-        """The measured figures, with the transactions of the increments, which the commits count."""
+        """Return the measured figures; `transactions` is the increments' number of transactions from the commits."""
         self.end()
         amounts = {str(step): amount for step, amount in self.estimate.amounts.items()}
         steps = {
@@ -321,7 +319,7 @@ class RestorePace(Forwarding):
 
 @contextmanager
 def corrected(pace: RestorePace) -> Iterator[None]:
-    """Correct the time that is left every few seconds, in a thread of its own."""
+    """Correct the remaining time every few seconds, in a separate thread."""
     ended = threading.Event()
 
     def run() -> None:
@@ -338,6 +336,6 @@ def corrected(pace: RestorePace) -> Iterator[None]:
 
 
 def _beyond_noise(factor: float) -> float:
-    """The weight of a factor for the next steps: nothing if it is near 1, all of it if it is far from it."""
+    """Damp a factor for the next steps: to 1 if it is near 1, hardly if it is far from 1."""
     exponent = math.log(factor)
     return math.exp(exponent * exponent**2 / (exponent**2 + NOISE**2))

@@ -1,5 +1,5 @@
-"""Where a restore goes: the targets, their locks and requirements, and the databases and records that it makes there.
+"""The targets of a restore, their locks and requirements, and the databases and records that a restore creates there.
 
-An *obstacle* is an error that a check found before anything was changed; all obstacles are reported at once, each with
-its own hint. A *swap* gives restored databases their real names, all of them or none.
+An *obstacle* is an error found by a check before anything is changed. All obstacles are reported at once, each with its
+hint. A *swap* gives all restored databases their real names, or none of them.
 """

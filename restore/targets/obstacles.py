@@ -1,4 +1,4 @@
-"""Collect what several checks refuse, and raise it as one error."""
+"""Collect the refusals of several checks, and raise them as one error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMMENT = "-- "
 
 
 class ObstaclesError(RefusedError):
-    """Several things of different kinds keep a restore from its targets."""
+    """Obstacles of different kinds prevent a restore into its targets."""
 
 
 class TargetLacksError(RefusedError):
@@ -21,13 +21,13 @@ class TargetLacksError(RefusedError):
 
 @dataclass(slots=True)
 class Obstacles:
-    """The obstacles found so far; `warnings` are states that an operator should know and that may be meant."""
+    """The obstacles found so far; `warnings` are conditions that operators should know about but may intend."""
 
     found: list[SnapshotError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, error: SnapshotError, node: str | None = None) -> None:
-        """Add an obstacle, and the node that it is on unless it says so itself."""
+        """Add an obstacle, and set its node unless it names one."""
         if node is not None:
             error.details.setdefault("node", node)
         self.found.append(error)
@@ -41,11 +41,11 @@ class Obstacles:
             self.add(error, node)
 
     def raise_found(self) -> None:
-        """Raise the obstacle, or one error with all of them, if there are any.
+        """Raise the obstacle, or one error for several obstacles, if there are any.
 
-        A single one is raised as it is. Several of the same kind are an error of that kind, others an ObstaclesError;
-        its `details["obstacles"]` has node, kind, message and hint of each. Those that say the same are one in the
-        message, with their nodes.
+        A single obstacle is raised unchanged. Several of the same kind become one error of that kind, obstacles of
+        different kinds an ObstaclesError. Its `details["obstacles"]` contains node, error, message and hint of each.
+        Identical obstacles appear once in the message, with their nodes.
         """
         if len(self.found) == 1:
             raise self.found[0]
@@ -79,13 +79,13 @@ def _alike(errors: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
 
 
 def _with_nodes(alike: list[SnapshotError]) -> str:
-    """Their common message, with their nodes if there are several."""
+    """Return the common message, with the nodes if there are several."""
     nodes = [str(error.details["node"]) for error in alike if error.details.get("node")]
     return f"{alike[0].message} (on nodes {', '.join(nodes)})" if len(nodes) > 1 else alike[0].message
 
 
 def _hints_of(errors: Iterable[SnapshotError]) -> list[str]:
-    """The distinct hints, each with the numbers of its obstacles; lines to be typed have no number before them."""
+    """List the distinct hints with the numbers of their obstacles, but keep lines to be typed free of numbers."""
     numbers: dict[str, list[int]] = {}
     for number, alike in enumerate(_alike(errors), 1):
         numbers.setdefault(alike[0].hint, []).append(number)
@@ -94,7 +94,7 @@ def _hints_of(errors: Iterable[SnapshotError]) -> list[str]:
     lines: list[str] = []
     for hint, which in numbers.items():
         if hint.startswith(COMMENT):
-            # A script says itself where it is to be run, and stays one.
+            # A script says where to run it, and must stay intact.
             lines += hint.split("\n")
             continue
         label = f"for {', '.join(map(str, which))}:"

@@ -1,1 +1,1 @@
-"""Restores that ended unfinished: how they are found, resumed, abandoned or undone; and dropping old databases."""
+"""Unfinished restores: find, check and undo them; also drop the databases that restores have put aside."""

@@ -59,14 +59,15 @@ from cutline.storage.store import ObjectStore
 
 
 class OldDatabaseMissingError(RefusedError):
-    """A database that a restore put aside is gone, so it can't be put back."""
+    """A database that a restore put aside is missing or invalid, so it can't be put back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undoable:
-    """The unfinished restores of the targets' databases, each with its own targets, by suffix, and what holds them.
+    """The unfinished restores of the targets' databases, and the sessions that hold the targets.
 
-    `inside` are sessions in the databases, if there are tables to empty. `watch` ends all of them if a node is silent.
+    `own` are each restore's targets, by suffix. `inside` are sessions in the databases, for emptying tables. `watch`
+    ends all sessions if a node falls silent.
     """
 
     store: ObjectStore
@@ -82,7 +83,7 @@ class Undoable:
 def hold_undoable(
     source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
 ) -> Iterator[Undoable]:
-    """Hold the targets and find the restores that can be undone there; raises the errors of abandon_restore."""
+    """Hold the targets and find the restores that can be undone there; raise the errors of abandon_restore."""
     progress.step("find unfinished restores")
     targets, store = provisional_targets(target, nodes), source.store.open()
     with (
@@ -112,7 +113,7 @@ def hold_undoable(
 
 
 def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
-    """The restored databases that have their real names already, or the databases with tables to empty, a line each."""
+    """List, one per line, the restored databases that have their real names already, or those with tables to empty."""
     if found.is_filling:
         return [
             f"{target.node.id}: the tables of database {target.database} that the restore found empty are emptied,"
@@ -141,7 +142,7 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
-    """Raise what keeps an old database from getting its name back, before anything is marked as undone."""
+    """Raise, before anything is marked as undone, if an old database can't get its name back."""
     for target in targets:
         connection, record = connections[target.shard], found.records.get(target.shard)
         databases = list_databases(connection)
@@ -153,9 +154,9 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
         is_gone = target.aside not in databases
         finish = f"to finish the restore instead: {record.resume_command}"
         if found.is_abandoned:
-            # Nobody can finish it any more.
-            finish = f"if it is lost for good, make an empty one: CREATE DATABASE {quote(target.aside)};"
-        why = "is gone" if is_gone else "is invalid, as an interrupted DROP DATABASE leaves it"
+            # An abandoned restore can't be finished.
+            finish = f"if it is permanently lost, create an empty one: CREATE DATABASE {quote(target.aside)};"
+        why = "is missing" if is_gone else "is invalid, as after an interrupted DROP DATABASE"
         drop = [] if is_gone else [f"DROP DATABASE {quote(target.aside)};"]
         raise OldDatabaseMissingError(
             f"node {target.node.id}: database {target.aside}, which the restore put aside, {why}: the old databases"
@@ -165,17 +166,17 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
         )
 
 
-# Before the suffix of an id whose rest is not known.
+# Precedes the suffix of an id if the rest is unknown.
 CUT = "…"
 
 
 @dataclass(slots=True)
 class AbandonReport:
-    """The results of the undo: operations, databases that were dropped and that were put back, as `node: name`.
+    """The results of the undo: the operations, and the databases that were dropped or put back, as `node: name`.
 
-    `done`: operations that had ended well, and of which nobody had recorded it. `emptied`: tables, as `node: table`.
-    `opened`: databases to which nobody could connect until it was undone, as text. `slots_dropped`: slots of chains
-    that had begun in databases that were dropped, as `node: slot`.
+    `done`: operations that had succeeded without a recorded outcome. `emptied`: tables, as `node: table`. `opened`:
+    databases that accepted no connections before the undo. `slots_dropped`: slots of chains that had begun in the
+    dropped databases, as `node: slot`.
     """
 
     operations: list[str] = field(default_factory=list)
@@ -197,10 +198,10 @@ def abandon_restore(
 ) -> AbandonReport:
     """Undo every unfinished restore into the target's databases: old databases get their names back.
 
-    With `nodes` only these are contacted. `confirm` is given the databases that users may have entered and that are
-    dropped, and the slots that are dropped with them, a line each, before anything is changed; it may raise. Raises
-    UnfinishedRestoreError if there is none, or if a restore belongs to another snapshot than `name` or can't be undone
-    any more; and OldDatabaseMissingError if a database can't be put back.
+    With `nodes`, only these are contacted. Before any change, `confirm` gets one line for each database to drop that
+    users may have entered, and for each slot dropped with it; it may raise. Raises UnfinishedRestoreError if no restore
+    is unfinished, or if one doesn't belong to snapshot `name` or can no longer be undone; and OldDatabaseMissingError
+    if a database can't be put back.
     """
     report = AbandonReport()
     with _saying_unfinished(name, nodes), hold_undoable(source, target, name, progress, nodes) as undoable:
@@ -209,7 +210,7 @@ def abandon_restore(
         closed = find_closed(undoable.targets, undoable.connections)
         if undoable.found:
             progress.step("undo")
-        # The newest first: it may have replaced an older restore's database.
+        # Undo the newest first, as it may have replaced an older restore's database.
         for restore in reversed(undoable.found):
             if restore.is_filling:
                 _empty_filled(undoable, restore, progress, report)
@@ -217,7 +218,7 @@ def abandon_restore(
                 _abandon(undoable, restore, progress, report)
         _open_left(undoable, progress)
         report.done, made_nothing = settle_recorded(store, undoable.targets, undoable.connections)
-        # Of one without a record only the suffix was known.
+        # Replace the labels of restores without a record, of which only the suffix was known.
         report.operations = [
             operation for operation in report.operations if not _is_named(operation, made_nothing)
         ] + made_nothing
@@ -228,26 +229,26 @@ def abandon_restore(
 
 @contextmanager
 def _saying_unfinished(name: str, nodes: tuple[str, ...]) -> Iterator[None]:
-    """Raise StoppedError in place of an interrupt: only the nodes know how far the undo is."""
+    """Replace an interrupt by a StoppedError, which says how to continue the undo."""
     try:
         yield
     except KeyboardInterrupt as error:
-        again = f"to undo what is not undone yet: {abandon_command(name, nodes)}"
-        raise StoppedError("the restore may be undone in part", hint=[again, SAME_TARGET]) from error
+        again = f"to undo the rest: {abandon_command(name, nodes)}"
+        raise StoppedError("the restore may be partly undone", hint=[again, SAME_TARGET]) from error
 
 
 def preview_abandon(
     source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...] = ()
 ) -> tuple[AbandonReport, list[str]]:
-    """What `abandon_restore` would undo, and what would have to be confirmed; change nothing.
+    """Return what `abandon_restore` would undo, and the lines that it would confirm; change nothing.
 
-    Raises the same errors, except for those that only the undo itself meets: tables that others have changed or lock.
+    Raises the same errors, except for those about tables that others have changed or locked.
     """
     report = AbandonReport()
     with hold_undoable(source, target, name, progress, nodes) as undoable:
         closed = find_closed(undoable.targets, undoable.connections)
         report.opened = list(closed)
-        # In the order of abandon_restore, which confirms the same lines.
+        # Keep the order of abandon_restore, which confirms the same lines.
         to_confirm = [line for restore in undoable.found for line in _lines_to_confirm(undoable, restore)]
         for restore in reversed(undoable.found):
             own = undoable.own[restore.suffix]
@@ -258,7 +259,7 @@ def preview_abandon(
                     filling = Filling(place.node.id, undoable.inside[place.shard], restore.suffix)
                     report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
                     continue
-                # A published one gets its former name before it is dropped.
+                # A published database gets its former name before it is dropped.
                 if place.shard in restore.databases:
                     report.dropped.append(f"{place.node.id}: {place.loading}")
                 if place.aside in list_databases(undoable.connections[place.shard]):
@@ -280,7 +281,7 @@ def _lines_to_confirm(undoable: Undoable, found: UnfinishedRestore) -> list[str]
 
 
 def _find_slots(undoable: Undoable, found: UnfinishedRestore) -> list[tuple[str, str]]:
-    """Node and name of each slot of Cutline in the restored databases; PostgreSQL drops them with their database."""
+    """Find node and name of Cutline's slots in the restored databases; PostgreSQL drops a slot with its database."""
     if found.is_filling:
         return []
     return [
@@ -302,12 +303,12 @@ def _label_of(found: UnfinishedRestore) -> str:
 
 
 def _is_named(label: str, operations: Iterable[str]) -> bool:
-    """Whether the label is that of a restore without a record, and one of these operations is that restore."""
+    """Whether the label of a restore without a record refers to one of these operations."""
     return label.startswith(CUT) and any(label == f"{CUT}{suffix_of(operation)}" for operation in operations)
 
 
 def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progress, report: AbandonReport) -> None:
-    """Undo a restore of rows alone."""
+    """Undo a restore of rows only."""
     store, targets, inside = undoable.store, undoable.own[found.suffix], undoable.inside
     record, intent = found.last_record, None
     if record.in_store:
@@ -327,7 +328,7 @@ def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progre
         tables = Filling(target.node.id, inside[target.shard], found.suffix).undo()
         report.emptied.extend(f"{target.node.id}: {table}" for table in tables)
 
-    # From the first mark on nobody can resume it.
+    # After the first mark the restore can't be resumed.
     for work in (mark, empty):
         in_parallel(work, targets, undoable.watch.end_all)
     if intent is not None and is_open(store, record.operation):
@@ -341,7 +342,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     intent, was_publishing = None, False
     if found.record is not None and found.record.in_store:
         intent = read_intent(store, operation)
-        # A process that was only suspended ends by this, unless it has decided to publish: then that is undone.
+        # This decision ends a process that was only suspended. If it has decided to publish before, undo that.
         was_publishing = decide_restore(store, intent, ABANDON) == PUBLISH
 
     def mark(target: Target) -> None:
@@ -358,7 +359,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
 
     def drop(target: Target) -> None:
         if target.shard not in found.databases:
-            # The old database was put aside here, and the restored database is gone.
+            # The old database was put aside here, and the restored database is missing.
             return
         drop_database(target, connections[target.shard], target.loading)
         report.dropped.append(f"{target.node.id}: {target.loading}")
@@ -367,19 +368,19 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
         if intent is not None and is_open(store, operation):
             record_outcome(store, intent, "failed", "abandoned")
 
-    # From the first mark on nobody can resume it, and it is dropped only when all old databases are back.
+    # After the first mark the restore can't be resumed. Drop its databases only when all old databases are back.
     in_parallel(mark, targets, undoable.watch.end_all)
     with _opening(undoable, targets, progress):
         in_parallel(undo, targets, undoable.watch.end_all)
     if was_publishing:
-        # Once nothing is left, its decision would say that it was published.
+        # Record the outcome before the drop: without remains, its decision would mean that it was published.
         end()
-    # Looked up again: undoing a newer restore can have renamed the database that this restore published.
+    # Look the slots up again, as undoing a newer restore may have renamed this restore's database.
     slots = [(one.node.id, slot) for one in targets for slot in find_slots(connections[one.shard], one.loading)]
     try:
         mark_ended(store, {slot: node for node, slot in slots}, operation)
     except (UnreachableError, IndeterminateError) as error:
-        progress.note(f"the end of the chains of the databases that are dropped could not be stored: {error.message}")
+        progress.note(f"the end of the dropped databases' chains could not be stored: {error.message}")
     in_parallel(drop, targets, undoable.watch.end_all)
     report.slots_dropped += [f"{node}: {slot}" for node, slot in slots]
     end()
@@ -388,7 +389,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
 
 @contextmanager
 def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> Iterator[None]:
-    """If the block fails, let everybody into the databases that it may have closed."""
+    """If the block fails, reopen the databases that it may have closed."""
     try:
         yield
     except BaseException:
@@ -398,7 +399,7 @@ def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> I
 
 
 def _open_left(undoable: Undoable, progress: Progress) -> None:
-    """Let everybody into databases that a restore had closed on nodes where nothing else of it is left."""
+    """Reopen databases that a restore had closed on nodes where nothing else of it is left."""
     for restore in undoable.found:
         left = [target for target in undoable.targets if target.shard in restore.shards - restore.databases.keys()]
         if left and not restore.is_filling and restore.was_closing:
@@ -415,7 +416,7 @@ def discard_old(
 ) -> list[OldDatabase]:
     """Drop the databases that restores have put aside on the target's primaries; return them.
 
-    `confirm` is given them before, and may raise. Raises UnfinishedRestoreError: an unfinished restore may need them.
+    Calls `confirm` with them before; it may raise. Raises UnfinishedRestoreError if an unfinished restore may need one.
     """
     with _old_databases(source, target, progress, nodes) as aside:
         listed = aside.listed
@@ -429,20 +430,20 @@ def discard_old(
         try:
             in_parallel(drop, list(aside.found), aside.watch.end_all)
         except KeyboardInterrupt as error:
-            again = f"to drop what is left of them: {discard_command(nodes)}"
+            again = f"to drop the rest: {discard_command(nodes)}"
             raise StoppedError("some of the old databases may be dropped", hint=[again, SAME_TARGET]) from error
     return listed
 
 
 def find_old(source: Fleet, target: Fleet, progress: Progress, nodes: tuple[str, ...] = ()) -> list[OldDatabase]:
-    """The databases that `discard_old` would drop; raises what that raises."""
+    """Return the databases that `discard_old` would drop; raise the same errors."""
     with _old_databases(source, target, progress, nodes) as aside:
         return aside.listed
 
 
 @dataclass(frozen=True, slots=True)
 class _OldDatabases:
-    """The databases that were put aside, by target; the sessions that hold the targets, and what ends these."""
+    """The databases that were put aside, by target, and the sessions that hold the targets."""
 
     found: Mapping[Target, list[OldDatabase]]
     connections: Connections
@@ -470,7 +471,7 @@ def _old_databases(source: Fleet, target: Fleet, progress: Progress, nodes: tupl
                 raise UnfinishedRestoreError(
                     f"{old.node}: database {old.database} was put aside by a restore that ended unfinished: it left"
                     f" {left}",
-                    hint="let the role that began it end it",
+                    hint="resume or undo that restore as the role that began it",
                     details={"node": old.node, "database": old.database},
                 )
         yield aside

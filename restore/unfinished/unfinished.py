@@ -1,7 +1,7 @@
-"""Restores that ended unfinished, as the targets' databases show them, and the refusals of a command that meets one.
+"""Find restores that ended unfinished by their traces in the targets' databases, and refuse commands because of them.
 
-Only what belongs to our role or to a superuser is read (restore/targets/databases.py). But nothing may be called
-undone or done because another role's is not read.
+Only objects of our role or of a superuser are read (restore/targets/databases.py). A restore must not be reported as
+undone or complete just because another role's objects are not read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from cutline.snapshots.records.operation_records import (
 from cutline.storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore
 
-# Those of our role and of superusers are read, and may have come with a copy of another database.
+# Exclude schemas of our role and of superusers: they are read elsewhere, and may come from a copy of a database.
 SCHEMAS_QUERY = f"""
 SELECT nspname FROM pg_namespace
  WHERE nspname ~ '^{FILLING}[0-9a-f]{{10}}$'
@@ -57,7 +57,7 @@ SELECT nspname FROM pg_namespace
 
 
 def find_remains(targets: Iterable[Target], connections: Connections) -> dict[str, str]:
-    """The remains of restores that have not ended, as text by the suffix of their ids: databases and schemas.
+    """Describe the databases and schemas that unfinished restores have left, by the suffix of their ids.
 
     Raises NodeUnreachableError.
     """
@@ -84,17 +84,17 @@ OTHERS_MAX = 5
 
 
 class UnfinishedRestoreError(RefusedError):
-    """An earlier restore of the same databases ended unfinished, and this command does not go on with it."""
+    """An earlier restore of the same databases ended unfinished, and this command can't continue it."""
 
 
 @dataclass(slots=True)
 class UnfinishedRestore:
-    """A restore whose process is gone.
+    """A restore whose process has ended.
 
-    `databases` are its databases by shard, under the names that they have now, and `records` their records. A database
-    whose process was gone before it had a record has none. `is_filling`: it loads rows into tables that existed before
-    it. `foreign`: by shard where none is found, a database of its name that belongs to a role whose records do not
-    count, and that role. `doubled`: shards where two databases belong to it, which no restore makes.
+    `databases` are the current names of its databases by shard, and `records` their records. A database has no record
+    if the process ended before writing it. `is_filling`: it loads rows into tables that existed before. `foreign`: for
+    shards without a database of the restore, a database with the right name and its owner, a role whose records are not
+    trusted. `doubled`: shards where two databases claim to belong to it, which no restore causes.
     """
 
     suffix: str
@@ -106,26 +106,26 @@ class UnfinishedRestore:
 
     @property
     def record(self) -> DatabaseRecord | None:
-        """The record of any of its databases; None if none has one."""
+        """The record of any of its databases, or None."""
         return next(iter(self.records.values()), None)
 
     @property
     def scope(self) -> RestoreScope:
-        """The scope of the restore; the whole snapshot if no record has one."""
+        """The scope of the restore; the whole snapshot if there is no record."""
         return self.record.scope if self.record else WHOLE
 
     @property
     def last_record(self) -> DatabaseRecord:
-        """The record of the database that is furthest; raise ValueError if none has one."""
+        """The record of the database with the most progress; raise ValueError if there is no record."""
         return max(self.records.values(), key=lambda record: [*Phase].index(record.phase))
 
     @property
     def shards(self) -> set[str]:
-        """All that it restores, as far as records say so."""
+        """All shards that it restores according to its records."""
         return {shard for record in self.records.values() for shard in record.shards}
 
     def is_over(self, store: ObjectStore) -> bool:
-        """Whether nothing is left to do but to remove the records: it has ended well, as its outcome says."""
+        """Whether only its records remain to be removed, because its stored outcome says that it succeeded."""
         if not self.records or any(
             record.phase != Phase.PUBLISHED or not record.in_store for record in self.records.values()
         ):
@@ -135,7 +135,7 @@ class UnfinishedRestore:
 
     @property
     def fills_all(self) -> bool:
-        """Whether it has begun to fill the tables of all databases, and nothing of that was undone or has ended."""
+        """Whether it has begun to fill the tables of all databases, and no database is being undone or is finished."""
         records = self.records.values()
         if any(record.undoing or record.phase in (Phase.PUBLISHED, Phase.ABANDONED) for record in records):
             return False
@@ -143,22 +143,22 @@ class UnfinishedRestore:
 
     @property
     def was_closing(self) -> bool:
-        """Whether it may have closed databases: it does when all are loaded."""
+        """Whether it may have closed databases, which it does after all are loaded."""
         return any(
             record.phase in (Phase.FINISHED, Phase.PUBLISHED, Phase.ABANDONED) for record in self.records.values()
         )
 
     @property
     def is_published(self) -> bool:
-        """Whether all of its databases have their real names, so that it can't be undone."""
+        """Whether all its databases have their real names, so that it can't be undone."""
         return bool(self.records) and all(record.phase == Phase.PUBLISHED for record in self.records.values())
 
     def is_decided(self, store: ObjectStore) -> bool:
-        """Whether it is decided that its databases get their real names, or that the rows stay."""
+        """Whether it has decided to rename its databases, or to keep the loaded rows."""
         record = self.record
         if record is None:
             return False
-        # A published restore was decided: the record with the decision may be removed already.
+        # A published restore has decided, even if the record with the decision is removed already.
         if any(
             database_record.publishes or database_record.phase == Phase.PUBLISHED
             for database_record in self.records.values()
@@ -169,10 +169,10 @@ class UnfinishedRestore:
 
     @property
     def may_be_decided(self) -> bool:
-        """Whether its process can have decided to publish: it does when all databases are finished.
+        """Whether its process can have decided to publish, which it does only after all databases are finished.
 
-        So a decision in the store before that was planted there. All databases have records before one is finished: one
-        without a record has lost it.
+        A decision stored before that is a forgery. All databases have records before one is finished, so a missing
+        record was lost.
         """
         return bool(self.records) and {record.phase for record in self.records.values()} <= {
             Phase.FINISHED,
@@ -180,7 +180,7 @@ class UnfinishedRestore:
         }
 
     def may_be_undone(self, store: ObjectStore) -> bool:
-        """Whether it can be undone: a restore that fills tables only until it is decided that their rows stay."""
+        """Whether it can be undone: until it has decided to keep the rows, or until all databases are published."""
         return not (self.is_decided(store) if self.is_filling else self.is_published)
 
     @property
@@ -189,7 +189,7 @@ class UnfinishedRestore:
         return any(record.phase == Phase.ABANDONED for record in self.records.values())
 
     def label(self) -> str:
-        """The restore, for a message."""
+        """Return the text that identifies the restore in messages."""
         record = self.record
         if record is None:
             return f"a restore (…{self.suffix})"
@@ -205,7 +205,7 @@ def find_unfinished(
     connections: Mapping[str, psycopg.Connection[Any]],
     progress: Progress,
 ) -> list[UnfinishedRestore]:
-    """The unfinished restores of the targets' databases, oldest first. The caller holds their locks.
+    """Find the unfinished restores of the targets' databases, oldest first. The caller holds their locks.
 
     Notes schemas and databases that look like those of a restore but belong to others.
     """
@@ -232,7 +232,7 @@ def find_unfinished(
             found = restores.setdefault(suffix, UnfinishedRestore(suffix))
             if target.shard in found.databases:
                 found.doubled.add(target.shard)
-            # The real name, if it has that, is that of a later step.
+            # Prefer the database with the real name, which it gets in a later step.
             if name == target.database or target.shard not in found.databases:
                 found.databases[target.shard] = name
                 if record is not None and suffix_of(record.operation) == suffix:
@@ -256,17 +256,17 @@ def _claimed(database: FoundDatabase) -> str:
 def _find_filled(
     target: Target, connection: psycopg.Connection[Any], progress: Progress
 ) -> dict[str, DatabaseRecord | None]:
-    """The records of the restores that fill the target's database, by the suffix of their ids; None: unreadable."""
+    """Read the records of restores that fill the target's database, by id suffix; None for an unreadable record."""
     session = open_session(target, connection)
     if session is None:
         return {}
     with raising_unreachable(target.node), session:
         records, others = find_fillings(session)
     if others:
-        # To refuse would let anybody who may create schemas block restores.
+        # Don't refuse, or everybody who may create schemas could block restores.
         progress.note(
-            f"{target.node.id}: database {target.database} has schemas that have the names of a restore's, and are not"
-            f" read: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
+            f"{target.node.id}: database {target.database} has schemas that are named like a restore's but belong to"
+            f" others, and are ignored: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
         )
     return {suffix: parse_record(text) for suffix, text in records.items()}
 
@@ -276,8 +276,8 @@ def settle_recorded(
 ) -> tuple[list[str], list[str]]:
     """Record the outcome of restores that are open in the store and have nothing unfinished on the targets.
 
-    The caller holds the targets' locks, so their processes are gone. Returns the ids of those that are done, and of
-    those that made nothing.
+    The caller holds the targets' locks, so their processes have ended. Returns the ids of the restores that succeeded,
+    and of those that created nothing.
     """
     done: list[str] = []
     failed: list[str] = []
@@ -295,11 +295,11 @@ def find_recorded(
     connections: Mapping[str, psycopg.Connection[Any]],
     without: Iterable[str] = (),
 ) -> Iterator[tuple[Intent, bool]]:
-    """The open restores into these targets that the store knows, and whether they have decided to publish.
+    """Yield the open restores into these targets that the store lists, and whether they have decided to publish.
 
-    Without those into databases that our role can't enter: their remains there are not known. And without those that
-    have remains of any owner, or that were begun on servers that have another address and were started at another time:
-    two servers may be physical copies of the same one. Remains with the suffixes `without` are not looked at.
+    Excludes restores into databases that our role can't enter, as their remains are unknown, and restores with remains
+    of any owner. Also excludes restores begun on servers that had a different address and start time, because two
+    servers may be physical copies of the same server. Remains with the suffixes `without` are ignored.
     """
     asked = [target for target in targets if not is_shut(target, connections[target.shard])]
     places = frozenset(place_of(target, connections[target.shard]) for target in asked)
@@ -316,14 +316,14 @@ def find_recorded(
 
 NONE_UNFINISHED = "no restore into these databases is unfinished"
 WHERE_UNFINISHED = (
-    "see: snapshot list   If one had --to FILE, give the same; a restore that has ended needs nothing more"
+    "see: snapshot list   If the restore had --to FILE, pass the same; a restore that has ended needs nothing more"
 )
-# The last restore of the snapshot is searched among so many of the newest restores.
+# Number of newest restores to search for the last restore of the snapshot.
 READ_MAX = 20
 
 
 class NothingUnfinishedError(UnfinishedRestoreError):
-    """A command is to end a restore, and there is none to be ended. `closed` as find_closed."""
+    """A command should end a restore, but no restore is unfinished. `closed` as in find_closed."""
 
     def __init__(self, store: ObjectStore, name: str, closed: Mapping[str, str]) -> None:
         last, details = "", dict[str, object]()
@@ -333,44 +333,44 @@ class NothingUnfinishedError(UnfinishedRestoreError):
                 is_drill = read_intent(store, operation).is_drill
                 if outcome is not None and outcome.snapshot == name and not is_drill:
                     how = "was published" if outcome.state == "done" else f"was undone ({outcome.reason})"
-                    last = f"; the last one of {name} that was decided, {operation}, {how}"
+                    last = f"; the last decided restore of {name}, {operation}, {how}"
                     details = {"last": operation, "state": outcome.state}
                     break
-        # If somebody has dropped a restore's databases, only the store knows of it. It may have closed the old
-        # databases.
+        # If somebody has dropped a restore's databases, only the store knows of the restore, which may have closed the
+        # old databases.
         shut = "".join(f"; {database} accepts no connections" for database in closed)
         opens = [f"to open {database}, then repeat the command: {statement}" for database, statement in closed.items()]
         super().__init__(f"{NONE_UNFINISHED}{last}{shut}", hint=[*opens, WHERE_UNFINISHED], details=details)
 
 
 def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> None:
-    """Raise UnfinishedRestoreError if a record belongs to another target's database, or can't be read.
+    """Raise UnfinishedRestoreError if a record belongs to another target's database or can't be read.
 
-    Only a restore that fills tables needs all of its records.
+    Only a restore that fills tables needs all its records.
     """
     nodes = {target.shard: target.node.id for target in targets}
     for shard, record in sorted(restore.records.items()):
         if record.shard != shard:
             raise UnfinishedRestoreError(
-                f"{restore.label()} ended unfinished, and its database {restore.databases[shard]} on {nodes[shard]} is"
-                f" that of {record.shard}, not of {shard}",
-                hint="give the --to FILE that the restore had, and its nodes the addresses that they had",
+                f"{restore.label()} ended unfinished, and its database {restore.databases[shard]} on {nodes[shard]}"
+                f" belongs to shard {record.shard}, not to {shard}",
+                hint="pass the --to FILE of the restore, with the addresses that its nodes had then",
                 details={"operation": record.operation, "node": nodes[shard]},
             )
     for shard in sorted(restore.doubled):
         raise UnfinishedRestoreError(
-            f"{restore.label()} ended unfinished, and node {nodes[shard]} has two databases of it: the comment of"
-            f" {restore.databases[shard]} is a copy",
-            hint="remove it from the database that the restore has not made, then repeat the command:"
+            f"{restore.label()} ended unfinished, and node {nodes[shard]} has two databases with its record: the"
+            f" comment of {restore.databases[shard]} is a copy",
+            hint="remove the comment from the database that the restore did not create, then repeat the command:"
             f" COMMENT ON DATABASE {quote(restore.databases[shard])} IS NULL;",
             details={"databases": restore.databases, "node": nodes[shard]},
         )
     for shard, (name, owner) in sorted(restore.foreign.items()):
         raise UnfinishedRestoreError(
             f"{restore.label()} ended unfinished, and database {name} on {nodes[shard]} belongs to role {owner}, so"
-            " it is not known whether it belongs to that restore",
-            hint="if it is the restore's, give it back to the role that restores, with ALTER DATABASE … OWNER TO; if it"
-            " is not, drop or rename it; then repeat the command",
+            " it is unknown whether the restore created it",
+            hint="if the restore created it, make the restoring role its owner again: ALTER DATABASE … OWNER TO; if"
+            " not, drop or rename it; then repeat the command",
             details={"databases": restore.databases, "node": nodes[shard]},
         )
     if unreadable := sorted(restore.databases.keys() - restore.records.keys()) if restore.is_filling else []:
@@ -383,7 +383,7 @@ def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> Non
 
 
 def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
-    """Raise UnfinishedRestoreError if another store has the decision, or this store has it and the record is gone."""
+    """Raise UnfinishedRestoreError if the decision is in another store, or is stored here while the record is lost."""
     record = restore.record
     if record is None:
         for intent in read_open_intents(store, skips_unreadable=True):
@@ -391,17 +391,17 @@ def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
             if decision is not None and decision.decision == PUBLISH:
                 where = ", ".join(f"{name} of {shard}" for shard, name in sorted(restore.databases.items()))
                 raise UnfinishedRestoreError(
-                    f"restore {intent.operation} has decided to publish, and its record, the comment of {where}, is"
-                    " gone",
-                    hint="rename the database to its real name, if it is the restored one, or drop it; then repeat the"
+                    f"restore {intent.operation} has decided to publish, but its record, the comment of {where}, is"
+                    " missing",
+                    hint="if it is the restored database, rename it to its real name, else drop it; then repeat the"
                     " command",
                     details={"operation": intent.operation},
                 )
         return
     if record.in_store and not store.exists(operation_key(record.operation, "intent")):
         raise UnfinishedRestoreError(
-            f"{restore.label()} belongs to another store: {store.url} does not know it",
-            hint="give the --fleet FILE whose store has the snapshot: it also has the restore's decision",
+            f"{restore.label()} belongs to another store: {store.url} has no record of it",
+            hint="pass the --fleet FILE whose store has the snapshot, as the restore's decision is stored there too",
             details={"operation": record.operation, "store": store.url},
         )
 
@@ -414,18 +414,18 @@ def check_whole(
     *,
     undoes: bool = False,
 ) -> None:
-    """Raise UsageError unless `targets` are all that the restore has: it ends as a whole.
+    """Raise UsageError unless `targets` are all targets of the restore, which can only be ended as a whole.
 
-    Raises UnfinishedRestoreError if the remains in a target are not known, or if a database that has its name and no
-    record is not empty. Unless the command `undoes` it, it also raises that if a published database is gone.
+    Raises UnfinishedRestoreError if the remains in a target are unknown, if a database with a restore's name but no
+    record is not empty, or, unless the command `undoes` the restore, if a published database is missing.
     """
     targets = list(targets)
     if not restore.is_filling:
         _check_unrecorded_empty(restore, targets, connections, undoes=undoes)
     if lacking := sorted(restore.shards - {target.shard for target in targets}):
         raise UsageError(
-            f"{restore.label()} is also of {', '.join(lacking)}, which this command does not name",
-            hint="give the --to FILE and the --node that the restore had",
+            f"{restore.label()} also includes {', '.join(lacking)}, which this command does not name",
+            hint="pass the --to FILE and the --node options of the restore",
         )
     for target in (target for target in targets if target.shard in restore.shards - restore.records.keys()):
         connection, own = connections[target.shard], target.named(restore.suffix)
@@ -438,7 +438,7 @@ def check_whole(
             problem = None
         if problem is not None:
             closed = find_closed(targets, connections)
-            until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
+            until = f"; nobody can connect to {', '.join(closed)} until it is resumed or undone" if closed else ""
             raise UnfinishedRestoreError(
                 f"{restore.label()} ended unfinished; {problem.what}{until}",
                 hint=problem.hint,
@@ -449,36 +449,36 @@ def check_whole(
 def find_taken_for_old(
     restore: UnfinishedRestore, targets: Iterable[Target], connections: Connections
 ) -> Iterator[str]:
-    """Yield a line for each database that an undo takes for the old one because of its name alone."""
+    """Yield a line for each database that an undo assumes to be the old one only because of its name."""
     if not restore.is_abandoned or restore.is_filling:
         return
     for target in (target for target in targets if target.shard in restore.shards - restore.databases.keys()):
         databases, own = list_databases(connections[target.shard]), target.named(restore.suffix)
         if target.database in databases and own.aside not in databases:
             yield (
-                f"node {target.node.id}: database {target.database} has no record of the restore, so it is taken for"
-                " the previous database"
+                f"node {target.node.id}: database {target.database} has no record of the restore, so it is assumed to"
+                " be the previous database"
             )
 
 
 def _check_unrecorded_empty(
     restore: UnfinishedRestore, targets: Iterable[Target], connections: Connections, *, undoes: bool
 ) -> None:
-    """Raise UnfinishedRestoreError if a database would be dropped for its name alone, and has something in it.
+    """Raise UnfinishedRestoreError if a database that would be dropped only because of its name is not empty.
 
-    A restore gives its databases their records before it creates anything in them.
+    A restore writes the record of a database before it creates objects in it.
     """
     for target in (
         target.named(restore.suffix) for target in targets if target.shard in restore.databases.keys() - restore.records
     ):
         database = list_databases(connections[target.shard])[target.loading]
-        # None is closed before everything is loaded.
+        # A restore closes no database before everything is loaded.
         if not database.is_open or not is_empty(target.loaded):
             lines = [f"DROP DATABASE {quote(target.loading)};"] if undoes else _empty_again(target.loading, target)
             raise UnfinishedRestoreError(
-                f"node {target.node.id}: database {target.loading} has the name of a restore's database, but no record"
-                " of a restore, and is not empty",
-                hint=["if nobody needs it (else rename it), then repeat the command:", *lines],
+                f"node {target.node.id}: database {target.loading} is named like a restore's database, but has no"
+                " record of a restore and is not empty",
+                hint=["if nobody needs it, drop it, else rename it; then repeat the command:", *lines],
                 details={"node": target.node.id, "database": target.loading},
             )
 
@@ -486,79 +486,79 @@ def _check_unrecorded_empty(
 def _may_be_published(
     restore: UnfinishedRestore, target: Target, targets: Iterable[Target], databases: Container[str], store: ObjectStore
 ) -> bool:
-    """Whether the target's database, which has no record, may have its real name; `databases` are those that exist."""
+    """Whether the target's database, which has no record, may have its real name; `databases` are existing names."""
     if restore.is_abandoned:
-        # Of the phase before nothing is known any more. The database there is the restored one, or the old one put
-        # back.
+        # The earlier phase is unknown. The database is either the restored one, or the old one after it was put back.
         return target.database in databases and not restore.last_record.replace
     is_renamed = any(restore.databases.get(target.shard) == target.database for target in targets)
-    # Without a store that can be written, the missing record may have had the decision.
+    # If the store accepts no writes, the missing record may have contained the decision.
     return is_renamed or restore.is_decided(store) or (restore.was_closing and not restore.last_record.in_store)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """The missing parts of a restore, and their remedies, in lines."""
+    """A problem with missing parts of a restore, and the lines of its hint."""
 
     what: str
     hint: list[str]
 
 
 def _lost_filling(restore: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> _Lost | None:
-    """The reason why the restore's remains in tables that existed before it are not known."""
+    """Return the reason, if any, why the restore's remains in existing tables are unknown."""
     node, database = target.node.id, target.database
     if is_shut(target, connection):
-        what = f"node {node}: our role can't connect to database {database}, so the remains there are not known"
-        return _Lost(what, ["let it connect, then repeat the command"])
+        what = f"node {node}: our role can't connect to database {database}, so the remains there are unknown"
+        return _Lost(what, ["allow the role to connect, then repeat the command"])
     if restore.fills_all:
-        what = f"node {node}: its schema in database {database} is gone, so it is not known which tables it filled"
-        return _Lost(what, ["give the database that it has filled its name again, then repeat the command"])
+        what = f"node {node}: its schema in database {database} is missing, so the tables that it filled are unknown"
+        return _Lost(what, ["if the database that it filled was renamed, rename it back, then repeat the command"])
     return None
 
 
 def _lost_published(
     restore: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any], *, undoes: bool
 ) -> _Lost | None:
-    """What keeps us from knowing what became of the database that the restore has published here, or may have.
+    """Return the reason, if any, why the fate of a database that the restore has or may have published is unknown.
 
-    Its names show users which database it is: those of a restore's databases have the restore's id.
+    Users recognize a restore's databases by the restore's id in their temporary names.
     """
     node, database, databases, record = target.node.id, target.database, list_databases(connection), restore.last_record
     exists, again = database in databases, "then repeat the command"
-    unknown = f"node {node}: database {database} has no record of the restore, so it is not known which that is"
-    gone = f"node {node}: database {database}, which the restore made, is gone"
-    bring_back = f"bring back the server or the database that the restore had, {again}"
+    unknown = f"node {node}: database {database} has no record of the restore, so its origin is unknown"
+    gone = f"node {node}: database {database}, which the restore created, is missing"
+    bring_back = f"bring back the server or the database of the restore, {again}"
     if restore.is_published:
         if exists and not record.in_store:
-            # Where no outcome can be stored, the records are removed one by one, and nothing else is left to do.
+            # If the outcome can't be stored, removing the records, one by one, is all that is left to do.
             return None
         forget = f"on all other nodes: COMMENT ON DATABASE {quote(database)} IS NULL;"
         alone = f"{forget}   then restore it alone: {restore_command(record.snapshot, [node])}"
         if exists:
             lines = [f"if it is the restored one, {forget}", f"if it is not, rename or drop it, and {alone}"]
         else:
-            lines = [bring_back, f"if it is lost for good, {alone}"]
+            lines = [bring_back, f"if it is permanently lost, {alone}"]
         return _Lost(unknown if exists else gone, [*lines, SAME_TARGET])
     if target.loading in databases:
         return None
     if exists:
-        # By its name alone it would neither be dropped nor loaded again.
+        # The name alone is no reason to drop the database or load it again.
         lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
         if not undoes:
-            lines = ["if it is the restored database, it can only be loaded again, without later writes:"]
+            lines = ["if it is the restored database, it must be loaded again and loses later writes:"]
             lines += [*_empty_again(database, target), again]
         if record.replace and target.aside not in databases:
             lines.append(f"if it is the previous database, rename it to {target.aside}, {again}")
         else:
-            lines.append(f"if it is another one, rename or drop it, {again}")
+            lines.append(f"if it is any other database, rename or drop it, {again}")
         return _Lost(f"{unknown}; there is no database {target.loading}", lines)
     if undoes:
         return None
-    return _Lost(gone, [bring_back, f"if it is lost for good, undo the restore: {record.abandon_command}", SAME_TARGET])
+    lines = [bring_back, f"if it is permanently lost, undo the restore: {record.abandon_command}", SAME_TARGET]
+    return _Lost(gone, lines)
 
 
 def _empty_again(database: str, target: Target) -> list[str]:
-    """The statements that replace this database by an empty one, so that the restore can be resumed."""
+    """Return the statements that replace this database with an empty one, so that the restore can be resumed."""
     return [f"DROP DATABASE {quote(database)};", f"CREATE DATABASE {quote(target.loading)} TEMPLATE template0;"]
 
 
@@ -571,7 +571,7 @@ def check_no_unfinished(
 ) -> None:
     """Raise UnfinishedRestoreError if an earlier restore of the targets' databases ended unfinished.
 
-    `name` is the snapshot that is to be restored.
+    `name` is the snapshot to restore.
     """
     targets = list(targets)
     nodes = {target.shard: target.node.id for target in targets}
@@ -586,7 +586,7 @@ def check_no_unfinished(
         if restore.may_be_undone(store):
             ends.append(f"to undo it: {abandon_command(snapshot, restore.scope.nodes)}")
         closed = find_closed(targets, connections)
-        until = f"; nobody can connect to {', '.join(closed)} until it is ended" if closed else ""
+        until = f"; nobody can connect to {', '.join(closed)} until it is resumed or undone" if closed else ""
         raise UnfinishedRestoreError(
             f"{restore.label()} ended unfinished: it left {where}{until}",
             hint=[*ends, SAME_TARGET],
@@ -603,28 +603,28 @@ def find_resumable(
     *,
     settles: bool,
 ) -> UnfinishedRestore:
-    """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed.
+    """Find the unfinished restore of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed.
 
-    If it `settles`, the outcome of those that have left nothing is recorded.
+    If none is unfinished and `settles` is set, record the outcomes of restores that have left nothing.
     """
     unfinished = find_unfinished(store, targets, connections, progress)
     if not unfinished:
         if settles:
             settle_recorded(store, targets, connections)
-            # A process that ended after it had recorded the outcome may have left them.
+            # A process that ended after recording the outcome may have left records.
             for line in clear_records(targets, connections):
                 progress.note(line)
         raise NothingUnfinishedError(store, name, find_closed(targets, connections))
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(
             f"several restores are unfinished: {'; '.join(restore.label() for restore in unfinished)}",
-            hint=f"undo them, and begin again: {abandon_command(name)}; or name the --node of one of them",
+            hint=f"undo them and start over: {abandon_command(name)}; or name the --node of one of them",
         )
     (found,) = unfinished
     check_readable(found, targets)
     check_recorded(found, store)
     if found.record is None or found.is_abandoned:
-        what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
+        what = "is being undone" if found.is_abandoned else "ended before it wrote a record"
         command = abandon_command(found.record.snapshot if found.record else name, found.scope.nodes)
         raise UnfinishedRestoreError(f"{found.label()} {what}", hint=f"run: {command}")
     if found.record.snapshot != name:

@@ -143,7 +143,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     with pytest.raises(DrillUnfitError, match="node s1 lacks extensions that the snapshot has: who") as raised:
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
     assert raised.value.hint.splitlines() == [
-        "name the programs of a PostgreSQL that has them: [drill] postgresql in fleet.toml",
+        "name the programs of a PostgreSQL installation that has them: [drill] postgresql in fleet.toml",
         "or restore without them: --allow-refused-ddl",
         f"or drill on servers of your own: snapshot drill {NAME} --to FILE",
     ]

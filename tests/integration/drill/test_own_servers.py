@@ -146,12 +146,12 @@ def test_roles_with_powers_and_files_without_a_shard_are_refused(
     statement = f"CREATE ROLE {ROLE} LOGIN CREATEDB IN ROLE pg_read_server_files"
     with (
         role_on(shared_fleet, statement),
-        pytest.raises(DrillUnfitError, match="could use what role driller may: pg_read_server_files"),
+        pytest.raises(DrillUnfitError, match="could use the privileges of role driller: pg_read_server_files"),
     ):
         run_drill(fleet, RestoreRequest(NAME), NoSpark(), Silent(), own=own)
     request = RestoreRequest(NAME, scope=RestoreScope(role_map=(("a", "b"),)))
     by_superuser = load_fleet(describe(tmp_path / "super.toml", shared_fleet, "postgres"))
-    with pytest.raises(UsageError, match="--role-map is for drills by a role that is no superuser"):
+    with pytest.raises(UsageError, match="--role-map is only for drills whose role is not a superuser"):
         run_drill(fleet, request, NoSpark(), Silent(), own=by_superuser)
     (tmp_path / "spare.toml").write_text(own.path.read_text().rpartition("\n[[node]]")[0])
     with pytest.raises(UsageError, match="has no primary s2"):
@@ -322,7 +322,7 @@ def test_an_assertion_has_the_search_path_of_the_database_and_no_answer_without_
         reader = Reader(node, lambda _: False)
         assert ask(AssertionTable("s1", "SELECT id FROM customer", 7), reader).holds
         found = ask(AssertionTable("s1", "SELECT * FROM huge", 1), reader)
-        assert (found.holds, found.why) == (False, "its answer has more than 1,000,000 characters")
+        assert (found.holds, found.why) == (False, "its answer is longer than 1,000,000 characters")
         # Nor are more rows read than are shown.
         found = ask(AssertionTable("s1", "SELECT generate_series(1, 1000000)", 1), reader)
         assert (found.why, len(found.found)) == ("expected 1, found (1), (2), (3), (4), (5), …", ROWS_SHOWN_MAX)
@@ -340,5 +340,5 @@ def test_a_session_that_nobody_can_end_holds_up_no_answer(
         execute(fleet.primaries[0].dsn, NEVER_ENDS)
         assertion = AssertionTable("s1", "SELECT public.never_ends()", timeout=Duration(0.5))
         found = ask(assertion, Reader(fleet.primaries[0], end))
-    assert (found.holds, found.why) == (False, "no answer after 0.5 s: its session was ended")
+    assert (found.holds, found.why) == (False, "no answer after 0.5 s: its session was terminated")
     assert (found.has_ended_server, uncaught) == (False, [])

@@ -110,7 +110,10 @@ def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place
         await_sessions_over(place)
         code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace", "--yes")
         closed = [f"database {DATABASE} on {node.id}" for node in place.target.primaries]
-        assert (code, f"; nobody can connect to {', '.join(closed)} until it is ended" in refused["message"]) == (
+        assert (
+            code,
+            f"; nobody can connect to {', '.join(closed)} until it is resumed or undone" in refused["message"],
+        ) == (
             3,
             True,
         )

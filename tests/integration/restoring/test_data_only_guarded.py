@@ -214,7 +214,7 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize(("closed", "said"), [(1, "so the remains there are not known"), (SHARDS, "no restore")])
+@pytest.mark.parametrize(("closed", "said"), [(1, "so the remains there are unknown"), (SHARDS, "no restore")])
 def test_nothing_is_said_of_rows_in_a_database_that_refuses_our_role(place: Place, closed: int, said: str) -> None:
     leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
     shut = place.target.primaries[:closed]

@@ -102,7 +102,7 @@ def test_an_undo_that_is_interrupted_says_that_it_may_be_done_in_part(place: Pla
 
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
-        with pytest.raises(StoppedError, match="the restore may be undone in part") as raised:
+        with pytest.raises(StoppedError, match="the restore may be partly undone") as raised:
             abandon_restore(place.fleet, place.target, NAME, lambda _: None, Watching(then))
         assert f"snapshot restore-abandon {NAME}" in raised.value.hint
         abandon(place)

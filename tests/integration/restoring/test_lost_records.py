@@ -116,7 +116,7 @@ def test_a_published_database_without_its_record_keeps_both_ends_from_lying(plac
         # Its name alone is no leave to drop what users may have written to.
         execute(maintenance_of(place, shard), f"ALTER DATABASE {DATABASE} RENAME TO {loading}")
         for end in (resume, abandon):
-            with pytest.raises(UnfinishedRestoreError, match=f"{loading} has the name .* and is not empty") as raised:
+            with pytest.raises(UnfinishedRestoreError, match=f"{loading} is named like .* and is not empty") as raised:
                 end(place)
         execute(maintenance_of(place, shard), drop_in(raised.value.hint))
         abandon(place)
@@ -130,7 +130,7 @@ def test_a_published_database_without_its_record_is_loaded_again_as_the_hint_say
         execute(maintenance_of(place, shard), f"COMMENT ON DATABASE {DATABASE} IS 'production'")
         with pytest.raises(UnfinishedRestoreError) as raised:
             resume(place)
-        assert "without later writes" in raised.value.hint
+        assert "loses later writes" in raised.value.hint
         execute(maintenance_of(place, shard), *re.findall("(?:DROP|CREATE) DATABASE .*?;", raised.value.hint))
         report = resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_restored(place)
@@ -165,7 +165,7 @@ def test_an_undo_says_which_databases_it_takes_for_old_ones(place: Place, monkey
         execute(own, f"DROP DATABASE {beside(place, shard, '_before_')}", f"COMMENT ON DATABASE {DATABASE} IS NULL")
         watching = Watching()
         abandon_restore(place.fleet, place.target, NAME, print, watching)
-        (note,) = [one for one in watching.notes if "taken for the previous database" in one]
+        (note,) = [one for one in watching.notes if "assumed to be the previous database" in one]
         assert note.startswith(f"node s{shard + 1}: database {DATABASE} ")
 
 
@@ -197,7 +197,7 @@ def test_a_closed_database_without_its_record_is_dropped_as_the_hint_says(place:
         for name in (loading, DATABASE):
             execute(maintenance_of(place, 0), f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         execute(maintenance_of(place, 0), f"COMMENT ON DATABASE {loading} IS NULL")
-        with pytest.raises(UnfinishedRestoreError, match=f"{loading} has the name .* and is not empty") as raised:
+        with pytest.raises(UnfinishedRestoreError, match=f"{loading} is named like .* and is not empty") as raised:
             abandon(place)
         execute(maintenance_of(place, 0), drop_in(raised.value.hint))
         abandon(place)
@@ -257,7 +257,9 @@ def test_a_published_database_that_is_gone_keeps_a_restore_from_being_called_don
         execute(maintenance_of(place, 1), f"ALTER DATABASE {DATABASE} RENAME TO hidden")
         with pytest.raises(UnfinishedRestoreError, match="has published all databases"):
             abandon(place)
-        with pytest.raises(UnfinishedRestoreError, match=f"node s2: database {DATABASE}, which the restore made, is"):
+        with pytest.raises(
+            UnfinishedRestoreError, match=f"node s2: database {DATABASE}, which the restore created, is"
+        ):
             resume(place)
         assert len(open_restores(place)) == 1
         execute(maintenance_of(place, 1), f"ALTER DATABASE hidden RENAME TO {DATABASE}")
@@ -304,7 +306,7 @@ def test_nodes_that_have_exchanged_addresses_are_named(place: Place, *, is_filli
             lambda: resume_restore(place.fleet, exchanged, RestoreRequest(NAME), Ready(place.spark), Silent()),
             lambda: abandon_restore(place.fleet, exchanged, NAME, print, Silent()),
         ):
-            with pytest.raises(UnfinishedRestoreError, match=r"its database .* on s1 is that of s2, not of s1"):
+            with pytest.raises(UnfinishedRestoreError, match=r"its database .* on s1 belongs to shard s2, not to s1"):
                 end()
         assert place.databases() == before
         resume(place)
@@ -379,7 +381,7 @@ def test_an_old_database_whose_successor_is_gone_gets_its_name_back(place: Place
         restore_left(place, RestoreCrashPoint.RENAMED, 2)
         shard = place.states().index("new")
         execute(maintenance_of(place, shard), f"DROP DATABASE {DATABASE}")
-        with pytest.raises(UnfinishedRestoreError, match="which the restore made, is gone"):
+        with pytest.raises(UnfinishedRestoreError, match="which the restore created, is missing"):
             resume(place)
         abandon(place)
         assert_old(place)

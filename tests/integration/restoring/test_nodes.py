@@ -132,7 +132,7 @@ def test_a_restore_of_all_shards_is_not_ended_on_one(place: Place) -> None:
         for how in (("restore-resume",), ("restore-abandon", "--yes")):
             code, refused = run_here(place.fleet, *how, NAME, *to, "--node", "s2")
             assert (code, refused["error"]) == (2, "usage")
-            assert "is also of s1, s3, which this command does not name" in refused["message"]
+            assert "also includes s1, s3, which this command does not name" in refused["message"]
         assert run_here(place.fleet, "restore-abandon", NAME, *to, "--yes")[0] == 0
 
 

@@ -110,7 +110,7 @@ def test_another_store_does_not_know_the_decision(place: Place, tmp_path: Path, 
             restore_left(place, RestoreCrashPoint.RENAMED)
         with pytest.raises(UnfinishedRestoreError, match="belongs to another store") as raised:
             abandon_restore(other, place.target, NAME, print, Silent())
-        assert "give the --fleet FILE" in raised.value.hint
+        assert "pass the --fleet FILE" in raised.value.hint
         resume(place)
         if is_filling:
             assert_filled(place)
@@ -128,7 +128,7 @@ def test_a_copied_record_is_not_taken_for_one_that_a_rename_brought(place: Place
             connection.execute(f"COMMENT ON DATABASE {DATABASE} IS '{comment}'".encode())
         for end in (abandon, resume):
             with pytest.raises(
-                UnfinishedRestoreError, match=f"two databases of it: the comment of {DATABASE}"
+                UnfinishedRestoreError, match=f"two databases with its record: the comment of {DATABASE}"
             ) as raised:
                 end(place)
         assert place.states() == ["old"] * SHARDS
@@ -168,7 +168,7 @@ def test_an_old_database_that_is_lost_while_it_is_put_back_can_be_replaced(
                 with pytest.raises(NodeUnreachableError):
                     abandon_restore(place.fleet, place.target, NAME, print, Silent())
         execute(maintenance_of(place, shard), f'DROP DATABASE "{beside(place, shard, "_before_")}"')
-        with pytest.raises(OldDatabaseMissingError, match="is gone") as raised:
+        with pytest.raises(OldDatabaseMissingError, match="is missing") as raised:
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
         if is_begun:
             execute(maintenance_of(place, shard), raised.value.hint.partition(": ")[2])

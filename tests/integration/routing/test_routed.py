@@ -158,7 +158,7 @@ def test_a_restore_killed_in_the_load_is_resumed_and_loads_nothing_twice(place: 
     reordered = place.folder / "reordered.toml"
     text = target.path.read_text()
     reordered.write_text(text.replace('"t1"', '"t0"').replace('"t2"', '"t1"').replace('"t0"', '"t2"'))
-    with pytest.raises(UnfinishedRestoreError, match=r"on t1 is that of t2, not of t1"):
+    with pytest.raises(UnfinishedRestoreError, match=r"on t1 belongs to shard t2, not to t1"):
         resume_restore(place.runs.fleet, load_fleet(reordered), RestoreRequest(NAME), place.runs.spark, Silent())
     report = resume_restore(place.runs.fleet, target, RestoreRequest(NAME), place.runs.spark, Silent())
     assert_two(place, report)

@@ -1,5 +1,5 @@
 """Records: every JSON document in the store, its key, and how it is written, read and checked.
 
 A *commit* makes a full snapshot or an increment exist. A *chain* is a full snapshot and its increments. A document
-carries a digest of its own bytes and is trusted only if that digest matches.
+contains a digest of its own bytes and is trusted only if that digest matches.
 """

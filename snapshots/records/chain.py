@@ -1,6 +1,6 @@
-"""A chain: a full snapshot and its increments, combined into the state at the last of them.
+"""A chain: a full snapshot and its increments, combined into the state at the last commit.
 
-An increment's commit holds only what changed since the commit before. A Chain combines them by node or by shard.
+An increment's commit contains only the changes since the previous commit. A Chain combines them by node or by shard.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A full snapshot with its increments up to some number: the source of a state's fold.
+    """A full snapshot and its increments up to some number: the source from which a state is folded.
 
-    A partial chain has only the newest increment and the increments that changed definitions or DDL, which is enough to
-    continue it. `segments`, `excluded` and `up_to` then raise RuntimeError; `commits` and `increments` have gaps.
+    A partial chain contains only the newest increment and the increments that changed definitions or DDL, which is
+    enough to continue it. Its `segments`, `excluded` and `up_to` raise RuntimeError; `commits` and `increments` have
+    gaps.
     """
 
     full: FullSnapshot
@@ -78,23 +79,23 @@ class Chain:
         return {identity.node: identity for identity in self.full.baseline}
 
     def shard_of(self, node: str) -> str:
-        """The primary whose rows `node` holds; raise KeyError if the chain has no copy of the node."""
+        """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""
         return self.full.parts[node] or node
 
     def up_to(self, increment: int) -> Chain:
-        """The chain as it was at `increment`."""
+        """Return the chain as of `increment`."""
         self._check_whole()
         return replace(self, increments=self.increments[:increment])
 
     def segments(self, node: str) -> tuple[Segment, ...]:
-        """The node's archive as the commits list it."""
+        """Return the node's archived segments in all commits."""
         self._check_whole()
         return tuple(segment for commit in self.commits for segment in commit.segments.get(node, ()))
 
     def newest_segments(self, node: str) -> tuple[Segment, ...]:
-        """The node's newest segments: at least all that reach beyond the last cut's position.
+        """Return the node's newest segments: at least those that reach beyond the last cut's position.
 
-        They are all there are unless the chain is partial.
+        Unless the chain is partial, these are all segments.
         """
         return self.last.segments[node] if self.is_partial else self.segments(node)
 
@@ -121,11 +122,11 @@ class Chain:
         return ChainHistory(self.full.digest, redefinitions, recent)
 
     def position(self, node: str) -> Lsn:
-        """Where the node's part of the state ends: the position of its primary at the last cut."""
+        """Return the end of the node's part of the state: the position of its primary at the last cut."""
         return self.last.cut.of(self.shard_of(node)).position
 
     def excluded(self, node: str) -> frozenset[Lsn]:
-        """The positions of the transactions before `position` that are not part of the state."""
+        """Return the positions of the transactions before `position` that are not part of the state."""
         self._check_whole()
         shard = self.shard_of(node)
         undecided = {entry.lsn for entry in self.last.cut.of(shard).undecided}
@@ -138,27 +139,27 @@ class Chain:
         return tuple(commit.definition_changes for commit in self.commits if commit.definition_changes)
 
     def definitions(self, node: str) -> dict[int, Group]:
-        """Every definition under which the node's objects may be stored, by number, with ended definitions."""
+        """Return all definitions under which the node's objects may be stored, by number, including ended ones."""
         shard = self.shard_of(node)
         lists = [self.full.groups[shard], *(changes.groups.get(shard, ()) for changes in self.definition_changes)]
         return {group.number: group for groups in lists for group in groups}
 
     def groups(self, node: str) -> tuple[Group, ...]:
-        """The groups that the node holds at the last commit, ordered by name."""
+        """Return the node's groups at the last commit, ordered by name."""
         shard = self.shard_of(node)
         ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
         groups = [group for number, group in self.definitions(node).items() if number not in ended]
         return tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
 
     def successions(self, node: str) -> dict[int, int]:
-        """For each definition that continues an earlier one, by number: the number of the earlier one."""
+        """Return, for the number of each definition that continues another, the number of its predecessor."""
         shard = self.shard_of(node)
         return {
             new: old for changes in self.definition_changes for new, old in changes.successions.get(shard, {}).items()
         }
 
     def numbers_at_cut(self, node: str) -> dict[int, int]:
-        """For every number under which rows that still count are stored: their group's number at the last commit."""
+        """Return, for every number under which valid rows are stored, their group's number at the last commit."""
         successions = self.successions(node)
         numbers: dict[int, int] = {}
         for group in self.groups(node):
@@ -169,7 +170,7 @@ class Chain:
         return numbers
 
     def copy_positions(self, node: str) -> dict[int, Lsn]:
-        """For each definition whose table was copied again, by number: the position from which its changes count."""
+        """Return, for the number of each table that was copied again, the position from which its changes count."""
         successions = self.successions(node)
         positions = {
             number: at for changes in self.definition_changes for number, at in changes.begun.get(node, {}).items()
@@ -177,33 +178,33 @@ class Chain:
         return {number: at for number, at in positions.items() if number not in successions}
 
     def tables(self, shard: str) -> dict[str, TableState]:
-        """The states of the shard's tables at the last commit, by name."""
+        """Return the states of the shard's tables at the last commit, by name."""
         lists = [self.full.tables, *(changes.tables for changes in self.definition_changes)]
         states = {state.table: state for tables in lists for state in tables.get(shard, ())}
         return {group.name: states[group.name] for group in self.groups(shard) if group.name in states}
 
     def roles(self, shard: str) -> tuple[str, ...]:
-        """The roles that the shard's DDL names at the last commit."""
+        """Return the roles that the shard's DDL names at the last commit."""
         return _newest([self.full.roles, *(changes.roles for changes in self.definition_changes)], shard)
 
     def fingerprint(self, shard: str) -> str:
-        """The fingerprint of the shard's catalogs at the last commit."""
+        """Return the fingerprint of the shard's catalogs at the last commit."""
         return _newest([self.full.fingerprints, *(changes.fingerprints for changes in self.definition_changes)], shard)
 
     def ddl_object(self, shard: str) -> StoredObject | None:
-        """The archive of the shard's DDL at the last commit; None if no commit lists any."""
+        """Return the archive of the shard's DDL at the last commit; None if no commit lists it."""
         return self._newest_object(DDL, shard)
 
     def globals_object(self, shard: str) -> StoredObject | None:
-        """The object with the globals of the shard's server at the last commit; None if no commit lists it."""
+        """Return the object with the globals of the shard's server at the last commit; None if no commit lists it."""
         return self._newest_object(GLOBALS, shard)
 
     def database_facts(self, shard: str) -> DatabaseFacts | None:
-        """The newest facts of the shard's database; None if no commit has any."""
+        """Return the newest facts about the shard's database; None if no commit contains them."""
         return next((commit.databases[shard] for commit in reversed(self.commits) if shard in commit.databases), None)
 
     def database_properties(self, shard: str) -> DatabaseProperties | None:
-        """The properties of the shard's database itself; None if no commit has them."""
+        """Return the newest properties of the shard's database itself; None if they are not recorded."""
         facts = self.database_facts(shard)
         return facts.properties if facts else None
 
@@ -215,22 +216,22 @@ class Chain:
         return None
 
     def base_entries(self, node: str) -> tuple[NamedObject, ...]:
-        """The entries for the objects of the node's base copies: the full snapshot's, and of tables copied again since.
+        """Return the entries of the node's base copies: those of the full snapshot, and of tables copied again since.
 
-        Only commits that changed definitions have any.
+        A partial chain has all of them, since only full snapshots and changes of definitions come with base copies.
         """
         entries = (entry for commit in self.commits for entry in commit.entries)
         return tuple(entry for entry in entries if (entry.kind, entry.node) == (BASE, node))
 
     def base_rows(self, node: str) -> Mapping[int, int]:
-        """How many rows the node's base copies have, by the number under which they are stored."""
+        """Count the rows of the node's base copies, by the number under which they are stored."""
         rows = Counter[int]()
         for base_entry in self.base_entries(node):
             rows.update(base_entry.rows)
         return rows
 
     def sequences(self, shard: str) -> tuple[Sequence, ...]:
-        """The shard's sequences with their values at the last cut."""
+        """Return the shard's sequences with their values at the last cut."""
         return self.last.sequences[shard]
 
     @property
@@ -245,7 +246,7 @@ class Chain:
 
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
-        """The standbys without a copy in the chain, because they can't decode their WAL. Every output names them."""
+        """The standbys that the chain has no copy of, because they can't decode WAL. Every output names them."""
         return tuple(out for out in self.full.left_out if out.kind == LeftOutKind.STANDBY_COPY)
 
     @property
@@ -254,9 +255,9 @@ class Chain:
         return sorted({out.name for out in append_only_of(self.all_groups)})
 
     def check_archive(self) -> None:
-        """Raise ArchiveError if a node's segments have a hole between its base and the last cut's finish marker.
+        """Raise ArchiveError if a node's segments have a gap between its base and the last cut's finish marker.
 
-        In a partial chain, only between the beginning of the newest increment's segments and that marker.
+        In a partial chain, the check begins with the newest increment's segments.
         """
         for node in self.full.parts:
             finish, segments = self.last.cut.of(self.shard_of(node)).finish, self.newest_segments(node)
@@ -267,12 +268,12 @@ class Chain:
 
 
 def first_summarized(increment: int) -> int:
-    """The first of the previous increments that the commit of `increment` summarizes."""
+    """Return the first previous increment that the commit of `increment` summarizes."""
     return max((increment - 1) // SUMMARIZED_MAX * SUMMARIZED_MAX, 1)
 
 
 def summary_of(commit: Commit) -> CommitSummary:
-    """What `list` shows of the commit."""
+    """Return the data of the commit that `list` shows."""
     counts = commit.counts
     return CommitSummary(
         commit.increment,
@@ -292,7 +293,7 @@ def summary_of(commit: Commit) -> CommitSummary:
 
 
 def _brief(commit: Commit) -> CommitSummary:
-    """The summary with a comment of at most COMMENT_MAX characters."""
+    """Return the commit's summary with a comment of at most COMMENT_MAX characters."""
     comment = commit.comment
     return structs.replace(
         summary_of(commit), comment=comment if len(comment) <= COMMENT_MAX else f"{comment[: COMMENT_MAX - 1]}…"

@@ -1,12 +1,12 @@
 """Commits: the documents that make full snapshots and increments exist, and the types of their entries.
 
-A commit lists every object of its snapshot or increment with size and digest, itself or by *object lists*. It is
+A commit lists every object of its snapshot or increment with size and digest, either itself or in *object lists*. It is
 written once, as the last step. An object that no commit lists does not exist for Cutline (docs/architecture.md,
-invariant 1). The types here define the fields of a commit; `commit_rules` checks what types can't express.
+invariant 1). The types here define the fields of a commit; `proven_chains` checks the rules that types can't express.
 
-An object in the store holds parts of large objects, in the order of reading (snapshots/base_copy/large_objects.py). The
-row of the first part has the large object's definition, JSON text. A restore makes SQL of it, so it is read in one
-place, strictly.
+The stored objects of kind LARGE_OBJECTS contain parts of large objects in the order of reading
+(snapshots/base_copy/large_objects.py). The row of a large object's first part contains its definition as JSON. Because
+a restore turns the definition into SQL, it is parsed strictly, in one place.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ DDL = "archive"
 GLOBALS = "globals"
 # The rows of extensions' configuration tables (snapshots/records/kinds.py).
 EXTENSION_ROWS = "extension-rows"
-# Few objects of these kinds belong to a commit, and no rows of groups to them.
+# The kinds of objects that contain no rows of groups. A commit lists only a few such objects.
 WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)
-# In an object of this kind, `rows` counts under this number the large objects that begin in the object.
+# In an entry of this kind, `rows` counts the large objects that begin in the object, under this number.
 LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
 
 class StoredObject(Record, frozen=True):
-    """An object of a base copy, or with facts about a shard; `rows` counts rows by group number."""
+    """A stored object of a base copy, or with facts about a shard; `rows` counts rows by group number."""
 
     key: str
     kind: str
@@ -57,8 +57,8 @@ class StoredObject(Record, frozen=True):
 class ObjectList(Record, frozen=True):
     """A commit's entry for an object list.
 
-    `size` and `digest` are the list's own; `objects`, `bytes` and `rows`, by group number, are totals of the listed
-    objects, which all have the same `kind` and `node`.
+    `size` and `digest` are those of the list itself. `objects`, `bytes` and `rows` (by group number) are totals of the
+    listed objects, which all have the same `kind` and `node`.
     """
 
     key: str
@@ -72,16 +72,16 @@ class ObjectList(Record, frozen=True):
 
 
 class ReadList(ObjectList, frozen=True):
-    """An entry with its list's document, compressed, as `read_lists` returns it. Never stored.
+    """An entry with the compressed document of its list, as `read_lists` returns it. Never stored.
 
-    As objects, the entries of a large fleet's lists would take ten times the memory.
+    The parsed lists of a large fleet would take ten times the memory.
     """
 
     content: bytes = b""
 
 
 class LostList(ObjectList, frozen=True):
-    """An entry whose list can't be read: the damage, in the words of ObjectDamagedError. Never stored."""
+    """An entry whose list can't be read, with the damage as ObjectDamagedError describes it. Never stored."""
 
     damage: str = ""
     detail: str = ""
@@ -100,12 +100,12 @@ NamedObject: TypeAlias = StoredObject | ObjectList
 
 def compress_content(content: bytes) -> bytes:
     """Compress a list's document for its ReadList."""
-    # The compressor's own bytes leave room for incompressible content.
+    # Copy the result, because the compressor's buffer has room for incompressible content.
     return bytes(memoryview(zstandard.compress(content)))
 
 
 def listed_objects(one: NamedObject) -> tuple[StoredObject, ...]:
-    """The object itself, or the entries of a list: none if it is lost; raise RuntimeError if it was not read."""
+    """Return the object itself or the entries of a list, none if it is lost; raise RuntimeError if it was not read."""
     if isinstance(one, StoredObject):
         return (one,)
     if isinstance(one, ReadList):
@@ -122,8 +122,8 @@ NO_LIMIT = -1
 class UsedCollation(Record, frozen=True, omit_defaults=True):
     """A collation that the database uses, or that was created in it.
 
-    `is_own`: the DDL creates it; any other is to be the server's own, of the same name. `provider` is that of
-    pg_collation; `locales` are those that it needs of the machine or of ICU.
+    If `is_own`, the DDL creates the collation; otherwise the server must have a collation of the same name. `provider`
+    is as in pg_collation. `locales` lists the locales that the machine or ICU must provide.
     """
 
     schema: str
@@ -134,7 +134,7 @@ class UsedCollation(Record, frozen=True, omit_defaults=True):
 
 
 class DatabaseSetting(Record, frozen=True, omit_defaults=True):
-    """A setting of the database (ALTER DATABASE … SET), or of `role` in it; `value` is as pg_db_role_setting has it."""
+    """A setting of the database (ALTER DATABASE … SET), or of `role` in it; `value` is as in pg_db_role_setting."""
 
     name: str
     value: str
@@ -160,7 +160,7 @@ class SecurityLabel(Record, frozen=True):
 class DatabaseProperties(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The properties of a database itself, not of its contents.
 
-    `tablespace` is "" for pg_default. `privileges` None: those that every new database has.
+    `tablespace` is "" for pg_default. `privileges` is None for the privileges of a new database.
     """
 
     owner: str
@@ -176,7 +176,7 @@ class DatabaseProperties(Record, frozen=True, kw_only=True, omit_defaults=True):
 class DatabaseFacts(Record, frozen=True, omit_defaults=True):
     """A shard's database right after the cut: its size, its extensions with their versions, and its collations.
 
-    `lz4_columns`: the columns whose values are compressed by lz4, as `schema.table.column`.
+    `lz4_columns` lists the columns whose values are compressed with lz4, as `schema.table.column`.
     """
 
     size_bytes: Count
@@ -187,9 +187,9 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
 
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-# A commit summarizes at most so many increments before it: 25 KB without their comments. `list` reads one in so many.
+# The most increments that a commit summarizes: 25 KB without their comments. `list` reads one commit in this number.
 SUMMARIZED_MAX = 64
-# Of a comment in a summary, in characters.
+# The maximum length of a comment in a summary, in characters.
 COMMENT_MAX = 1000
 
 
@@ -208,12 +208,12 @@ class Sequence(Record, frozen=True):
 
 
 class CutRecord(Record, frozen=True, kw_only=True):
-    """A resolved cut (`wal.cut.cut_values`), and how it was made.
+    """A resolved cut (`wal.cut.cut_values`), with the attempts and times of its making.
 
-    `causes` says why each earlier attempt failed. `seconds` is the time from the first start marker to the last finish
-    marker, and `made_at` when that was written, by the clocks of the nodes (`snapshots.create.make_cut`): nothing
-    that was committed later is in the cut. `safe_at` is the fleet's safe time (`wal.cut.safe_time`); the clocks of the
-    nodes differ by `skew_seconds` at most.
+    `causes` are the reasons why earlier attempts failed. `seconds` is the time from the first start marker to the last
+    finish marker. `made_at` is the time of the last finish marker by the clocks of the nodes
+    (`snapshots.create.make_cut`): the cut contains nothing that was committed later. `safe_at` is the fleet's safe time
+    (`wal.cut.safe_time`). The clocks of the nodes differ by at most `skew_seconds`.
     """
 
     id: str
@@ -229,7 +229,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     skew_seconds: Seconds
 
     def of(self, shard: str) -> NodeCut:
-        """The cut of primary `shard`; raise KeyError if there is none."""
+        """Return the cut of primary `shard`; raise KeyError if the cut does not include it."""
         for node in self.nodes:
             if node.node == shard:
                 return node
@@ -244,9 +244,9 @@ class Previous(Record, frozen=True):
 
 
 class CommitSummary(Record, frozen=True, omit_defaults=True):
-    """What `list` shows of a commit, and the digest of its file.
+    """The data of a commit that `list` shows, and the digest of its file.
 
-    `cut` is the id of its cut, made at `cut_at`, with the safe time `safe_at`.
+    `cut` is the id of the commit's cut, `cut_at` its time and `safe_at` its safe time.
     """
 
     increment: Count
@@ -265,11 +265,12 @@ class CommitSummary(Record, frozen=True, omit_defaults=True):
 
 
 class ChainHistory(Record, frozen=True, omit_defaults=True):
-    """An increment's summary of the commits before it, so that few others have to be read.
+    """An increment's summary of the commits before it, so that few of them have to be read.
 
-    `full` is the digest of the full snapshot's commit. `redefinitions` has the digest of every increment that changed
-    definitions or DDL, by number. `recent` summarizes the increments from the last multiple of 64 on (from 1 in the
-    first 64), with comments of up to 1,000 characters; the commit at that multiple summarizes those before it.
+    `full` is the digest of the full snapshot's commit. `redefinitions` contains, by number, the digest of every
+    increment that changed definitions or DDL. `recent` summarizes the increments from the last multiple of 64 on (from
+    1 in the first 64), with comments of up to 1,000 characters. The commit at that multiple summarizes the increments
+    before it.
     """
 
     full: str
@@ -278,13 +279,13 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
 
 
 class DefinitionChanges(Record, frozen=True, omit_defaults=True):
-    """How definitions and DDL changed since the commit before, or since the base copy of a full snapshot.
+    """The changes of definitions and DDL since the previous commit, or since the base copy of a full snapshot.
 
-    All fields are by shard, but `begun`, which is by node. `groups` are the definitions that began, `gone` the numbers
-    of those that ended. `successions` maps a new number to its predecessor; the tables of all other new numbers were
-    copied again. `begun` gives the position from which changes under a new number count. `tables` holds only tables
-    that changed, `roles` and `fingerprints` only shards whose catalogs changed. `objects` are those of base copies and
-    DDL, `lists` name further objects of base copies.
+    All mappings are by shard, except `begun`, which is by node. `groups` lists new definitions, `gone` the numbers of
+    definitions that ended. `successions` maps a new number to its predecessor; the tables of all other new numbers were
+    copied again. `begun` is the position from which changes under a new number count. `tables` contains only tables
+    that changed; `roles` and `fingerprints` contain only shards whose catalogs changed. `objects` lists the objects of
+    base copies and DDL, and `lists` names further objects of base copies.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -299,13 +300,14 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
 
 
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
-    """The fields that both kinds of commit have.
+    """The fields of both kinds of commit.
 
-    `segments` are those after the commit before. `definition_changes` is None if no definition and no DDL changed.
-    `previous` is None on a full snapshot and on early increments. `left_out` lists the parts of the primaries'
-    databases that the commit does not cover. `terminal`: the fleet was left read-only. `databases` has the facts of
-    each shard's database. `extension_rows` are the objects with the rows of extensions' tables, one of each shard that
-    has any, complete in every commit. `digest` is stored in the file, and "" until the file is written.
+    `segments` lists the segments since the previous commit. `definition_changes` is None if neither definitions nor DDL
+    changed. `previous` is None in a full snapshot and in early increments. `left_out` lists the parts of the primaries'
+    databases that the commit does not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts
+    about each shard's database. `extension_rows` lists the objects with the rows of extensions' tables, one for each
+    shard with such rows; every commit has a complete list. `digest` is stored in the file, and is "" until the file is
+    written.
     """
 
     snapshot: str
@@ -329,7 +331,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def own_objects(self) -> tuple[StoredObject, ...]:
-        """The objects that this document lists itself: all without rows of groups, and few of base copies."""
+        """The objects that this document lists itself: those without rows of groups, and a few of base copies."""
         changed = self.definition_changes.objects if self.definition_changes else ()
         return (*changed, *self.extension_rows)
 
@@ -350,9 +352,9 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def named_and_listed(self) -> Iterator[Segment | NamedObject]:
-        """Yield all that this commit adds: `named`, and its lists' entries; raise RuntimeError if a list was not read.
+        """Yield the entries that this commit adds, including those of lists; raise RuntimeError if a list was not read.
 
-        Only one list's objects at a time are in memory; those of a LostList are omitted.
+        Only one list's objects are in memory at a time. Those of a LostList are omitted.
         """
         yield from self.named
         for object_list in self.object_lists:
@@ -360,7 +362,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def object_sizes(self) -> dict[str, int]:
-        """The size in bytes of every object that this commit adds, lists included, by key; raises as the above."""
+        """The size in bytes of every entry of `named_and_listed`, by key; raises the same error."""
         return {entry.key: entry.size for entry in self.named_and_listed}
 
 
@@ -368,8 +370,8 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     """The commit of a full snapshot.
 
     Groups, roles, tables and fingerprints are by shard, `base` positions by node. `rules` selected the groups.
-    `fingerprints` identify the state of the catalogs at the dump of the DDL. `only_cut`: it is a restore point, which
-    has a cut and no tables. `lists` name further objects of base copies.
+    `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point, which
+    has a cut but no tables. `lists` names further objects of base copies.
     """
 
     fleet_id: str = field(name="fleet")
@@ -387,7 +389,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
     @property
     def parts(self) -> dict[str, str | None]:
-        """By node the primary that it backs up, None for a primary."""
+        """The primary of each standby, by node; None for a primary."""
         return {identity.node: identity.backup_of for identity in self.baseline}
 
     @property
@@ -407,13 +409,13 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
 
 class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):
-    """The commit of an increment. `history` is None on commits of early versions."""
+    """The commit of an increment. `history` is None in commits of early versions."""
 
     history: ChainHistory | None = None
 
 
 class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):
-    """Takes the place of a commit that can never come: operation `voids` can no longer commit."""
+    """A document in the place of a commit, which prevents operation `voids` from committing."""
 
     snapshot: str
     increment: Count
@@ -423,7 +425,7 @@ class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):
 Commit: TypeAlias = FullSnapshot | Increment
 
 
-# PostgreSQL's text has no NUL.
+# PostgreSQL's text can't contain NUL.
 Text = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]
 RoleName = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\0]+\Z")]
 
@@ -438,7 +440,7 @@ class Grant(Record, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class LargeObjectDefinition(Record, frozen=True):
-    """The owner, comment and grants of a large object. `grants` is None if it has the privileges of a new one."""
+    """The owner, comment and grants of a large object. `grants` is None for the privileges of a new large object."""
 
     owner: RoleName
     comment: Text | None
@@ -446,7 +448,7 @@ class LargeObjectDefinition(Record, frozen=True):
 
 
 def parse_definition(text: str) -> LargeObjectDefinition:
-    """The definition in `text`; raise ValueError if it is none."""
+    """Parse a large object's definition; raise ValueError if it is invalid."""
     try:
         definition: LargeObjectDefinition = from_json(text, LargeObjectDefinition)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -455,13 +457,13 @@ def parse_definition(text: str) -> LargeObjectDefinition:
 
 
 def list_large_objects(commit: FullSnapshot) -> tuple[StoredObject, ...]:
-    """The stored objects of a full snapshot that hold large objects."""
+    """Return the stored objects of a full snapshot that hold large objects."""
     entries = [entry for entry in commit.entries if entry.kind == LARGE_OBJECTS]
     return tuple(stored for entry in entries for stored in listed_objects(entry))
 
 
 def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObject, ...]]:
-    """The objects of each copy task in their order: their keys share a prefix and end in their numbers."""
+    """Group the objects by copy task, in order: the keys of a task share a prefix and end in numbers."""
     by_prefix: dict[str, list[StoredObject]] = {}
     for stored_object in sorted(objects, key=lambda stored: stored.key):
         by_prefix.setdefault(stored_object.key.rsplit("-", 2)[0], []).append(stored_object)
@@ -469,7 +471,7 @@ def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObje
 
 
 def count_by_node(commit: FullSnapshot) -> dict[str, int]:
-    """The number of large objects of each node in a full snapshot; nodes without any are omitted."""
+    """Count the large objects of each node in a full snapshot; nodes without large objects are omitted."""
     counts: dict[str, int] = {}
     for entry in commit.entries:
         if entry.kind != LARGE_OBJECTS:
@@ -479,6 +481,6 @@ def count_by_node(commit: FullSnapshot) -> dict[str, int]:
 
 
 def with_large_object_counts(left_out: Iterable[LeftOut], full: FullSnapshot) -> tuple[LeftOut, ...]:
-    """Add to `left_out` the large objects of a chain that begins with `full`: changes after it are not covered."""
+    """Add to `left_out` the large objects of a chain that begins with `full`: their later changes are not covered."""
     base = full.base
     return mark_large_objects(left_out, {n: (count, str(base[n])) for n, count in count_by_node(full).items()})

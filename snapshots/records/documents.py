@@ -1,12 +1,12 @@
 """The JSON documents of a store: each is written once, in one canonical form, under its key, with a digest.
 
-A document is trusted only if it has at most DOCUMENT_BYTES_MAX, every byte is as it was written, no key stands twice,
-and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
+A document is trusted only if it is no larger than DOCUMENT_BYTES_MAX, every byte is as it was written, no key occurs
+twice, and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
 
-Each kind of document is a Record. Its module also has its key, the function that reads it and, in one function, the
+Each kind of document is a Record. Its module also defines its key, the function that reads it and, in one function, the
 rules that types can't express.
 
-An object of a snapshot whose key has none of the forms of `Kind` is not Cutline's: it is reported, and never touched.
+An object of a snapshot whose key matches no pattern in KEYS is not Cutline's: it is reported and never touched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cutline.storage.stored_form import ENCRYPTED_END, UndecryptableError, store
 
 
 class Kind(StrEnum):
-    """The kind of an object, as its key says."""
+    """The kind of an object, according to its key."""
 
     BASE = "base"
     SCHEMA = "schema"
@@ -71,17 +71,17 @@ class ParsedKey:
 
 
 def base_prefix(snapshot: str, node: str, operation: str) -> str:
-    """The folder of the base copy that an operation makes of a node."""
+    """Return the folder of the base copy that an operation makes of a node."""
     return f"snapshots/{snapshot}/base/{node}/{operation}"
 
 
 def ddl_prefix(snapshot: str, node: str, operation: str) -> str:
-    """The folder of the DDL that an operation dumps from a shard."""
+    """Return the folder of the DDL that an operation dumps from a shard."""
     return f"snapshots/{snapshot}/schema/{node}/{operation}"
 
 
 def list_prefix(snapshot: str, node: str, operation: str) -> str:
-    """The folder of the object lists that an operation writes of a node's copy."""
+    """Return the folder of the object lists that an operation writes of a node's copy."""
     return f"snapshots/{snapshot}/lists/{node}/{operation}"
 
 
@@ -103,16 +103,17 @@ SEAL_BYTES = len(',\n "digest": ""\n}') + 64
 DIGEST = re.compile(rb'"[0-9a-f]{64}"')
 # The newest format of any kind. Only commits have format 2, and they have no format 1.
 FORMAT_MAX = 2
-# The commit of 10,000 tables has 9 MB. No more than this is read of any document, and none larger is written.
+# The commit of 10,000 tables is 9 MB. Larger documents are neither read nor written.
 DOCUMENT_BYTES_MAX = 256 << 20
-# No text is longer, as no argument of a command is; but the value that rows have in a later column may be (groups.py).
+# The longest text, which is also the longest argument of a command. Only the field LONG, the value of existing rows in
+# a new column (groups.py), may be longer.
 TEXT_MAX, LONG = 128 << 10, "missing"
 TEXT_SHOWN = 300
 NEWER_HINT = "a newer version of Cutline may have written it"
 
 
 class _Tag(msgspec.Struct):
-    """The field that every document has. msgspec does not require the tag of a type outside a union, so this does."""
+    """The field that every document must have. msgspec does not require the tag of a type outside a union."""
 
     schema: str
 
@@ -126,7 +127,7 @@ class StoreEncryptedError(ManifestError):
 
 
 def seal(document: Record | Mapping[str, Any]) -> bytes:
-    """The bytes of a document in its canonical form, with the digest of that form in it."""
+    """Return the bytes of a document in its canonical form, which includes a digest of the rest."""
     fields = fields_of(document) if isinstance(document, Record) else document
     content = {name: value for name, value in fields.items() if name != "digest"}
     # msgspec alone would leave non-ASCII characters unescaped; json alone takes four times as long to indent.
@@ -142,10 +143,10 @@ def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
 
 
 def read_body(store: ObjectStore, key: str) -> bytes:
-    """Read a document's bytes; raise ObjectMissingError, and ManifestError if they can't be those of a document.
+    """Read a document's bytes; raise ObjectMissingError, and ManifestError if the object can't be a document.
 
-    Never reads more than a document of DOCUMENT_BYTES_MAX. Raises StoreEncryptedError, a ManifestError, if the object
-    is encrypted and fleet.toml names no key.
+    Reads at most the size of a document of DOCUMENT_BYTES_MAX. Raises StoreEncryptedError, a ManifestError, if the
+    object is encrypted and fleet.toml names no key.
     """
     form = stored_form(store)
     size_max = form.stored_size(DOCUMENT_BYTES_MAX)
@@ -170,10 +171,10 @@ def read_body(store: ObjectStore, key: str) -> bytes:
 
 
 def unseal(key: str, body: bytes) -> tuple[bytes, str]:
-    """A document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
+    """Return a document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
-        # Compare the bytes as they are: encoding thousands of tables again would take long.
+        # Compare the bytes: encoding thousands of tables again would take long.
         content = body[: seal.start()] + b"\n}"
         if digest(content) == seal[1].decode():
             return content, seal[1].decode()
@@ -183,7 +184,7 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
         f"object {key} is damaged: its bytes are not those that were written",
         hint=f"{NEWER_HINT}: its format is {match[1].decode()}"
         if match and is_newer
-        else "put it back from a copy of the store; without it, its subject can't be trusted",
+        else "put it back from a copy of the store; until then, nothing that it describes can be trusted",
         details={"object": key},
     )
 
@@ -193,18 +194,18 @@ def parse_document(key: str, content: bytes, kind: Any) -> Any:
     with checking(key):
         from_json(content, _Tag)
         document = from_json(content, kind)
-        # Check duplicate keys last: on a malformed document this takes thirty times its size.
+        # Check for duplicate keys last: for a malformed document this takes thirty times its size in memory.
         _check_keys(content)
         return document
 
 
 def _check_keys(content: bytes) -> None:
-    """Raise ValueError if an object has a key twice, which readers understand differently, or a text too long."""
+    """Raise ValueError if a key occurs twice, which readers interpret differently, or a text is too long."""
     json.loads(content, object_pairs_hook=_check_object)
 
 
 def _check_object(pairs: list[tuple[str, Any]]) -> None:
-    # Nothing is kept of the parsed values.
+    # The parsed values are not kept, so return nothing.
     for name, value in pairs:
         texts = value if isinstance(value, list) else (value,)
         if name != LONG and any(isinstance(text, str) and len(text) > TEXT_MAX for text in (name, *texts)):
@@ -212,29 +213,29 @@ def _check_object(pairs: list[tuple[str, Any]]) -> None:
     if len(dict(pairs)) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:100]!r} stands twice")
+        raise ValueError(f"the key {twice[:100]!r} occurs twice")
 
 
 @contextmanager
 def checking(key: str) -> Iterator[None]:
-    """Turn errors in the block about a document's values into a ManifestError that names the object."""
+    """Turn errors in the block about a document's values into ManifestErrors that name the object."""
     try:
         yield
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError, ValueError) as error:
         raise ManifestError(
             f"object {key} is not a valid document for this version: {shortened(str(error))}",
-            hint=f"{NEWER_HINT}; else put it back from a copy of the store",
+            hint=f"{NEWER_HINT}; otherwise put it back from a copy of the store",
             details={"object": key},
         ) from error
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning if it is longer than a message should be: a document may hold megabytes of it."""
+    """Return the text, cut to the length of a message: a document may contain megabytes of text."""
     return text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}…"
 
 
 def check_about(key: str, found: object, expected: object) -> None:
-    """Raise ManifestError unless a document is about what its key says: `found` must equal `expected`."""
+    """Raise ManifestError unless a document's subject (`found`) is that of its key (`expected`)."""
     if found != expected:
         raise ManifestError(
             f"object {key} describes {shortened(str(found))}, not {expected}",
@@ -244,17 +245,18 @@ def check_about(key: str, found: object, expected: object) -> None:
 
 
 WINDOW_BYTES_MAX = 128 << 20
-# A read of the limit would allocate as much.
+# A single read up to the limit would allocate that much memory.
 PIECE_BYTES = 1 << 20
-# How zstd says that it has no room for its buffers.
+# Part of zstd's message if it can't allocate its buffers.
 NO_MEMORY = "not enough memory"
 
 
 def decompress(body: bytes, bytes_max: int) -> bytes:
-    """The content of all frames; raise ValueError if it is larger than `bytes_max` or can't be decompressed.
+    """Decompress all frames; raise ValueError if the content is larger than `bytes_max` or can't be decompressed.
 
-    It takes memory for the actual content, not for the limit or for the size that a frame declares. Raises MemoryError
-    if there is too little, which says nothing about the object. Of a last frame that ends early the content is cut off.
+    The memory that it takes depends on the actual content, not on the limit or on the size that a frame declares.
+    Raises MemoryError if memory is short, which does not mean that the object is damaged. If the last frame is
+    truncated, the returned content is truncated too.
     """
     pieces, size = list[bytes](), 0
     decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""Every kind of JSON document in a store: its key and its type. docs/format/ has the JSON Schema of each."""
+"""Every kind of JSON document in a store: its key and its type. docs/format/ contains the JSON Schemas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXTENSION_ROWS_FORMAT = "cutline/extension-rows/1"
 
 
 class ExtensionTable(Record, frozen=True, kw_only=True):
-    """A table that `extension` has marked as its configuration; `size` is that of its statements in bytes."""
+    """A table that `extension` has marked as its configuration; `size` is the size of its statements in bytes."""
 
     extension: str
     schema: str
@@ -45,7 +45,7 @@ class ExtensionTable(Record, frozen=True, kw_only=True):
 
 
 class ExtensionSequence(Record, frozen=True, kw_only=True):
-    """A sequence that `extension` has marked, too. Its value at the cut is among those of all sequences."""
+    """A sequence that `extension` has marked as its configuration. The commit's sequences include its value."""
 
     extension: str
     schema: str
@@ -55,9 +55,9 @@ class ExtensionSequence(Record, frozen=True, kw_only=True):
 class ExtensionRows(Record, frozen=True, kw_only=True, tag_field="schema", tag=EXTENSION_ROWS_FORMAT):
     """The header of the object with the rows of extensions' configuration tables.
 
-    It lists the tables that have rows, referenced tables first, and the marked sequences. The object is a compressed
-    script for psql. Its first line is a comment with this document. The statements of the tables follow, in the
-    encoding of the shard's database, for a server with standard_conforming_strings on.
+    It lists the tables with rows, referenced tables first, and the marked sequences. The object is a compressed psql
+    script. Its first line is a comment with this document. The statements of the tables follow, in the encoding of the
+    shard's database, for a server with standard_conforming_strings on.
     """
 
     tables: tuple[ExtensionTable, ...]
@@ -73,7 +73,7 @@ DIGEST_SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: the form of its keys, its types, and whether its documents carry a digest, and always do."""
+    """A kind of document: the pattern of its keys, its types, and whether a digest is allowed and required."""
 
     name: str
     key: re.Pattern[str]
@@ -106,12 +106,12 @@ GLOBALS_DOCUMENT, EXTENSION_ROWS_DOCUMENT = "globals", "extension-rows"
 
 
 def kind_of(key: str) -> DocumentKind | None:
-    """The kind of the document at `key`; None if no kind has such a key."""
+    """Return the kind of the document at `key`; None if no kind has such a key."""
     return next((kind for kind in KINDS if kind.key.fullmatch(key)), None)
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """The JSON Schema of every kind, by its name."""
+    """Return the JSON Schema of every kind, by its name."""
     schemas = {
         kind.name: _schema(kind.types, is_sealed=kind.is_sealed, is_always=kind.is_always_sealed) for kind in KINDS
     }

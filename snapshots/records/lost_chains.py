@@ -1,11 +1,11 @@
-"""Lost chains: every restore point they have can be restored, but no further increment can follow.
+"""Lost chains: their restore points can be restored, but no further increment can follow.
 
 A chain is lost once its mark is in the store. The mark is created once and never changes. The chain's slots are dropped
 after that, so a command that finds a slot of a marked chain drops it (docs/architecture.md, invariant 9). The mark
 names the chain, not only the snapshot, so it never applies to another chain under the same name.
 
-A damaged mark proves nothing. Nothing is added to its chain or removed from it until somebody has looked at the object;
-the restore points that are there are read as if it had no mark.
+A damaged mark proves nothing. Nothing is added to its chain or removed from it until an operator has looked at the
+object. Its restore points are read as if there were no mark.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ DAMAGED_HINT = "put it back from a copy of the store, or remove it: the next inc
 
 
 class ChainLostError(RefusedError):
-    """The chain has ended: too much WAL was kept for it, its slot was gone, a restore ended it, or another follows."""
+    """The chain has ended: it retained too much WAL, lost its slot, was ended by a restore, or has a successor."""
 
 
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
-    `restore` is the operation that put the chain's database on `node` aside. `successor` is the snapshot that `watch`
-    has begun in the place of this snapshot, and `slot_problem` the problem of the chain's slot on `node` then ("" if
-    none is known). Without these, the node retained too much WAL.
+    `restore` is the operation that put the chain's database on `node` aside. `successor` is the snapshot by which
+    `watch` replaced this snapshot, and `slot_problem` the problem of the chain's slot on `node` at that time ("" if
+    none is known). If these fields are empty, the node retained too much WAL.
     """
 
     snapshot: str
@@ -52,12 +52,12 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
 
     @property
     def is_planned(self) -> bool:
-        """Whether a command ended the chain, not its WAL or its slot."""
+        """Whether a command ended the chain, rather than too much WAL or a lost slot."""
         return bool(self.restore or self.successor) and not self.slot_problem
 
     @property
     def text(self) -> str:
-        """After which restore point the chain can't be continued, and why, in the words of `list` and all messages."""
+        """The chain's last restore point and the reason for its end, as `list` and all messages report them."""
         after = f"increment {self.after_increment}" if self.after_increment else "the full snapshot"
         if self.restore:
             return (
@@ -72,13 +72,13 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
         return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
 
     def details(self) -> dict[str, Any]:
-        """The fields of the mark that `list` and errors output."""
+        """Return the fields of the mark that `list` and errors output."""
         hidden = ("schema", "snapshot", "chain")
         return {name: value for name, value in fields_of(self).items() if name not in hidden}
 
 
 def lost_key(snapshot: str, chain: str) -> str:
-    """The key of a chain's mark."""
+    """Return the key of a chain's mark."""
     return f"snapshots/{snapshot}/lost/{chain}.json"
 
 
@@ -94,7 +94,7 @@ def mark_lost(store: ObjectStore, lost: LostChain) -> None:
 
 
 def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None:
-    """Read the chain's mark, None if it has none; raise ManifestError."""
+    """Read the chain's mark, None if it is missing; raise ManifestError."""
     key = lost_key(snapshot, chain)
     try:
         lost: LostChain = read_sealed(store, key, LostChain)
@@ -110,7 +110,7 @@ def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None
 
 @dataclass(frozen=True, slots=True)
 class DamagedMark:
-    """A mark that can't be read, why, and what to do."""
+    """A mark that can't be read, with the message and hint of the error."""
 
     key: str
     message: str
@@ -118,8 +118,8 @@ class DamagedMark:
 
     @property
     def text(self) -> str:
-        """Its meaning, in the words of `list` and `prune`."""
-        kept = "until that is mended, it gets no increments and prune keeps it; all that is listed can be restored"
+        """The damage and its consequences, as `list` and `prune` report them."""
+        kept = "until it is repaired, the snapshot gets no increments and prune keeps it; it can still be restored"
         return f"{self.message}; {kept}; {self.hint}"
 
 
@@ -133,12 +133,12 @@ class ChainMarks:
 
     @property
     def problem(self) -> str:
-        """The problem with the marks, "" if there is none."""
+        """The problem with the marks, "" if all can be read."""
         return "; ".join(mark.text for mark in self.damaged)
 
 
 def read_marks(store: ObjectStore, snapshot: str, chain: str) -> ChainMarks:
-    """Read the marks of a snapshot and its chain; those that are damaged are in the result, not believed."""
+    """Read the marks of a snapshot and its chain; damaged marks are in the result but have no effect."""
     lost, pruned, damaged = None, False, list[DamagedMark]()
     try:
         pruned = is_only_full(store, snapshot)
@@ -159,7 +159,7 @@ def check_not_lost(store: ObjectStore, chain: Chain) -> None:
 
 
 def chain_lost_error(lost: LostChain) -> ChainLostError:
-    """The error for an increment of a lost chain."""
+    """Return the error for an increment of a lost chain."""
     return ChainLostError(
         f"snapshot {lost.snapshot} {lost.text}, at {lost.at}",
         hint=f"{NEW_CHAIN}   (the restore points of snapshot {lost.snapshot} can still be restored)",

@@ -1,9 +1,9 @@
 """The documents of an operation: its intent, its outcome, and a restore's measurements, decision and renewals.
 
-An operation is a single run of a command that changes something. Its intent is stored before it changes anything, its
-outcome at the end. A restore's decision is stored before the first database gets its real name. While an operation runs
-for long, signs of life say how far it is, and anybody may ask it to stop. A check and a gc change nothing that others
-would have to settle, so they have no intent. All kinds share one format tag; the key tells them apart.
+An operation is a single run of a command that changes something. Its intent is stored before it changes anything, and
+its outcome at the end. A restore's decision is stored before the first database gets its real name. During a long
+operation, signs of life report its progress, and a cancel request can ask it to stop. A check or gc leaves nothing for
+others to settle, so it has no intent. All these documents share one format tag; their keys distinguish them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cutline.storage.storing import create_or_find
 
 
 class StepFigures(Record, frozen=True):
-    """A step of a restore, on all nodes: how long it took, and its amount of work (restore/estimates/estimate.py)."""
+    """A step of a restore on all nodes: its duration and its amount of work (restore/estimates/estimate.py)."""
 
     seconds: Seconds
     amount: Count
 
 
 class NodeFigures(Record, frozen=True):
-    """One node's part of a restore: its rows, and how long steps took there."""
+    """One node's part of a restore: its rows, and the durations of steps there."""
 
     rows: Count
     seconds: dict[str, Seconds] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class NodeFigures(Record, frozen=True):
 class RestoreFigures(Record, frozen=True):
     """The figures of a restore that loaded everything itself; `steps` by name, `nodes` by node, `bytes` as stored.
 
-    `transactions` are those of the increments up to the cut.
+    `transactions` counts the transactions of the increments up to the cut.
     """
 
     rows: Count
@@ -51,7 +51,7 @@ class RestoreFigures(Record, frozen=True):
 FORMAT = "cutline/operation/1"
 DONE: Literal["done"] = "done"
 FAILED: Literal["failed"] = "failed"
-# The command in the label of a restore that is a drill.
+# The command in the label of a drill's restore.
 DRILL = "drill"
 
 
@@ -60,21 +60,22 @@ CheckResult: TypeAlias = Literal["valid", "conflicts", "inconclusive"]
 VALID: Final = "valid"
 CONFLICTS: Final = "conflicts"
 INCONCLUSIVE: Final = "inconclusive"
-# Units per second, bytes among them.
+# In units of any kind per second, such as bytes.
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """The intent of an operation, stored before it changes anything.
 
-    `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes. `terminal`: the
-    operation may leave the fleet read-only. `by` is the label of the command (fleet.own_process). Only creates have
-    `fleet_id`, that of the store, and `only_cut`: they are without rows. Only restores have the fields that follow.
-    `expires_at` is when the lease first expires. `targets` are the databases that the restore makes, as `system
-    identifier/name`. `servers` are their addresses, as `host:port` or `folder of the socket:port`, and `started` when
-    these servers were started, because a physical copy of a server has its system identifier. `only_nodes`: it was
-    asked for `nodes` alone. Every intent has `process`, that of the command (fleet.own_process), where its system
-    tells.
+    `turn` is the turn of the commit that the operation will write, and `slot` the slot that a full create creates. `by`
+    is the label of the command and `process` identifies its process, where the system allows it (fleet.own_process).
+    If `terminal`, the operation may leave the fleet read-only.
+
+    Only creates have `fleet_id`, the id of the store's fleet, and `only_cut`, which marks a restore point. Only
+    restores have the other fields. `expires_at` is the first expiry of the lease. `targets` are the databases that the
+    restore creates, as `system identifier/name`. `servers` are the addresses of their servers, as `host:port` or
+    `folder of the socket:port`. `started` are the start times of these servers, because a physical copy of a server has
+    the same system identifier. If `only_nodes`, the restore was limited to `nodes`.
     """
 
     operation: str
@@ -103,7 +104,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
     @property
     def is_drill(self) -> bool:
-        """Whether a restore makes its servers itself, which are gone when its process is."""
+        """Whether the restore is a drill, whose servers stop with its process."""
         label = None if isinstance(self.by, UnsetType) else read_label(self.by)
         return label is not None and label.command == DRILL
 
@@ -114,16 +115,16 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
 
 class SkippedPart(Record, frozen=True):
-    """Something that a check did not compare, and why."""
+    """A part that a check did not compare, and the reason."""
 
     what: str
     why: str
 
 
 class CheckFigures(Record, frozen=True):
-    """How much a check compared: objects, bytes, rows, changes, partitions and transactions; and its findings.
+    """The amounts that a check compared (objects, bytes, rows, changes, partitions, transactions), and its findings.
 
-    `skipped` counts the parts not compared; `examples` are the first of them.
+    `skipped` counts the parts that were not compared; `examples` lists the first of them.
     """
 
     compared: dict[str, Count]
@@ -133,7 +134,7 @@ class CheckFigures(Record, frozen=True):
 
 
 class CheckedPoint(Record, frozen=True):
-    """A check's findings on a restore point; `full`: on all that the newest restore point of its snapshot needs."""
+    """A check's findings on a restore point; `full` if it compared everything up to the snapshot's newest one."""
 
     snapshot: str
     increment: Count
@@ -143,7 +144,7 @@ class CheckedPoint(Record, frozen=True):
 
 
 class FailingTask(Record, frozen=True):
-    """A task of a watch that has failed and has been told; it has not been done since."""
+    """A failed task of a watch that has been reported and has not succeeded since."""
 
     task: str
     since: Time
@@ -151,9 +152,9 @@ class FailingTask(Record, frozen=True):
 
 
 class WatchState(Record, frozen=True):
-    """The reports of a watch on its tasks up to `at`, so that the next watch reports their end.
+    """The failures that a watch had reported by `at`, so that the next watch can report when they are over.
 
-    `had_turn`: it was the last watch to work. If not, only `watch` and `fleet-file` are among them.
+    `had_turn` says whether this was the last watch to work. If not, `failing` contains only `watch` and `fleet-file`.
     """
 
     at: Time
@@ -162,12 +163,12 @@ class WatchState(Record, frozen=True):
 
 
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """How an operation ended.
+    """The outcome of an operation.
 
-    `code` is the exit code of the command, `volumes` counts its work (bytes, objects, rows, …), and `causes` are the
-    reasons of its retries. `phases` has the seconds of each step by its name, in order; a restore that estimates rely
-    on has `figures` in their place, and a resumed restore has neither. `checked` are a check's findings. Operations
-    without an intent have `by` and `began_at` here; `snapshot` is "" for all.
+    `code` is the exit code of the command, `volumes` measures its work (bytes, objects, rows, …), and `causes` are the
+    reasons for its retries. `phases` is the duration of each step by name, in order. A restore that estimates rely on
+    has `figures` instead; a resumed restore has neither. `checked` lists a check's findings. Operations without an
+    intent record `by` and `began_at` here. `snapshot` is "" for all snapshots.
     """
 
     operation: str
@@ -189,7 +190,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
 
 
 class NodeSign(Record, frozen=True, kw_only=True):
-    """How far the current step is on one node; `rate` is in units per second. Null: it is not known."""
+    """The progress of the current step on one node; `rate` is in units per second. Null means unknown."""
 
     node: str
     done: Count
@@ -200,11 +201,12 @@ class NodeSign(Record, frozen=True, kw_only=True):
 
 
 class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """How far an operation was at `seen_at`; the next sign follows within `next_seconds`. The newest counts.
+    """The progress of an operation at `seen_at`; the next sign follows within `next_seconds`. The newest sign counts.
 
-    `snapshot` is "" for all. `done`, `total`, `unit` and `rate` describe the step `phase`, `nodes` its nodes as far as
-    they are known. `seconds_left` is for the whole operation; if it `is_rough`, it may be off by more than a fifth. Of
-    many nodes only the least advanced are among `nodes`; `other_nodes` counts the others. `process` is as in Intent.
+    `snapshot` is "" for all snapshots. `done`, `total`, `unit` and `rate` describe the step `phase`, and `nodes` its
+    progress on each node, as far as known. If there are many nodes, `nodes` contains only the least advanced and
+    `other_nodes` counts the others. `seconds_left` is for the whole operation; if `is_rough`, it may be off by more
+    than a fifth. `process` is as in Intent.
     """
 
     operation: str
@@ -229,7 +231,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
 
 
 class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """Somebody asks the process that works on the operation to stop. Requests are numbered."""
+    """A request that the operation's process stop. Requests are numbered."""
 
     operation: str
     by: str
@@ -237,7 +239,7 @@ class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
 
 
 class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """Why a create failed, and its exit code: it left something on a node; the command that removes it records this."""
+    """The reason and exit code of a failed create that left something on a node, for the outcome after the cleanup."""
 
     operation: str
     reason: str
@@ -246,9 +248,9 @@ class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
 
 
 class Decision(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """What becomes of a restore's databases: all get their real names (`publish`), or all are dropped (`abandon`).
+    """The decision on a restore's databases: all get their real names (`publish`), or all are dropped (`abandon`).
 
-    The first one stored counts.
+    The first stored decision counts.
     """
 
     operation: str
@@ -269,7 +271,7 @@ OperationRecord: TypeAlias = Intent | Outcome | Failure | Decision | LeaseRenewa
 
 
 def operation_key(operation_id: str, name: str) -> str:
-    """The key of the operation's document `name`."""
+    """Return the key of the operation's document `name`."""
     return f"operations/{operation_id}/{name}.json"
 
 
@@ -279,7 +281,7 @@ def write_operation_record(store: ObjectStore, name: str, record: OperationRecor
 
 
 def read_intent(store: ObjectStore, operation_id: str) -> Intent:
-    """Read an intent; raise ObjectMissingError, ManifestError."""
+    """Read an intent; raise ObjectMissingError or ManifestError."""
     key = operation_key(operation_id, "intent")
     intent: Intent = read_sealed(store, key, Intent)
     check_about(key, f"operation {intent.operation}", f"operation {operation_id}")
@@ -290,37 +292,37 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
 
 
 def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
-    """Read an outcome, None if there is none; raise ManifestError."""
+    """Read an outcome, None if it is missing; raise ManifestError."""
     return _read(store, operation_id, "outcome", Outcome)
 
 
 def read_failure(store: ObjectStore, operation_id: str) -> Failure | None:
-    """Read why an operation has failed, None if that is not recorded; raise ManifestError."""
+    """Read the reason of an operation's failure, None if it is missing; raise ManifestError."""
     return _read(store, operation_id, "failure", Failure)
 
 
 def read_decision(store: ObjectStore, operation_id: str) -> Decision | None:
-    """Read a restore's decision, None if there is none; raise ManifestError."""
+    """Read a restore's decision, None if it is missing; raise ManifestError."""
     return _read(store, operation_id, "decision", Decision)
 
 
 def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRenewal | None:
-    """Read renewal `number` of a lease, from 1 on; None if there is none. Raises ManifestError."""
+    """Read renewal `number` of a lease (from 1), None if it is missing; raise ManifestError."""
     return _read(store, operation_id, f"lease-{number}", LeaseRenewal)
 
 
 def read_sign(store: ObjectStore, operation_id: str, number: int) -> SignOfLife | None:
-    """Read the sign of life `number`, from 1 on; None if there is none. Raises ManifestError."""
+    """Read sign of life `number` (from 1), None if it is missing; raise ManifestError."""
     return _read(store, operation_id, f"sign-{number}", SignOfLife)
 
 
 def read_cancel_request(store: ObjectStore, operation_id: str, number: int) -> CancelRequest | None:
-    """Read request `number` to stop an operation, from 1 on; None if there is none. Raises ManifestError."""
+    """Read cancel request `number` (from 1), None if it is missing; raise ManifestError."""
     return _read(store, operation_id, f"cancel-{number}", CancelRequest)
 
 
 def _read(store: ObjectStore, operation_id: str, name: str, kind: type[Found]) -> Found | None:
-    """Read the operation's document `name`, None if there is none; raise ManifestError."""
+    """Read the operation's document `name`, None if it is missing; raise ManifestError."""
     key = operation_key(operation_id, name)
     try:
         found: Found = read_sealed(store, key, kind)

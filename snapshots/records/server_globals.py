@@ -1,6 +1,6 @@
 """A server's globals: roles with memberships, settings and privileges on parameters; tablespaces.
 
-Stored as one object of a shard, compressed, with every full snapshot, and again with an increment only if it differs.
+Every full snapshot stores them as one compressed object per shard. An increment stores them again only if they changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ GLOBALS_FORMAT = "cutline/globals/1"
 
 
 class ServerRole(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A role. `valid_until` is in UTC, "" for ever; `verifier` is that of its password, if that is stored."""
+    """A role. `valid_until` is in UTC, "" for no limit. `verifier` is that of the password, if it is stored."""
 
     name: str
     superuser: bool = False
@@ -29,13 +29,13 @@ class ServerRole(Record, frozen=True, kw_only=True, omit_defaults=True):
     verifier: str | None = None
 
     def __post_init__(self) -> None:
-        """Let no error show the verifier: servers quote the statement that they refuse."""
+        """Keep the verifier out of errors: servers quote the statements that they refuse."""
         if self.verifier:
             remember_secret(self.verifier)
 
 
 class RoleMembership(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The membership of `member` in `role`. Servers before 16 have no `inherit` and `set` of it."""
+    """The membership of `member` in `role`. `inherit` and `set` are None on servers before PostgreSQL 16."""
 
     role: str
     member: str
@@ -46,7 +46,7 @@ class RoleMembership(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerTablespace(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A tablespace, and where it is on the server's machine."""
+    """A tablespace, and its location on the server's machine."""
 
     name: str
     owner: str
@@ -66,7 +66,10 @@ class ParameterPrivilege(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerGlobals(Record, frozen=True, kw_only=True, tag_field="schema", tag=GLOBALS_FORMAT):
-    """The document. `settings` are those of roles in all databases. `with_verifiers`: roles have their passwords'."""
+    """The globals of a server. `settings` are those of roles in all databases.
+
+    If `with_verifiers`, the roles include the verifiers of their passwords.
+    """
 
     roles: tuple[ServerRole, ...]
     memberships: tuple[RoleMembership, ...]

@@ -20,14 +20,14 @@ from cutline.wal.segments import own_store
 
 
 class RecordedPrimary(Record, frozen=True):
-    """One primary that granted its lock to an operation."""
+    """A primary that granted its lock to an operation."""
 
     node: str
     system_identifier: str
 
 
 class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/baseline/1"):
-    """The recorded primaries. An operator has removed the nodes `forgotten` from the fleet (`init --forget-nodes`)."""
+    """The recorded primaries. `forgotten` lists nodes that were removed from the fleet (`init --forget-nodes`)."""
 
     id: str
     primaries: tuple[RecordedPrimary, ...]
@@ -35,7 +35,7 @@ class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/basel
 
 
 def baseline_key(number: int) -> str:
-    """The key of record `number`; numbers start at 1."""
+    """Return the key of record `number`; numbers start at 1."""
     return f"baselines/{number:016d}.json"
 
 
@@ -49,7 +49,7 @@ class StoreNotInitialisedError(RefusedError):
 
 
 class StoreOfAnotherFleetError(RefusedError):
-    """The store belongs to a fleet of another name."""
+    """The store belongs to a fleet with a different name."""
 
 
 class ForeignSnapshotError(RefusedError):
@@ -65,14 +65,14 @@ class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/
 
 
 def open_own_store(fleet: Fleet) -> ObjectStore:
-    """Open the fleet's store, and check that it is the fleet's; raises as read_identity."""
+    """Open the fleet's store and check that it belongs to the fleet; raise the errors of read_identity."""
     store = fleet.store.open()
     read_identity(store, fleet)
     return store
 
 
 def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
-    """Read fleet.json; raise StoreNotInitialisedError, StoreOfAnotherFleetError, ManifestError."""
+    """Read fleet.json; raise StoreNotInitialisedError, StoreOfAnotherFleetError or ManifestError."""
     try:
         identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError as error:
@@ -90,7 +90,7 @@ def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
     lack, hint = f"it has no {FLEET_KEY}", "run: snapshot init"
     if store.url.startswith(FOLDER_URL):
         folder = Path(store.url.removeprefix(FOLDER_URL))
-        # Where a file system is to be mounted, an empty folder may be.
+        # The folder may be a mount point whose file system is not mounted.
         hint = MISSING_HINT
         if not folder.exists():
             lack = f"there is no folder {folder}"
@@ -100,7 +100,7 @@ def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
 
 
 def read_fleet_id(store: ObjectStore) -> str | None:
-    """The id of the store's fleet, None if the store is not initialised; raise ManifestError."""
+    """Return the id of the store's fleet, None if the store is not initialised; raise ManifestError."""
     try:
         identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError:
@@ -109,13 +109,13 @@ def read_fleet_id(store: ObjectStore) -> str | None:
 
 
 def check_of_fleet(chain: Chain, identity: StoreIdentity) -> None:
-    """Raise ForeignSnapshotError if the chain belongs to another fleet than the store."""
+    """Raise ForeignSnapshotError if the chain belongs to a different fleet than the store."""
     if chain.full.fleet_id != identity.fleet_id:
         raise foreign_snapshot_error(chain.name, chain.full.fleet_id, identity.fleet_id)
 
 
 def foreign_snapshot_error(name: str, fleet_id: str, store_fleet_id: str) -> ForeignSnapshotError:
-    """The error for a snapshot of another fleet."""
+    """Return the error for a snapshot of another fleet."""
     key = commit_key(name, 0)
     return ForeignSnapshotError(
         f"object {key} belongs to fleet {fleet_id}, but according to {FLEET_KEY} the store belongs to"
@@ -126,7 +126,7 @@ def foreign_snapshot_error(name: str, fleet_id: str, store_fleet_id: str) -> For
 
 
 def ensure_identity(store: ObjectStore, fleet: Fleet) -> tuple[StoreIdentity, bool]:
-    """Write fleet.json if there is none. Return the identity, and whether this call wrote it."""
+    """Write fleet.json if it is missing. Return the identity, and whether this call wrote it."""
     identity = StoreIdentity(secrets.token_hex(4), fleet.name)
     try:
         if not store.exists(FLEET_KEY):

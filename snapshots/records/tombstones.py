@@ -1,12 +1,12 @@
 """Marks of permanent removals: the tombstones of deleted snapshots, and the marks of pruned increments.
 
 A mark is created before the first object is deleted, and is never removed. So a half-deleted snapshot is never listed,
-and its name is never used again. Anything that arrives late under the name is garbage: a put whose answer was lost,
-or the writes of a process that was suspended.
+and its name is never used again. Objects that arrive late under the name are garbage, such as a put whose answer was
+lost, or the writes of a suspended process.
 
-A mark is believed only if every byte is as it was written: an object in its place that is no mark removes nothing and
-ends no chain. Somebody must look at it, so commands that would need to know raise ManifestError. Commands that only
-read commits do not depend on the mark of pruned increments: if it is damaged, it hides none that is left.
+A mark is trusted only if every byte is as it was written: any other object in its place removes nothing and ends no
+chain. An operator must look at such an object, so commands that depend on the mark raise ManifestError. Commands that
+only read commits do not depend on the mark of pruned increments: if it is damaged, they see the remaining increments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SnapshotDeletedError(RefusedError):
 class RestorePoint(Record, frozen=True):
     """A restore point that was removed: a full snapshot (increment 0) or an increment.
 
-    `created_at` is when its command began, `cut_at` when its cut was made.
+    `created_at` is the start of its command, `cut_at` the time of its cut.
     """
 
     increment: Count
@@ -43,12 +43,12 @@ class RestorePoint(Record, frozen=True):
 
 
 class Mark(Record, frozen=True):
-    """The subject of a removal, and all that is needed to resume it: the slots, and the nodes that may have them.
+    """The subject of a removal, and the data needed to resume it: the slots, and the nodes on which they may exist.
 
-    The stored field `schema`, here `format`, says whether the snapshot was deleted or its increments pruned. `chain`
-    and `points` are empty if the commits could not be read. `by` is the label of the command (fleet.own_process);
-    `objects` and `bytes` count the planned deletions. `servers` has the system identifiers of the nodes then, if they
-    are known: other servers may have taken their places.
+    `format`, stored as `schema`, says whether the snapshot was deleted or its increments pruned. `chain` and `points`
+    are empty if the commits could not be read. `by` is the label of the command (fleet.own_process); `objects` and
+    `bytes` count the planned deletions. `servers` holds the nodes' system identifiers at that time, if known: other
+    servers may have replaced them since.
     """
 
     format: Literal["cutline/deleted/1", "cutline/only-full/1"] = field(name="schema")
@@ -66,7 +66,7 @@ class Mark(Record, frozen=True):
 
     @property
     def nodes_on_servers(self) -> dict[str, str]:
-        """The nodes, each with the system identifier that it had, "" where that is not known."""
+        """The nodes, each with its system identifier at that time, or "" if unknown."""
         return {node: self.servers.get(node, "") for node in self.nodes}
 
     @property
@@ -76,12 +76,12 @@ class Mark(Record, frozen=True):
 
 
 def tombstone_key(name: str) -> str:
-    """The key of a deleted snapshot's tombstone."""
+    """Return the key of a deleted snapshot's tombstone."""
     return f"deleted/{name}.json"
 
 
 def only_full_key(name: str) -> str:
-    """The key of the mark that a snapshot's increments were pruned."""
+    """Return the key of the mark that a snapshot's increments were pruned."""
     return f"snapshots/{name}/only-full.json"
 
 
@@ -96,7 +96,7 @@ def is_only_full(store: ObjectStore, name: str) -> bool:
 
 
 def is_known_only_full(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot's increments were pruned, for readers: not if another document is in the mark's place."""
+    """Whether the snapshot's increments were pruned; False if another document is in the mark's place."""
     with suppress(ManifestError):
         return is_only_full(store, name)
     return False
@@ -111,14 +111,14 @@ def _is_marked(store: ObjectStore, key: str) -> bool:
 
 
 def check_not_deleted(store: ObjectStore, name: str) -> None:
-    """Raise SnapshotDeletedError if the snapshot was deleted, ManifestError if that can't be told."""
+    """Raise SnapshotDeletedError if the snapshot was deleted, ManifestError if its tombstone can't be read."""
     try:
         mark = read_mark(store, tombstone_key(name))
     except ObjectMissingError:
         return
     raise SnapshotDeletedError(
         f"snapshot {name} was deleted at {mark.at}",
-        hint="see: snapshot list; a deleted name is never used again: create another one, such as 'nightly-{date}'",
+        hint="choose a new name, such as 'nightly-{date}': deleted names are never used again; see: snapshot list",
         details={"snapshot": name, "object": tombstone_key(name)},
     )
 
@@ -133,10 +133,10 @@ def _damaged_hint(key: str) -> str:
 
 
 def put_mark(store: ObjectStore, mark: Mark, *, force: bool = False) -> Mark:
-    """Create the mark unless there is one, and return the one in the store.
+    """Create the mark unless it exists, and return the mark in the store.
 
-    If the document in its place can't be read, raises ManifestError, or with `force` returns `mark`. Raises
-    StoreAnswersLostError if the store does not tell whether the mark exists: it may still arrive.
+    If the document in its place can't be read, raises ManifestError, or returns `mark` with `force`. Raises
+    StoreAnswersLostError if it is unknown whether the mark was stored: it may still arrive.
     """
     with suppress(ObjectExistsError):
         create_or_find(store, mark.key, seal(mark))
@@ -149,7 +149,7 @@ def put_mark(store: ObjectStore, mark: Mark, *, force: bool = False) -> Mark:
 
 
 def read_mark(store: ObjectStore, key: str) -> Mark:
-    """Read a mark; raise ObjectMissingError, ManifestError."""
+    """Read a mark; raise ObjectMissingError or ManifestError."""
     try:
         mark: Mark = read_sealed(store, key, Mark)
         check_about(key, mark.key, key)

@@ -50,7 +50,7 @@ def test_a_document_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path, place: str) -> None:
     text = unsealed()
     assert place in text
-    assert "stands twice" in refusal(store_with(tmp_path, seal_text(text.replace(place, f"{place}, {place}", 1))))
+    assert "occurs twice" in refusal(store_with(tmp_path, seal_text(text.replace(place, f"{place}, {place}", 1))))
 
 
 def test_a_text_longer_than_any_argument_is_refused(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 The order makes an interruption at any point safe:
 
-1. store the intent; 2. store the mark: from here on no listing shows the snapshot or the increments named in it; 3.
-check for leases: a running restore ends first; 4. drop the slots, so that no node retains WAL for them; 5. delete the
-commits, the newest first, so that no commit outlives its objects; 6. delete all other objects; 7. store the outcome.
+1. Store the intent.
+2. Store the mark. From here on, no listing shows the snapshot or increments that the mark names.
+3. Check for leases: a running restore must end first.
+4. Drop the slots, so that no node retains WAL for them.
+5. Delete the commits, newest first, so that no commit outlives its objects.
+6. Delete all other objects.
+7. Store the outcome.
 
-Without an outcome, the next command of the same kind resumes from the mark, which holds all that it needs.
+If there is no outcome, the next command of the same kind resumes from the mark, which contains all that it needs.
 """
 
 from __future__ import annotations
@@ -67,19 +71,19 @@ from cutline.wal.drain.slots import chain_of_slot, drop_slots, list_own_slots, s
 
 DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8
-# How often to look again for objects that arrive late, from puts that were in progress when the mark was stored.
+# The number of searches for objects, since puts that were in progress when the mark was stored may arrive late.
 ROUNDS_MAX = 3
 COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapshot)(?:\.\d+)?\.json")
 
 
 class NodeCleanup(Protocol):
-    """A removal's work on the nodes. The implementation holds the fleet's lock."""
+    """The work of a removal on the nodes. The implementation holds the fleet's lock."""
 
     def check_held(self) -> None:
         """Raise unless the fleet's lock is still held."""
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
-        """Drop a slot on nodes, given with the system identifiers that they had when it was made.
+        """Drop a slot on `nodes`, which maps nodes to their system identifiers at the time when the slot was created.
 
         Return the nodes that did not answer, and the servers that fleet.toml no longer names.
         """
@@ -87,15 +91,15 @@ class NodeCleanup(Protocol):
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
         """Drop the publications on nodes that have no slot for which `is_ours` is true.
 
-        Return those dropped and those left, as `name on node`.
+        Return the dropped and the remaining publications, as `name on node`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What to remove: the kind of the operation, its mark, and how to find its objects.
+    """A removal: the kind of the operation, its mark, and a function that finds its objects.
 
-    `force`: an unreadable object is in the place of the mark, and the removal continues nevertheless.
+    With `force`, the removal continues even if the mark can't be stored because an unreadable object has its key.
     """
 
     kind: str
@@ -108,9 +112,9 @@ class Removal:
 class RemovalResult:
     """The result of a removal.
 
-    `slots_left` are slots on nodes that did not answer, `slots_unknown` slots that may be left on servers that
+    `slots_left` are slots on nodes that did not answer. `slots_unknown` are slots that may be left on servers that
     fleet.toml no longer names. `slots_foreign` are slots in the mark that no create of this snapshot is known to have
-    made. `refused` gives, by key, why the store refused to delete an object.
+    made. `refused` maps the keys of objects that the store refused to delete to the reasons.
     """
 
     mark: Mark
@@ -126,24 +130,24 @@ class RemovalResult:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left for another run."""
+        """Whether nothing is left for a later run."""
         return not (self.slots_left or self.refused or self.publications_left)
 
 
 def remove_recorded(
     store: ObjectStore, intent: Intent, removal: Removal, nodes: NodeCleanup, progress: Progress
 ) -> RemovalResult:
-    """Remove what `removal` names, and record it as an operation. The caller holds the fleet's lock.
+    """Run the removal, and record it as an operation. The caller holds the fleet's lock.
 
-    Raises SnapshotInUseError, ManifestError, UnreachableError; another run then resumes the removal. If the store
-    refuses to delete an object, the result says so, and the other objects are deleted.
+    Raises SnapshotInUseError, ManifestError, UnreachableError; a later run then resumes the removal. If the store
+    refuses to delete an object, the other objects are deleted and the result contains the refusal.
     """
     begin(store, intent)
     try:
         progress.tell(Reading(0, operation=intent.id))
         nodes.check_held()
         mark = put_mark(store, removal.mark, force=removal.force)
-        # A restore that began meanwhile either has its lease by now, or finds the mark.
+        # A restore that began in the meantime either has stored its lease by now, or finds the mark.
         check_not_in_use(store, mark.snapshot)
         removed = _remove(store, RemovalResult(mark, intent.id), removal, nodes, progress)
     except BaseException as error:
@@ -162,7 +166,7 @@ def remove_recorded(
 
 
 def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Intent]:
-    """The deletions and prunings without an outcome, of `snapshot` or of all."""
+    """Return the deletions and prunings without an outcome, of `snapshot` or of all snapshots."""
     return [
         open_intent
         for open_intent in read_open_intents(store, skips_unreadable=True)
@@ -171,7 +175,7 @@ def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Inten
 
 
 def slots_to_drop(store: ObjectStore, mark: Mark) -> list[str]:
-    """The slots that the mark names and that a create of its snapshot is known to have made."""
+    """Return the slots named in the mark that a create of the snapshot is known to have made."""
     owners = read_slot_owners(store)
     return [
         slot for slot in mark.slots if (owner := owners.owner_of(slot)) is not None and owner.snapshot == mark.snapshot
@@ -190,7 +194,7 @@ def _remove(
         removed.slots_left += [f"{slot} on {node}" for node in left]
         removed.slots_unknown += [f"{slot} on {node}" for node in unknown]
     if removal.kind == DELETE and not snapshot_names(store):
-        # A listing may miss a new chain; a slot with an intent in this store proves that the publications are needed.
+        # A listing may miss a new chain. A slot with an intent in this store proves that the publications are needed.
         def is_ours(slot: str) -> bool:
             return slot not in mark.slots and store.exists(operation_key(chain_of_slot(slot), "intent"))
 
@@ -213,14 +217,14 @@ def _remove(
 
 
 def objects_of(store: ObjectStore, snapshot: str) -> list[Listed]:
-    """All objects in the snapshot's folder."""
+    """Return all objects in the snapshot's folder."""
     return store.inventory(f"snapshots/{snapshot}")
 
 
 def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) -> dict[str, str]:
-    """Delete objects, commits first; return, by key, why the store refused some. Raises UnreachableError.
+    """Delete objects, commits first; return the store's reasons for refusals by key. Raises UnreachableError.
 
-    If interrupted, it ends after the requests that are in progress.
+    If interrupted, it ends when the requests in progress have ended.
     """
     ordered = sorted(keys, key=_removal_order)
     progress.step("delete objects", total=len(ordered), unit="objects")
@@ -252,25 +256,25 @@ class _RemovalOrder(NamedTuple):
 
 
 def _removal_order(key: str) -> _RemovalOrder:
-    """Order commits before all else, the newest increment first and the full snapshot last."""
+    """Order commits before all other objects, the newest increment first and the full snapshot last."""
     commit = COMMIT_FILE.fullmatch(key)
     return _RemovalOrder(commit is None, -int(commit["number"] or 0) if commit else 0, key)
 
 
 class LastSnapshotError(RefusedError):
-    """The snapshot is the last one in the store that can be restored."""
+    """The snapshot is the last restorable snapshot in the store."""
 
 
 class SnapshotUnreadableError(RefusedError):
-    """The snapshot can't be read, so it is unknown which restore points would be lost."""
+    """The snapshot can't be read, so the restore points that would be lost are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """What deleting a snapshot removes.
+    """The plan of a deletion: what it removes.
 
-    `surveyed` is None if this resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
-    remain, `left_behind` the nodes of the chain whose servers fleet.toml no longer names, and these servers.
+    `surveyed` is None if the plan resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
+    remain. `left_behind` maps nodes of the chain to their servers that fleet.toml no longer names.
     """
 
     mark: Mark
@@ -281,17 +285,17 @@ class DeletionPlan:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier deletion has stored its mark already."""
+        """Whether an earlier deletion has already stored its mark."""
         return self.surveyed is None
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The slots that nodes may still have; if the chain has ended, the slot in the mark was dropped before."""
+        """The slots that nodes may still have; if the chain has ended, the slot in the mark was already dropped."""
         return self.mark.slots if self.surveyed is None or self.surveyed.is_continuable else ()
 
     @property
     def drops_publications(self) -> bool:
-        """Whether the publications go too: it is the last snapshot, so nothing of Cutline remains on the nodes."""
+        """Whether the publications are dropped too, because no other snapshot needs them."""
         return not self.others
 
 
@@ -310,7 +314,7 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
 
 
 def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
-    """Survey the snapshot; raise SnapshotMissingError if there is none, unless `force` and records say that it was."""
+    """Survey the snapshot; raise SnapshotMissingError if it is missing, unless with `force` records show it existed."""
     try:
         exists = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
     except ManifestError:
@@ -318,7 +322,7 @@ def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
     if exists:
         return survey_snapshot(store, name)
     if force and _was_committed(store, name):
-        # Its slots are found by the records.
+        # The slots of the snapshot are found in the records.
         return SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(objects_of(store, name)), SizeTotal())
     raise SnapshotMissingError(
         f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
@@ -347,13 +351,14 @@ def _check_deletable(store: ObjectStore, surveyed: SurveyedSnapshot, others: tup
     if surveyed.restorable and first_restorable(store, reversed(others)) is None:
         raise LastSnapshotError(
             f"snapshot {name} is the last restorable snapshot",
-            hint=f"take another first: snapshot create NAME   or delete it anyway: snapshot delete {name} --force",
+            hint="take another snapshot first: snapshot create NAME   or delete this one anyway:"
+            f" snapshot delete {name} --force",
             details={"snapshot": name, "others": list(others)},
         )
 
 
 def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Mark:
-    """The snapshot's tombstone, without the id of the operation that deletes it."""
+    """Return the snapshot's tombstone, without the id of the operation that deletes it."""
     held = slots_of(store, fleet, surveyed)
     return Mark(
         DELETED,
@@ -381,11 +386,11 @@ class ChainSlots:
 
 
 def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> ChainSlots:
-    """The slots that the snapshot may have, and on which nodes."""
+    """Return the slots that the snapshot may have, and their nodes."""
     if surveyed.chain is not None:
         chain = surveyed.chain.full.chain
         return ChainSlots((slot_name(chain),), tuple(identity.node for identity in surveyed.chain.nodes), chain)
-    # No commit can be read: take the slots of every attempt under that name from the records of operations.
+    # No commit can be read, so take the slots of every attempt under that name from the records of operations.
     slots: set[str] = set()
     nodes = {node.id for node in fleet.nodes}
     for operation_id in store.list_children("operations"):
@@ -400,9 +405,9 @@ def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Ch
 
 
 def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
-    """The tombstone of an unfinished deletion; if it can't be read, one made from the records of operations.
+    """Return the tombstone of an unfinished deletion; if it can't be read, make it from the records of operations.
 
-    Its counts are those of the objects that are left.
+    Its counts are those of the remaining objects.
     """
     left = objects_of(store, name)
     try:
@@ -414,12 +419,12 @@ def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
 
 
 def servers_of(chain: Chain) -> dict[str, str]:
-    """The system identifiers of the nodes that the chain was begun on."""
+    """Return the system identifiers of the chain's nodes, as recorded when the chain was begun."""
     return {identity.node: identity.system_identifier for identity in chain.nodes}
 
 
 def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str, str]:
-    """What `servers_left_behind` returns, as far as the store alone can tell."""
+    """Return the result of `servers_left_behind` according to the store alone."""
     recorded: Mapping[str, str] = {}
     with suppress(ManifestError):
         recorded = read_recorded_servers(store)
@@ -427,10 +432,10 @@ def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str,
 
 
 def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mapping[str, str]) -> dict[str, str]:
-    """The nodes of a chain whose servers fleet.toml no longer names, each with a name for its server.
+    """Return the nodes of a chain whose servers fleet.toml no longer names, each with a name for the server.
 
-    `nodes` are the system identifiers that they had, "" if that is not known; `primaries` are those of the fleet's
-    primaries now. A standby has its primary's.
+    `nodes` are the former system identifiers of the nodes, "" if unknown; `primaries` are the current identifiers of
+    the fleet's primaries. A standby has the identifier of its primary.
     """
     shards = {node.id: node.shard for node in fleet.nodes}
     left: dict[str, str] = {}
@@ -443,18 +448,18 @@ def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mappi
 
 
 def _has_tombstone(store: ObjectStore, name: str, *, force: bool) -> bool:
-    """Whether the snapshot has a tombstone; raise ManifestError if another document is in its place, unless `force`."""
+    """Whether the snapshot has a tombstone; raise ManifestError if the tombstone can't be read, unless `force`."""
     try:
         return is_deleted(store, name)
     except ManifestError:
         if not force:
             raise
-        # It stays, so the name can't be used again, and the rest of the snapshot is deleted.
+        # The unreadable object stays, so the name can't be used again. The rest of the snapshot is deleted.
         return True
 
 
 def is_finished(store: ObjectStore, name: str, *, force: bool) -> bool:
-    """Whether the snapshot was deleted and nothing is left to do; raise ManifestError as `_has_tombstone`."""
+    """Whether the snapshot was deleted and nothing is left to do; raises ManifestError like `_has_tombstone`."""
     return (
         _has_tombstone(store, name, force=force)
         and not open_removals(store, name)
@@ -463,9 +468,9 @@ def is_finished(store: ObjectStore, name: str, *, force: bool) -> bool:
 
 
 def list_unfinished_deletions(store: ObjectStore) -> tuple[list[str], dict[str, str]]:
-    """The deleted snapshots of which something may be left, in the store or on the nodes.
+    """Return the deleted snapshots of which something may be left, in the store or on the nodes.
 
-    Also those whose tombstone can't be read, with the reason: nothing of them is removed.
+    Also return the snapshots whose tombstone can't be read, with the reasons; prune removes nothing of these.
     """
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
     unfinished = {*store.list_children("snapshots"), *(removal.snapshot for removal in open_removals(store))}
@@ -501,7 +506,7 @@ class RemovalRun:
 
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
-    """NodeCleanup through the sessions that hold the fleet's lock."""
+    """The NodeCleanup that uses the sessions that hold the fleet's lock."""
 
     lock: FleetLock
     fleet_id: str
@@ -533,7 +538,7 @@ class FleetNodes:
 
 
 def preview_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
-    """Plan what `delete` would do, contacting only the store; raise as `delete` would."""
+    """Plan a deletion, contacting only the store; raises the errors of `delete`."""
     store = fleet.store.open()
     read_identity(store, fleet)
     return plan_deletion(store, fleet, check_name(name), force=force)
@@ -542,7 +547,7 @@ def preview_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
 def delete_snapshot(
     fleet: Fleet, name: str, progress: Progress, announce: Callable[[DeletionPlan], None], *, force: bool
 ) -> DeletionResult:
-    """Delete the snapshot, or resume an unfinished deletion; `announce` gets the plan before anything is removed.
+    """Delete the snapshot, or resume an unfinished deletion; calls `announce` with the plan before removing anything.
 
     Raises SnapshotMissingError, LastSnapshotError, SnapshotUnreadableError, SnapshotInUseError.
     """
@@ -564,9 +569,9 @@ def hold_fleet(
     *,
     goes_by_age: bool = False,
 ) -> Iterator[FleetNodes]:
-    """Hold the fleet's lock for a command on a snapshot; settle operations that died before.
+    """Hold the fleet's lock for a command on a snapshot; settle operations that have died.
 
-    Raises ClocksDifferError if the command depends on ages, and no clock can be believed.
+    Raises ClocksDifferError if the command `goes_by_age` and no clock can be trusted.
     """
     progress.step("check nodes")
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:
@@ -576,7 +581,7 @@ def hold_fleet(
 
 
 def delete_locked(run: RemovalRun, name: str, announce: Callable[[DeletionPlan], None]) -> DeletionResult:
-    """As `delete_snapshot`, while `run` holds the fleet's lock."""
+    """Like `delete_snapshot`, but for a `run` that already holds the fleet's lock."""
     store = run.store
     run.progress.step("read snapshots")
     plan = plan_deletion(store, run.fleet, name, force=run.force)
@@ -588,5 +593,5 @@ def delete_locked(run: RemovalRun, name: str, announce: Callable[[DeletionPlan],
 
 
 def snapshot_removal(mark: Mark, operation: str, *, force: bool = False) -> Removal:
-    """The removal of a whole snapshot by `operation`."""
+    """Return the removal of a whole snapshot by `operation`."""
     return Removal(DELETE, structs.replace(mark, operation=operation), objects_of, force)

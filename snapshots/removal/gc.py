@@ -1,20 +1,23 @@
-"""The rules of garbage: judge each object of a snapshot from documents that are read by key.
+"""The `gc` command: find objects that nothing needs, and remove them.
 
-A listing only finds candidates. The order of reading is: the listing; the marks of the snapshot; the running restores;
-then, for each object, its owner's intent, its outcome, and last its commit. The owner is the operation in the object's
-key; of a segment it is the chain, that is, the operation that took the full snapshot. This order is safe during a
-running create, which stores its intent before any object, its commit after all objects, and its outcome last:
+A listing only finds candidates; each is judged by documents that are read by key. The order of reading is: the listing;
+the marks of the snapshot; the running restores; then, for each object, its owner's intent, outcome, and finally commit.
+The owner is the operation in the object's key; the owner of a segment is the chain, that is, the operation that took
+the full snapshot. This order is safe while a create is running, because a create stores its intent before any object,
+its commit after all objects, and its outcome last:
 
-- an owner without an outcome and without a void counts as running: all its objects are kept;
-- an owner whose outcome was read before its commit was looked up has decided: it will not commit any more;
-- a void, or the commit of another operation, under the owner's commit key is final, even if the owner is still running;
-- the objects that a commit lists were stored before it, and a commit never changes. An object that it does not list is
-  never listed later, except the segments after the last one of a chain: the next increment begins with those;
-- those segments are garbage only if no increment can follow: all earlier operations were settled before the chain was
-  marked as lost or pruned, and none begins after that. So the mark is read first, then open operations, then commits.
+- An owner without an outcome and without a void counts as running, and all its objects are kept.
+- An owner whose outcome was read before its commit was looked up is decided: it can no longer commit.
+- A void, or the commit of a different operation, under the owner's commit key is final, even if the owner is still
+  running.
+- The objects that a commit lists were stored before it, and a commit never changes. An object that the commit does not
+  list is never listed later, except the segments after the last segment of a chain, which the next increment lists.
+- Those segments are garbage only if no increment can follow: all earlier operations were settled before the chain was
+  marked as lost or pruned, and no operation begins after that. So the mark is read first, then open operations, then
+  commits.
 
-docs/storage.md, "Garbage", has the rules as a table. The grace period comes on top. It covers causes outside of the
-protocol, such as clocks and people.
+docs/storage.md, "Garbage", contains the rules as a table. The grace period is an additional protection against causes
+outside the protocol, such as wrong clocks and human errors.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ from cutline.storage.store import (
 
 
 class GarbageReason(StrEnum):
-    """Why an object is garbage, or why it is kept."""
+    """The reason for which an object is garbage or is kept."""
 
     DELETED = "deleted"
     PRUNED = "pruned"
@@ -101,11 +104,11 @@ class GarbageReason(StrEnum):
 
     @property
     def is_garbage(self) -> bool:
-        """Whether the object is garbage: nothing needs it."""
+        """Whether an object with this reason is garbage."""
         return self in GARBAGE
 
 
-# A create that still runs has stored its intent within this time of its checks.
+# A running create has stored its intent within this time after its checks.
 LOST_SECONDS = 3600.0
 GARBAGE = frozenset(
     {
@@ -122,7 +125,7 @@ GARBAGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GarbageVerdict:
-    """Why an object is garbage or kept. `text` explains unusual cases."""
+    """The judgment of an object. `text` explains unusual cases."""
 
     why: GarbageReason
     text: str = ""
@@ -133,7 +136,7 @@ NEEDED = GarbageVerdict(GarbageReason.NEEDED)
 
 
 class GarbageRules:
-    """Judges the objects of a snapshot. Must be made after they were listed; reads each document once."""
+    """Judges the objects of a snapshot. Must be created after the listing; reads each document once."""
 
     def __init__(self, store: ObjectStore, snapshot: str, listed: Iterable[Listed], now: datetime) -> None:
         self.store = store
@@ -162,14 +165,14 @@ class GarbageRules:
         if parsed.kind is Kind.MARK:
             return NEEDED
         if parsed.kind is Kind.COMMIT:
-            # A void is needed as much as a commit: it makes a late put fail.
+            # A void is needed as much as a commit, because it makes a late put fail.
             return self._pruned_verdict() if parsed.number and self.is_only_full else NEEDED
         if parsed.owner not in self._owners:
             self._owners[parsed.owner] = self._judge_of_owner(parsed.owner)
         return self._owners[parsed.owner](key, parsed)
 
     def _find_restore(self) -> GarbageVerdict | None:
-        """A restore that began before the snapshot was marked keeps its objects; None if there is none."""
+        """Return the verdict if a restore that began before the snapshot was marked keeps the objects, else None."""
         try:
             running = [lease for lease in open_leases(self.store, self.snapshot) if lease.is_running(utc_now())]
         except ManifestError as error:
@@ -184,11 +187,11 @@ class GarbageRules:
         return self._kept_by_restore or GarbageVerdict(GarbageReason.PRUNED)
 
     def _judge_of_owner(self, owner: str) -> Judge:
-        """The judge of the objects of an attempt or a chain, from the outcome of its operation."""
+        """Return the judge of the objects of an attempt or a chain, by the outcome of its operation."""
         try:
             outcome = create_outcome(self.store, self.snapshot, owner)
             if self.is_only_full and outcome.is_of_increment:
-                # Its commit was removed first.
+                # The commit was removed before the other objects of the increment.
                 return lambda _key, _parsed: self._pruned_verdict()
             if outcome.commit:
                 commit = read_lists(self.store, outcome.commit)
@@ -209,12 +212,12 @@ class GarbageRules:
         return judge
 
     def _judge_of_increment(self, commit: Commit) -> Judge:
-        """The judge of an increment's base copies and DDL. Its segments belong to the chain."""
+        """Return the judge of an increment's base copies and DDL. Its segments belong to the chain."""
         objects = commit.object_sizes.keys()
 
         def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
             if parsed.kind is Kind.SEGMENT:
-                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {parsed.owner} did not begin a chain")
+                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {parsed.owner} did not start a chain")
             if self.is_only_full:
                 return self._pruned_verdict()
             return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
@@ -222,7 +225,7 @@ class GarbageRules:
         return judge
 
     def _judge_of_segments(self, full: Commit) -> Judge:
-        """The judge of those segments of a chain that its full snapshot does not list."""
+        """Return the judge of the segments of a chain that its full snapshot does not list."""
         if self.is_only_full:
             return lambda _key, _parsed: self._pruned_verdict()
         if is_lost(self.store, self.snapshot, full.operation):
@@ -237,8 +240,8 @@ class GarbageRules:
         return judge
 
     def _judge_of_lost_segments(self, full: Commit) -> Judge:
-        """The judge of a lost chain's segments. Its increments are final: all are read, and none may be missing."""
-        # A create that was about to begin when the mark was stored has its intent by now.
+        """Return the judge of a lost chain's segments. The chain's increments are final, and none may be missing."""
+        # A create that was about to begin when the mark was stored has stored its intent by now.
         is_settled = self._lost.get(lost_key(self.snapshot, full.operation), False)
         # A restore needs only what commits list, and may stay unfinished for days.
         open_here = [
@@ -267,7 +270,7 @@ class GarbageRules:
             if missing:
                 return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is gone")
             if parsed.number <= last.get(parsed.node, 0):
-                return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between segments that are listed")
+                return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between listed segments")
             return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
 
         return judge
@@ -275,9 +278,9 @@ class GarbageRules:
 
 @dataclass(frozen=True, slots=True)
 class CreateOutcome:
-    """How a create ended, for the objects it owns: a verdict on all of them, or its commit, which decides.
+    """The outcome of a create for the objects that it owns: a verdict on all of them, or the commit that decides.
 
-    `is_of_increment`: it has committed an increment, whose commit may be gone.
+    `is_of_increment` is set if the create has committed an increment, whose commit may be gone.
     """
 
     verdict: GarbageVerdict
@@ -286,7 +289,7 @@ class CreateOutcome:
 
 
 def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """How the create `owner` ended; raise ManifestError if its documents can't be read."""
+    """Read the outcome of the create `owner`; raise ManifestError if its documents can't be read."""
     try:
         intent = read_intent(store, owner)
     except ObjectMissingError:
@@ -312,7 +315,7 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
 
 
 def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """Judge by the commit alone. Records are removed after objects, so this record was deleted by hand."""
+    """Judge by the commit alone. gc removes records after objects, so the missing record was deleted by hand."""
     place = find_place(store, snapshot, 0)
     if place.commit is not None and place.commit.operation == owner:
         return _outcome_of_commit((snapshot, 0), place.key, place.commit)
@@ -331,9 +334,9 @@ def _segments_of(commit: Commit) -> list[Any]:
 
 
 def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
-    """The number of each node's last listed segment, from the newest commit.
+    """Return the number of each node's last listed segment, from the newest commit.
 
-    Only the verdict's reason depends on it: the segments are kept either way.
+    Only the reason of the verdict depends on the number: the segments are kept in any case.
     """
     try:
         newest = max(increment_numbers(store, full.snapshot), default=0)
@@ -345,7 +348,7 @@ def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Something to remove: `objects`, deleted in this order, or `leftover`, an unfinished upload."""
+    """Garbage to remove: `objects`, deleted in this order, or `leftover`, an unfinished upload."""
 
     kind: Kind
     why: GarbageReason
@@ -356,14 +359,14 @@ class Garbage:
 
     @property
     def sizes(self) -> list[int]:
-        """The size in bytes of each."""
+        """The size in bytes of each object or upload."""
         sizes = [stored_object.size for stored_object in self.objects]
         return [*sizes, self.leftover.size_bytes] if self.leftover else sizes
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRemoval:
-    """An object that the store refuses to delete, and why."""
+    """An object that the store refused to delete, and the reason."""
 
     key: str
     reason: str
@@ -379,10 +382,10 @@ class KeptKey(NamedTuple):
 
 @dataclass(slots=True)
 class GcReport:
-    """What gc found and did. `kept` counts all that is not removed, needed objects included.
+    """The findings and the result of gc. `kept` counts all objects that are not removed, including needed objects.
 
-    `unsettled` says why earlier operations were not settled first, "" if they were. `unknown` lists entries of other
-    programs: objects, and folders, which end with a slash.
+    `unsettled` is the reason for which earlier operations were not settled first, "" if they were. `unknown` lists
+    entries of other programs: objects, and folders, which end with a slash.
     """
 
     grace_seconds: float
@@ -401,9 +404,9 @@ class GcReport:
 
 
 RECORD_SECONDS = 30 * 86400.0
-# A probe takes seconds, and holds no lock.
+# The age after which objects of a probe are garbage: a probe takes seconds.
 PROBE_SECONDS = 3600.0
-# Signs of life come every few seconds.
+# The age after which signs of life are garbage: a process stores one every few seconds.
 SIGN_SECONDS = 86400.0
 PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/(read|(put|parts)-(once|raced-\d))")
 OUTCOME, INTENT = "outcome.json", "intent.json"
@@ -412,7 +415,7 @@ ASKING_THREADS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordFolder:
-    """A folder of `operations`: its objects in the order of removal. `verdict` is None if it is not Cutline's."""
+    """A folder in `operations` with objects in the order of removal; `verdict` is None if it is not Cutline's."""
 
     folder: str
     objects: tuple[Listed, ...]
@@ -420,7 +423,7 @@ class RecordFolder:
 
 
 def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
-    """Judge a leftover of a probe by its age alone; return None if it is not Cutline's."""
+    """Judge an object of a probe by its age alone; return None if the object is not Cutline's."""
     if not PROBE.fullmatch(listed.key):
         return None
     is_over = listed.created_at <= now - timedelta(seconds=PROBE_SECONDS)
@@ -431,7 +434,7 @@ def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
 class RecordJudge:
     """Judges the records of operations.
 
-    `owners` are the operations that have left objects, `unfinished` the snapshots whose removal has no outcome.
+    `owners` are the operations that own objects, `unfinished` the snapshots whose removal has no outcome.
     """
 
     store: ObjectStore
@@ -442,7 +445,7 @@ class RecordJudge:
     _checked: set[str] = field(default_factory=set)
 
     def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
-        """Judge every listed folder of `operations`."""
+        """Judge every listed folder in `operations`."""
         folders = [
             (folder, tuple(group)) for folder, group in groupby(listed, key=lambda entry: entry.key.split("/", 2)[1])
         ]
@@ -462,7 +465,7 @@ class RecordJudge:
         if not OPERATION_ID.fullmatch(folder):
             return [RecordFolder(folder, objects, None)]
         names = {stored_object: stored_object.key.split("/", 2)[2] for stored_object in objects}
-        # Nobody answers a request without an operation.
+        # A request without an operation is garbage, because no process answers it.
         is_alone = not {INTENT, OUTCOME} & set(names.values())
         signs = tuple(
             stored_object
@@ -497,10 +500,10 @@ class RecordJudge:
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _standing_checks(self) -> set[str]:
-        """Of the checks that prune reads, the standing checks of snapshots that have an old record of a check."""
+        """Return the standing checks, among those that prune reads, of snapshots with an old record of a check."""
         checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
         of_each = (checks[name] for name in self._checked if name in checks)
-        # The increments may have been pruned since: then only the standing check of the full snapshot counts.
+        # If the increments have been pruned since, only the standing check of the full snapshot counts.
         counts = (
             (of_snapshot, {1, max(check.point.increment for check in of_snapshot) + 1}) for of_snapshot in of_each
         )
@@ -527,14 +530,14 @@ def _removal_order(entry: Listed) -> tuple[int, str]:
 
 
 THREADS_MAX = 16
-# How many removals are submitted at once. An interrupt waits for these.
+# The number of removals submitted at once, for which an interrupt waits.
 BATCH = 256
-# Longer than a put can take, with a margin for clocks that differ. For unfinished uploads whose key is unknown.
+# The age margin for unfinished uploads with an unknown key: longer than any put, even if clocks differ.
 UNNAMED_SECONDS = 3600.0
-# How long after its lease expired a restore may still be resumed.
+# The time after the end of its lease during which a restore may still be resumed.
 RESUMABLE_SECONDS = 7 * 86400.0
 OPERATIONS, SNAPSHOTS = "operations", "snapshots"
-# Objects that are kept for ever.
+# Objects that are never removed.
 PERMANENT = {
     "baselines": re.compile(r"baselines/\d{16}\.json"),
     "deleted": re.compile(rf"deleted/{NAME.pattern}\.json"),
@@ -546,7 +549,7 @@ def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> G
     """Find and remove the objects that no commit needs and no running operation uses.
 
     The report lists objects that the store refuses to delete; the rest is removed anyway. Raises StoreUnreachableError,
-    and UndecidedError if the store does not tell whether an earlier operation committed.
+    and UndecidedError if the store's answers do not show whether an earlier operation committed.
     """
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -558,9 +561,9 @@ def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> G
 
 
 def preview_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
-    """Find what `collect_garbage` would remove now, by reading the store alone.
+    """Find the garbage that `collect_garbage` would remove now, by reading only the store.
 
-    It settles no operation, so a run may remove more. Raises StoreUnreachableError.
+    The preview settles no operations, so a run may remove more. Raises StoreUnreachableError.
     """
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -577,7 +580,7 @@ def find_garbage(store: ObjectStore, grace_seconds: float, progress: Progress) -
 
 
 def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
-    """Settle open operations if the fleet's lock is free. Return why they were not settled, "" if they were."""
+    """Settle open operations if the fleet's lock is free; return the reason if they were not settled, else ""."""
     progress.step("settle earlier operations")
     try:
         leases = open_leases(store)
@@ -587,7 +590,7 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
                 note_clocks(sessions.clocks, progress)
                 is_time_known = True
         for lease in leases:
-            # Until then it can be resumed, and list names it. The machine's time alone ends nobody's restore.
+            # Until then, the restore can be resumed and `list` shows it. This machine's clock alone is not trusted.
             if is_time_known and not lease.is_running(utc_now() - timedelta(seconds=RESUMABLE_SECONDS)):
                 record_outcome(store, lease.operation, "failed", "its lease expired")
         if not any(
@@ -605,19 +608,19 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
 
 
 class _GarbageSearch:
-    """Searches the store and sorts its objects into the report."""
+    """Searches the store, and sorts its objects into the report."""
 
     def __init__(self, store: ObjectStore, report: GcReport, progress: Progress) -> None:
         self._store = store
         self._report = report
         self._progress = progress
-        # Object timestamps come from the store's clock. For a folder that is the machine's clock, which utc_now() may
-        # have corrected by the nodes' clocks.
+        # Object timestamps are from the store's clock. For a local folder, that is the machine's clock, while utc_now()
+        # may be corrected by the nodes' clocks.
         self._now = min(utc_now(), machine_now())
         self._owners: set[str] = set()
 
     def run(self) -> None:
-        """Search everything. One snapshot at a time, so that only one snapshot's listing is in memory."""
+        """Search everything, one snapshot at a time, so that only one snapshot's listing is in memory."""
         leftovers = self._store.unfinished()
         names = self._store.list_children(SNAPSHOTS)
         self._progress.step("look for garbage", total=len(names), unit="names")
@@ -641,7 +644,7 @@ class _GarbageSearch:
 
     def _search_snapshot(self, name: str) -> None:
         listed = self._store.inventory(f"{SNAPSHOTS}/{name}")
-        # Only now: the rules must be made after the listing.
+        # The rules must be created after the listing.
         judge = GarbageRules(self._store, name, listed, self._now)
         for one in listed:
             parsed = parse_key(name, one.key)
@@ -673,7 +676,7 @@ class _GarbageSearch:
                 self._sort(Garbage(Kind.PROBE, verdict.why, (listed,)), verdict, listed.created_at)
 
     def _sort_leftovers(self, leftovers: Iterable[Unfinished]) -> None:
-        """Sort unfinished uploads: left by creates that died, or in progress. They were listed before all else."""
+        """Sort unfinished uploads, left by dead creates or in progress, which were listed before all other objects."""
         self._report.open_operations = read_open_operations(self._store)
         running = [
             open_operation.operation for open_operation in self._report.open_operations if open_operation.operation
@@ -696,7 +699,7 @@ class _GarbageSearch:
             if snapshot in snapshots:
                 verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {snapshots[snapshot]} has no outcome")
             elif not snapshot:
-                # Its key is unknown or in no snapshot. The latter are small objects, whose puts take no time.
+                # The key is unknown, or outside snapshots, where objects are small and their puts short.
                 since += margin
                 if oldest and leftover.began_at + margin >= oldest:
                     verdict = GarbageVerdict(GarbageReason.OPEN, "an operation without an outcome may be writing it")
@@ -716,7 +719,7 @@ class _GarbageSearch:
 
 
 def remove_garbage(store: ObjectStore, report: GcReport, progress: Progress) -> None:
-    """Remove the report's garbage, a bounded number at a time; add the store's refusals to the report."""
+    """Remove the report's garbage, a bounded number of objects at a time; add the store's refusals to the report."""
     progress.step("remove", total=len(report.garbage), unit="objects")
     waiting = iter(report.garbage)
     try:
@@ -734,7 +737,7 @@ def remove_garbage(store: ObjectStore, report: GcReport, progress: Progress) -> 
 
 
 def _remove_one(store: ObjectStore, garbage: Garbage) -> tuple[list[int], RefusedRemoval | None]:
-    """Remove `garbage` in order, up to the first refusal. Return the sizes of the removed objects, and the refusal."""
+    """Remove objects in order up to the first refusal; return the sizes of the removed objects, and the refusal."""
     removed: list[int] = []
     key = ""
     try:

@@ -1,8 +1,8 @@
-"""`prune`: remove snapshots, or the increments of a snapshot, that no retention rule keeps.
+"""The `prune` command: remove snapshots, or the increments of a snapshot, that no retention rule keeps.
 
-The plan is made under the fleet's lock, from the store as it is then, with the checks recorded there.
-snapshots/removal/deletion.py does the removals, the oldest snapshot first. Unfinished removals of earlier commands are
-completed too.
+The plan is made under the fleet's lock from the current state of the store and the checks recorded there.
+snapshots/removal/deletion.py does the removals, oldest snapshot first. Unfinished removals of earlier commands are
+completed as well.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ NAMES_SHOWN_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """One removal. `is_resumed`: an earlier command has stored its mark already.
+    """One removal. `is_resumed` is set if an earlier command has already stored the mark.
 
-    `slots` are those that nodes may still have; if the chain has ended, the slot in the mark was dropped before.
-    `left_behind` are its nodes whose servers fleet.toml no longer names, and these servers.
+    `slots` are the slots that nodes may still have; if the chain has ended, the slot in the mark was already dropped.
+    `left_behind` maps nodes of the chain to their servers that fleet.toml no longer names.
     """
 
     kind: str
@@ -72,11 +72,11 @@ class PruneStep:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """The verdict on every snapshot, newest first, and the removals that follow from them, oldest first.
+    """The verdict on every snapshot, newest first, and the resulting removals, oldest first.
 
-    `problems` describes the damage of snapshots, by name. `held` has all as the rules see them, by name. `kept_instead`
-    are those that would lose something if checks had found no conflicts in newer snapshots. `unread` are operations
-    whose outcome can't be read; they may be checks.
+    `problems` maps names of damaged snapshots to descriptions. `held` maps names to the snapshots as input of the
+    rules. `kept_instead` are the snapshots that would lose something if checks had found no conflicts in newer
+    snapshots. `unread` are operations that may be checks, but whose outcome can't be read or ends in the future.
     """
 
     rules: Retention
@@ -89,17 +89,17 @@ class PrunePlan:
 
     @property
     def bytes(self) -> int:
-        """How many bytes are freed."""
+        """The number of bytes that are freed."""
         return sum(step.mark.bytes for step in self.steps)
 
     @property
     def objects(self) -> int:
-        """How many objects are deleted."""
+        """The number of objects that are deleted."""
         return sum(step.mark.objects for step in self.steps)
 
     @property
     def warnings(self) -> list[str]:
-        """Changes of the plan by conflicts, and how to end them; possible errors because of unreadable records."""
+        """Warnings that conflicts change the plan, and that unreadable records may make it wrong."""
         warnings: list[str] = []
         restorable = [verdict.name for verdict in self.verdicts if self.held[verdict.name].is_restorable]
         conflicts = [name for name in restorable if self.held[name].has_conflicts]
@@ -111,13 +111,13 @@ class PrunePlan:
             )
         elif self.kept_instead:
             warnings.append(
-                f"kept in place of {names}, in which checks found conflicts:"
-                f" {list_some(self.kept_instead, NAMES_SHOWN_MAX)}; once enough newer snapshots have none, prune"
-                " removes what the rules don't keep"
+                f"kept instead of {names}, in which checks found conflicts:"
+                f" {list_some(self.kept_instead, NAMES_SHOWN_MAX)}; prune removes them once there are enough newer"
+                " snapshots without conflicts"
             )
         if self.unread:
             warnings.append(
-                f"records that can't be read, or end in the future (of these only conflicts count):"
+                "records that can't be read, or that end in the future (their conflicts count, other results don't):"
                 f" {list_some(self.unread, NAMES_SHOWN_MAX)}; see: snapshot history"
             )
         return warnings
@@ -132,7 +132,7 @@ class PruneResult:
 
 
 def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
-    """Plan what `prune` would do, contacting only the store. Raises NoRetentionError."""
+    """Plan a prune, contacting only the store; raises NoRetentionError."""
     check_rules(rules)
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -148,7 +148,7 @@ def prune_store(
     force: bool,
     ended: Callable[[RemovalResult], None] = lambda _: None,
 ) -> PruneResult:
-    """Remove everything that no rule keeps; `announce` gets the plan first, `ended` each removal.
+    """Remove everything that no rule keeps; calls `announce` with the plan first, and `ended` with each result.
 
     Raises NoRetentionError, SnapshotInUseError.
     """
@@ -166,7 +166,7 @@ def prune_locked(
     announce: Callable[[PrunePlan], None],
     ended: Callable[[RemovalResult], None] = lambda _: None,
 ) -> PruneResult:
-    """As `prune_store`, while `run` holds the fleet's lock."""
+    """Like `prune_store`, but for a `run` that already holds the fleet's lock."""
     store = run.store
     run.progress.step("read snapshots")
     plan = plan_prune(store, run.fleet, rules, force=run.force)
@@ -183,7 +183,7 @@ def prune_locked(
 
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
-    """Plan the removals by the rules from the store as it is now."""
+    """Plan the removals by the rules, from the current state of the store."""
     surveys = {
         survey_snapshot.name: survey_snapshot for survey_snapshot in survey_snapshots(store, snapshot_names(store))
     }
@@ -214,7 +214,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
 
 
 def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
-    """The snapshots as the rules see them, each with the check whose result stands for it."""
+    """Return the snapshots as input of the rules, each with its standing check."""
     by_snapshot = checks.by_snapshot
     standing = {
         name: standing_check(by_snapshot.get(name, ()), len(snapshot.points)) for name, snapshot in surveys.items()
@@ -228,12 +228,12 @@ def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestCheck
 
 
 def increments_removal(mark: Mark, operation: str) -> Removal:
-    """The removal of a snapshot's increments by `operation`."""
+    """Return the removal of a snapshot's increments by `operation`."""
     return Removal(PRUNE, structs.replace(mark, operation=operation), increments_of)
 
 
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
-    """The objects of a chain that its full snapshot does not need, whether or not an increment lists them."""
+    """Return the objects of a chain that its full snapshot does not need, whether or not an increment lists them."""
     is_of_increments = of_increments(read_commit(store, snapshot, 0))
     listed = [entry for part in CHAIN_FOLDERS for entry in store.inventory(f"snapshots/{snapshot}/{part}")]
     return [entry for entry in listed if is_of_increments(entry.key)]
@@ -260,6 +260,6 @@ def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
 
 
 def _unfinished_mark(store: ObjectStore, surveyed: SurveyedSnapshot) -> Mark:
-    """The mark of an unfinished pruning, with the counts of the objects that are left."""
+    """Return the mark of an unfinished pruning, with the counts of the remaining objects."""
     total, mark = surveyed.of_increments, read_mark(store, only_full_key(surveyed.name))
     return structs.replace(mark, objects=total.objects, bytes=total.size_bytes)

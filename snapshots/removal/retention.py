@@ -1,15 +1,15 @@
-"""Retention: which snapshots the rules keep. Pure values, so that every rule can be tested alone.
+"""Retention: decide which snapshots the rules keep. Pure values, so that every rule can be tested alone.
 
 A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshots. Its increments are kept if any rule
-keeps them. If no rule keeps increments of a chain, it gets none any more and nodes keep no WAL for it, even if it has
-none yet. A damaged snapshot is always kept and not counted by the rules, because its content is unknown. The newest
-restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is no full snapshot: keep_full
-neither counts nor removes it, only keep_days does.
+keeps them. If no rule keeps the increments of a chain, the chain ends and nodes keep no WAL for it, even if it has no
+increments yet. A damaged snapshot is always kept and not counted by the rules, because its contents are unknown. The
+newest restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is not a full snapshot:
+keep_full neither counts nor removes it; only keep_days applies to it.
 
-A snapshot in which a check found conflicts is judged by its own age and number as any other, but snapshots without
-conflicts are numbered without it. So findings of checks only ever keep more: nobody can have anything deleted by
-storing the record of a check. It does not keep much more, keep_full at most N others, and if all snapshots have
-conflicts, old ones go as ever.
+A snapshot in which a check found conflicts is judged by its own age and number like any other, but snapshots without
+conflicts are numbered as if it did not exist. So the findings of checks never cause a deletion, even if somebody stores
+a false record of a check. They keep only a few more snapshots (under keep_full N, at most N), and if all snapshots
+have conflicts, old snapshots are removed as usual.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NoRetentionError(UsageError):
 
 
 class RetentionFate(StrEnum):
-    """What happens to a snapshot: it is kept, reduced to its full snapshot (its chain then ends), or deleted."""
+    """The fate of a snapshot: it is kept, reduced to its full snapshot (which ends its chain), or deleted."""
 
     KEEP = "keep"
     ONLY_FULL = "only-full"
@@ -41,10 +41,10 @@ class RetentionFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot as the rules see it. `points`: when the cuts of the full snapshot and each increment were made.
+    """A snapshot as input of the rules. `points` are the times of the cuts of the full snapshot and each increment.
 
-    `is_only_cut`: it is a restore point, which has no rows. `checked`: the check whose result stands for it.
-    `is_continuable`: an increment could follow, for which nodes keep WAL.
+    `is_only_cut` is set for a restore point, which has no rows. `checked` is the standing check. `is_continuable` is
+    set if an increment can follow, so that nodes keep WAL.
     """
 
     name: str
@@ -56,23 +56,23 @@ class HeldSnapshot:
 
     @property
     def is_restorable(self) -> bool:
-        """Whether the rules for full snapshots apply: it has rows, and nothing of it is missing."""
+        """Whether the rules for full snapshots apply: the snapshot has rows, and nothing is missing."""
         return self.is_whole and not self.is_only_cut
 
     @property
     def has_conflicts(self) -> bool:
-        """Whether a check found conflicts, and none has found everything valid since."""
+        """Whether a check found conflicts, and no later check found everything valid."""
         return self.checked is not None and self.checked.point.result == CONFLICTS
 
     @property
     def is_valid(self) -> bool:
-        """Whether a full check found everything valid that was there, and none has found conflicts since."""
+        """Whether a full check found everything valid, and no later check found conflicts."""
         return self.checked is not None and self.checked.point.result == VALID
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionVerdict:
-    """What happens to a snapshot, and why: the rules that keep it, or that none does."""
+    """The fate of a snapshot, and the reasons: the rules that keep it, or that no rule does."""
 
     name: str
     fate: RetentionFate
@@ -83,8 +83,8 @@ def check_rules(rules: Retention) -> None:
     """Raise NoRetentionError unless at least one rule is set."""
     if (rules.keep_full, rules.keep_days, rules.keep_increments) == (None, None, None):
         raise NoRetentionError(
-            "no retention rule says which snapshots to keep",
-            hint="give one: snapshot prune --keep-full N   or set keep_full, keep_days or keep_increments under"
+            "no retention rule is set, so prune can't tell which snapshots to keep",
+            hint="pass a rule: snapshot prune --keep-full N   or set keep_full, keep_days or keep_increments under"
             " [retention] in fleet.toml",
         )
 
@@ -92,7 +92,7 @@ def check_rules(rules: Retention) -> None:
 def apply_retention(
     held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool = False
 ) -> list[RetentionVerdict]:
-    """Judge each snapshot, newest first. `takes_last`: even the last restorable snapshot may be deleted."""
+    """Judge each snapshot, newest first. With `takes_last`, even the last restorable snapshot may be deleted."""
     newest_first = sorted(
         held, key=lambda snapshot: (snapshot.points[0] if snapshot.points else now, snapshot.name), reverse=True
     )
@@ -109,9 +109,7 @@ def apply_retention(
     for snapshot in newest_first:
         if not snapshot.is_whole:
             verdicts.append(
-                RetentionVerdict(
-                    snapshot.name, RetentionFate.KEEP, ("it is damaged, so it is unknown what would be lost",)
-                )
+                RetentionVerdict(snapshot.name, RetentionFate.KEEP, ("it is damaged, so the possible loss is unknown",))
             )
         elif snapshot.is_only_cut and (why := reasons[snapshot.name]):
             verdicts.append(RetentionVerdict(snapshot.name, RetentionFate.KEEP, why))
@@ -124,7 +122,7 @@ def apply_retention(
 
 
 def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool) -> list[str]:
-    """The snapshots that would be deleted, or lose their increments, if checks had found no conflicts; newest first."""
+    """Return the snapshots with a different fate if checks had found no conflicts, newest first."""
     verdicts = apply_retention(held, rules, now, takes_last=takes_last)
     unchecked = [replace(snapshot, checked=None) for snapshot in held]
     otherwise = {
@@ -135,10 +133,10 @@ def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datet
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A restorable snapshot, and how many newer snapshots the rules count before it.
+    """A restorable snapshot, and the number of newer snapshots that the rules count before it.
 
-    With conflicts, these are all newer snapshots, as if no check had found any; else only those without. `passed_over`:
-    at least one newer snapshot is not counted.
+    For a snapshot with conflicts, all newer snapshots are counted, as if no check had found conflicts; otherwise only
+    those without conflicts. `passed_over` is set if at least one newer snapshot is not counted.
     """
 
     one: HeldSnapshot
@@ -147,21 +145,21 @@ class _Place:
 
     @property
     def text(self) -> str:
-        """The place for people."""
+        """The place as text for the operator."""
         return f"number {self.number + 1} from the newest" + (" without conflicts" if self.passed_over else "")
 
     @property
     def note(self) -> tuple[str, ...]:
-        """The note that the snapshot is not counted, with the reason."""
+        """The note that the snapshot is not counted because of conflicts, if it has any."""
         if self.one.checked is None or not self.one.has_conflicts:
             return ()
         found_at = _moment(self.one.checked.moment.astimezone(UTC))
         see = f"see snapshot check {self.one.name}"
-        return (f"the check that ended at {found_at} UTC found conflicts, so it is not counted: {see}",)
+        return (f"it is not counted, because the check that ended at {found_at} UTC found conflicts: {see}",)
 
 
 def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
-    """The places of the restorable snapshots, the newest first."""
+    """Return the places of the restorable snapshots, newest first."""
     places: list[_Place] = []
     with_conflicts = 0
     for number, one in enumerate(snapshot for snapshot in newest_first if snapshot.is_restorable):
@@ -174,16 +172,16 @@ def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
 
 
 def _find_proven(places: Sequence[_Place]) -> _Place | None:
-    """The newest snapshot that a check has found valid, if checks of newer snapshots have found conflicts.
+    """Return the newest snapshot that a check found valid, if checks of newer snapshots found conflicts.
 
-    Those that were not checked yet don't take its place: the next check may find the same in them.
+    Newer snapshots that were not checked yet don't replace it, because the next check may find conflicts in them too.
     """
     newest = next((place for place in places if place.one.is_valid), None)
     return newest if newest and newest.passed_over else None
 
 
 def _reasons_of_last(places: Sequence[_Place], reasons: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Why the last restorable snapshots are kept though no rule keeps any: of all, and of those without conflicts."""
+    """Return the reasons to keep the newest restorable snapshot, and the newest without conflicts, if no rule does."""
     found: dict[str, tuple[str, ...]] = {}
     without = [place for place in places if not place.one.has_conflicts]
     if without and not any(reasons[place.one.name] for place in without):
@@ -195,7 +193,7 @@ def _reasons_of_last(places: Sequence[_Place], reasons: Mapping[str, tuple[str, 
 
 
 def _keeping_rule(place: _Place, rules: Retention, now: datetime) -> tuple[str, ...]:
-    """The rules that keep the snapshot."""
+    """Return the rules that keep the snapshot."""
     if rules.keep_full is None and rules.keep_days is None:
         return ("no rule removes whole snapshots",)
     why: list[str] = []
@@ -207,7 +205,7 @@ def _keeping_rule(place: _Place, rules: Retention, now: datetime) -> tuple[str, 
 
 
 def _keeping_days(one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[str, ...]:
-    """The rule that keeps a restore point."""
+    """Return the rule that keeps a restore point."""
     if rules.keep_days is None:
         return ("only keep_days removes restore points",)
     young = f"keep_days {rules.keep_days}: its cut was made at {_moment(max(one.points))}"
@@ -217,7 +215,7 @@ def _keeping_days(one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[s
 def _with_increments(
     place: _Place, rules: Retention, now: datetime, why: tuple[str, ...], *, is_proven: bool
 ) -> RetentionVerdict:
-    """The verdict on a snapshot that is kept: with its increments, or without."""
+    """Return the verdict on a snapshot that is kept, with or without its increments."""
     keep, one = rules.keep_increments, place.one
     has_increments = len(one.points) > 1
     if keep is None or not (has_increments or one.is_continuable):
@@ -225,7 +223,7 @@ def _with_increments(
     if place.number < keep:
         reason = f"increments kept by keep_increments {keep}: {place.text}"
     elif place.number == 0 and not place.passed_over:
-        # keep_increments 0. The newest chain keeps its increments, because only that chain is being continued.
+        # With keep_increments 0, only the newest chain keeps its increments, because it is being continued.
         reason = "increments kept because the newest chain is being continued"
     elif is_proven or place.number == 0:
         reason = f"increments kept because {FOUND_IN_NEWER}"

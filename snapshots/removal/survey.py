@@ -1,7 +1,7 @@
-"""Survey of a snapshot: its restore points, the space it takes, and its problems.
+"""Survey a snapshot: its restore points, the space it takes, and its problems.
 
-The survey reads only commits and listings; only `check` reads the objects that the commits list. It does not raise
-for a damaged snapshot, because retention has to judge that too.
+The survey reads only commits, lists of objects and listings; only `check` reads the objects themselves. It does not
+raise for a damaged snapshot, because retention must judge damaged snapshots too.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class SizeTotal:
 
     @classmethod
     def of(cls, listed: Iterable[Listed]) -> SizeTotal:
-        """The total of objects in a listing."""
+        """Return the total of objects in a listing."""
         total = cls()
         for one in listed:
             total.add(one.size)
         return total
 
     def add(self, size_bytes: int) -> None:
-        """Count one more object."""
+        """Add an object."""
         self.objects += 1
         self.size_bytes += size_bytes
 
 
-# Where a chain's increments have objects.
+# The folders that contain objects of a chain's increments.
 COPY_FOLDERS = ("base", "schema", "lists")
 CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
 
 
 def of_increments(full: Commit) -> Callable[[str], bool]:
-    """A test of keys: whether an object belongs to increments (a commit, a further segment, another create's)."""
+    """Return a predicate for keys: whether the object belongs to increments, not to the full snapshot."""
     needed = {entry.key for entry in full.named}
     folders, copies = (
         tuple(f"snapshots/{full.snapshot}/{part}/" for part in parts) for parts in (CHAIN_FOLDERS, COPY_FOLDERS)
@@ -67,13 +67,14 @@ def of_increments(full: Commit) -> Callable[[str], bool]:
 
 @dataclass(frozen=True, slots=True)
 class SurveyedSnapshot:
-    """A snapshot as commits and listings show it.
+    """A snapshot according to commits and listings.
 
-    `chain` is the longest readable part from the full snapshot on, None if the full snapshot can't be read.
-    `unreadable` says why the rest can't be, `marks` how it ended, if known. `restorable` counts the commits, from the
-    full snapshot on, that can be restored and lack nothing; `lack` names the objects missing from the next. Both texts
-    are "" if there is nothing to report. `objects` counts all objects in its folder, whether or not a commit lists
-    them, `of_increments` those that the full snapshot does not need.
+    `chain` is the longest readable part of the chain from the full snapshot on, None if the full snapshot can't be
+    read. `unreadable` is the reason for which the rest can't be read, and `marks` show how the chain ended, if known.
+    `restorable` counts the commits, from the full snapshot on, that can be restored and lack nothing; `lack` names a
+    missing object of the next commit. Both texts are "" if there is nothing to report. `objects` counts all objects in
+    the snapshot's folder, whether or not a commit lists them, and `of_increments` those that the full snapshot does not
+    need.
     """
 
     name: str
@@ -87,7 +88,7 @@ class SurveyedSnapshot:
 
     @property
     def is_only_full(self) -> bool:
-        """Whether its increments were pruned."""
+        """Whether the increments were pruned."""
         return self.marks.is_only_full
 
     @property
@@ -102,12 +103,12 @@ class SurveyedSnapshot:
 
     @property
     def is_only_cut(self) -> bool:
-        """Whether it is a restore point, which has no rows."""
+        """Whether the snapshot is a restore point without rows (`--only-cut`)."""
         return self.chain is not None and self.chain.full.only_cut
 
     @property
     def is_continuable(self) -> bool:
-        """Whether an increment could follow, for which nodes keep WAL in the chain's slot; True if it is unknown."""
+        """Whether an increment can follow, so that nodes keep WAL in the chain's slot; True if unknown."""
         return not (self.is_only_cut or self.is_only_full or self.marks.lost)
 
     @property
@@ -118,12 +119,12 @@ class SurveyedSnapshot:
 
     @property
     def moments(self) -> tuple[datetime, ...]:
-        """When the cuts of the restore points were made."""
+        """The times at which the cuts of the restore points were made."""
         return tuple(map(cut_time, self.chain.commits)) if self.chain else ()
 
 
 def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedSnapshot]:
-    """Survey the snapshots `names`, in their order. Only one listing at a time is in memory."""
+    """Survey the snapshots in the given order, with only one listing at a time in memory."""
     return [survey_snapshot(store, name) for name in names]
 
 
@@ -147,12 +148,12 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
 
 
 def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
-    """The first of the snapshots `names` that has a restorable point; None if there is none."""
+    """Return the first of the snapshots that has a restorable point; None if there is none."""
     return next((name for name in names if survey_snapshot(store, name).restorable), None)
 
 
 def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
-    """Read the longest readable part of the chain; also return why the rest can't be read."""
+    """Read the longest readable part of the chain; also return the reason for which the rest can't be read."""
     try:
         return read_chain(store, name), ""
     except (ManifestError, RefusedError, ObjectMissingError) as error:
@@ -172,7 +173,7 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
 
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
-    """Count the restore points, from the first on, that lack nothing; also return what is missing from the next."""
+    """Count the restore points, from the first on, that lack nothing; also return a defect of the next one."""
     sizes = {stored_object.key: stored_object.size for stored_object in objects}
     for number, commit in enumerate(chain.commits):
         lost = [object_list for object_list in commit.object_lists if isinstance(object_list, LostList)]
@@ -182,7 +183,7 @@ def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
             if key not in sizes:
                 return number, f"object {key} is gone from the store"
             if sizes[key] != size:
-                return number, f"object {key} has {sizes[key]} bytes instead of {size}"
+                return number, f"object {key} is {sizes[key]} bytes long instead of {size}"
         try:
             chain.up_to(number).check_archive()
         except ArchiveError as error:

@@ -167,12 +167,12 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
     check = ended(store, 7, point("newer", 0, "conflicts"), point("new", 0))
     plan = plan_prune(store, FLEET, rules, force=False)
     warning = (
-        "kept in place of newer, in which checks found conflicts: new; once enough newer snapshots have none, prune"
-        " removes what the rules don't keep"
+        "kept instead of newer, in which checks found conflicts: new; prune removes them once there are enough newer"
+        " snapshots without conflicts"
     )
     assert prune_plan_lines(plan)[:3] == [
-        "newer: kept: keep_full 1: it is number 1 from the newest; the check that ended at 2026-11-24 10:07 UTC found"
-        " conflicts, so it is not counted: see snapshot check newer",
+        "newer: kept: keep_full 1: it is number 1 from the newest; it is not counted, because the check that ended at"
+        " 2026-11-24 10:07 UTC found conflicts: see snapshot check newer",
         "new: kept: keep_full 1: it is number 1 from the newest without conflicts",
         "old: deleted: no rule keeps it",
     ]
@@ -215,6 +215,6 @@ def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
     store.create(operation_key(check, "outcome"), b"{" * 500)
     plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
     assert plan.warnings == [
-        f"records that can't be read, or end in the future (of these only conflicts count): {check}; see: snapshot"
-        " history"
+        "records that can't be read, or that end in the future (their conflicts count, other results don't):"
+        f" {check}; see: snapshot history"
     ]

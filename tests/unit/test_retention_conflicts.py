@@ -17,7 +17,8 @@ DAY = timedelta(days=1)
 
 def note(name: str) -> str:
     return (
-        f"the check that ended at 2026-11-19 03:00 UTC found conflicts, so it is not counted: see snapshot check {name}"
+        "it is not counted, because the check that ended at 2026-11-19 03:00 UTC found conflicts:"
+        f" see snapshot check {name}"
     )
 
 

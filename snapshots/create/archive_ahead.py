@@ -13,12 +13,12 @@ import psycopg
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import open_sessions
-from cutline.snapshots.create.context import CreateContext, CreateRequest, state_of
-from cutline.snapshots.create.continuable import check_continuable, check_fleet_file, rules_since
+from cutline.snapshots.create.context import CreateContext, CreateRequest
+from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
 from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import check_not_lost
-from cutline.snapshots.records.proven_chains import check_not_pruned, read_newest_part
+from cutline.snapshots.records.proven_chains import read_continued, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.spark_jobs import THREADS_MAX, run_own_tasks
 from cutline.storage.errors import UnreachableError, error_of
@@ -57,9 +57,8 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         if most < AHEAD_BYTES_MIN:
             return ArchivedAhead()
         with exclusive(sessions, store, "archive", name) as lock:
-            # Read the chain again under the lock, which keeps other commands from adding increments.
-            chain = read_newest_part(store, name)
-            check_not_pruned(store, name)
+            # Read the increments under the lock, which keeps other commands from adding any.
+            chain = read_continued(store, name, chain.full)
             check_not_lost(store, chain)
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
@@ -81,10 +80,9 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
     from cutline.wal.drain.waiting import await_standbys
 
     sessions, store = context.sessions, context.store
-    node_tables = check_continuable(store, sessions, chain)
-    state = state_of(chain, rules_since(chain, context.fleet), node_tables)
+    state = check_continuable(store, sessions, chain).state
     archived = read_archived(store, chain.name, state, sessions.nodes)
-    tables = plan_ddl(node_tables, state.known, archived.definitions, {})
+    tables = plan_ddl(state.seen, state.known, archived.definitions, {})
     if tables.unpublished or any(shard.changed for shard in tables.shards.values()):
         return False
     plan = plan_cut(context, state, PreparedTables(tables, archived.last_segments))

@@ -6,7 +6,8 @@ identities, logical decoding, slots, tables, the objects in the store. No check 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -17,16 +18,16 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.left_out import LeftOut
 from cutline.nodes.preconditions import check_decoding, find_fillings
 from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import refuse_unfit
 from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
-    NodeTables,
     TableSelection,
-    known_tables,
     plan_ddl,
     read_fleet_tables,
 )
@@ -87,12 +88,23 @@ def check_commits(store: ObjectStore, chain: Chain) -> None:
         raise commit_missing_error(chain.name, lost[0])
 
 
-def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> dict[str, NodeTables]:
+@dataclass(frozen=True, slots=True)
+class Continuable:
+    """A chain that can be continued: its state, and the actions of the next increment on its tables as they are now.
+
+    `unknown` are the warnings about tables whose counters can't be compared.
+    """
+
+    state: ChainState
+    plan: DdlPlan
+    unknown: tuple[LeftOut, ...]
+
+
+def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first refusal.
 
-    Returns the primaries' tables.
+    The sessions are those of the nodes that `check_fleet_file` returned for the chain.
     """
-    check_fleet_file(sessions.fleet, chain)
     check_commits(store, chain)
     check_baseline(chain.baseline, sessions.identities)
     check_decoding(sessions)
@@ -100,11 +112,11 @@ def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> d
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
-    node_tables = read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules))
-    states = states_to_compare(plan_next(chain, node_tables), known_tables(chain))
-    check_append_only(sessions, states, last_commit_label(chain))
+    state = state_of(chain, rules, read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules)))
+    plan = plan_ddl(state.seen, state.known, {}, {})
+    unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
-    return node_tables
+    return Continuable(state, plan, unknown)
 
 
 def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:
@@ -139,11 +151,6 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
     from cutline.wal.segments.segments import read_metadata
 
     return read_metadata(store, segment_key(prefix, number), number).segment.through
-
-
-def plan_next(chain: Chain, node_tables: Mapping[str, NodeTables]) -> DdlPlan:
-    """Plan the next increment's actions on the tables; raise PublicationChangedError if it can't continue them."""
-    return plan_ddl(node_tables, known_tables(chain), {}, {})
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:

@@ -22,8 +22,8 @@ from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
-from cutline.snapshots.create.context import CreateContext, CreateRequest, counted_increment, state_of, undo_create
-from cutline.snapshots.create.continuable import check_continuable, check_fleet_file, plan_next, rules_since
+from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
+from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import take_cut
 from cutline.snapshots.create.prepare_tables import with_objects
@@ -32,7 +32,7 @@ from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
-from cutline.snapshots.ddl.table_changes import NodeTables, known_tables, report_changes
+from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from cutline.snapshots.operations.operation import (
     Operation,
@@ -54,7 +54,7 @@ from cutline.snapshots.records.proven_chains import (
     cut_time,
     free_turn,
     read_chain,
-    read_newest_part,
+    read_continued,
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.spark_jobs import SparkSource, start_session
@@ -66,18 +66,18 @@ from cutline.wal.segments.own_store import check_own_store
 def take_increment(
     context: CreateContext,
     chain: Chain,
-    seen: Mapping[str, NodeTables],
+    state: ChainState,
     spark: SparkSource,
     progress: Progress,
     began: float,
 ) -> Increment:
     """Take the increment and commit it.
 
-    `seen` holds the primaries' tables as the checks read them; `began` is the start of the command (time.monotonic).
+    `state` is the chain's state as the checks read it; `began` is the start of the command (time.monotonic).
     """
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
-    request, state = context.request, state_of(chain, rules_since(chain, context.fleet), seen)
+    request = context.request
 
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
@@ -152,15 +152,14 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.LOCKED)
         note_restores(store, settle_operations(store, fleet, progress), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
-        # Read the chain again under the lock, which keeps other commands from adding increments.
-        chain = read_newest_part(store, request.name)
+        # Read the increments under the lock, which keeps other commands from adding or removing any.
+        chain = read_continued(store, request.name, chain.full)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
-        check_not_pruned(store, request.name)
         guard_nodes(store, sessions, progress)
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
-        node_tables = check_continuable(store, sessions, chain)
+        continuable = check_continuable(store, sessions, chain)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
         number = chain.last.increment + 1
@@ -173,22 +172,20 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         )
         operation = Operation(intent, details=OutcomeDetails(times=progress))
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
-        if _needs_spark(chain, node_tables, sessions):
+        if _needs_spark(continuable.plan, slot_name(chain.full.operation), sessions):
             spark.begin(context.executor_needs, progress)
             progress.reached(CrashPoint.SPARK_BEGUN)
 
         with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
-            commit = take_increment(context, chain, node_tables, spark, progress, began)
+            commit = take_increment(context, chain, continuable.state, spark, progress, began)
         progress.reached(CrashPoint.OUTCOME_STORED)
     progress.reached(CrashPoint.RELEASED)
     return commit
 
 
-def _needs_spark(chain: Chain, node_tables: Mapping[str, NodeTables], sessions: Sessions) -> bool:
+def _needs_spark(plan: DdlPlan, slot: str, sessions: Sessions) -> bool:
     """Whether tables must be copied or much WAL must be archived, as far as is known before the cut."""
-    plan = plan_next(chain, node_tables)
-    waiting = read_waiting(sessions, slot_name(chain.full.operation))
-    return bool(plan.unpublished or plan.to_copy) or not is_little(waiting)
+    return bool(plan.unpublished or plan.to_copy) or not is_little(read_waiting(sessions, slot))
 
 
 def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:
@@ -196,21 +193,20 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    chain = read_newest_part(store, request.name)
+    chain = read_continued(store, request.name)
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
-    check_not_pruned(store, request.name)
     with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_free_connections(sessions.by_node)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
-        plan = plan_next(chain, check_continuable(store, sessions, chain))
+        continuable = check_continuable(store, sessions, chain)
+        plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
-        unknown = check_append_only(sessions, states_to_compare(plan, known_tables(chain)), last_commit_label(chain))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
-        left_out = read_left_out(sessions.primaries, rules_since(chain, fleet), groups)
+        left_out = read_left_out(sessions.primaries, rules, groups)
         left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
-        return IncrementPlan(waiting, with_warnings(left_out, chain, unknown))
+        return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown))

@@ -682,7 +682,8 @@ def read_full(store: ObjectStore, name: str) -> FullSnapshot:
 def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
     """Find the commit; raise SnapshotMissingError if it is missing although a listing shows it or a later commit."""
     place = find_place(store, name, increment)
-    if place.commit is None and max(increment_numbers(store, name), default=-1) >= increment:
+    # List again, even after a listing that did not show it, because a listing may be out of date.
+    if place.commit is None and increment_numbers(store, name, increment):
         # It may have been committed between that read and the listing.
         place = find_place(store, name, increment)
         if place.commit is None:
@@ -750,9 +751,9 @@ def check_not_pruned(store: ObjectStore, name: str) -> None:
         raise chain_pruned_error(name)
 
 
-def increment_numbers(store: ObjectStore, name: str) -> list[int]:
-    """Return the numbers of the committed increments that a listing shows, in order."""
-    numbers = listed_numbers(store, name)
+def increment_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
+    """Return the numbers from `first` on of the committed increments that a listing shows, in order."""
+    numbers = listed_numbers(store, name, first)
     # Only the newest can be a void: the next number begins only after the previous number is committed.
     if numbers and find_place(store, name, numbers[-1]).commit is None:
         numbers.pop()
@@ -851,11 +852,19 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     a commit belongs to another chain. An unreadable mark of pruned increments hides no increment.
     """
     check_not_deleted(store, check_name(name))
-    chain = Chain(read_full(store, name))
-    if is_known_only_full(store, name):
-        if increment:
-            raise increments_pruned_error(name)
-        return chain
+    full = read_full(store, name)
+    if increment == 0:
+        return Chain(full)
+    if not is_known_only_full(store, name):
+        return _read_whole(store, full, increment)
+    if increment:
+        raise increments_pruned_error(name)
+    return Chain(full)
+
+
+def _read_whole(store: ObjectStore, full: FullSnapshot, increment: int | None = None) -> Chain:
+    """Read the increments that follow `full`, up to `increment` (None: all); raise as read_chain."""
+    name, chain = full.snapshot, Chain(full)
     chain = replace(chain, increments=tuple(_increments(store, chain, increment)))
     last = len(chain.increments)
     if increment in (None, last):
@@ -902,11 +911,24 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
     """
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
-    if is_known_only_full(store, name):
-        return Chain(full)
+    return Chain(full) if is_known_only_full(store, name) else _read_newest_part(store, full)
+
+
+def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = None) -> Chain:
+    """Read what the next increment continues, as read_newest_part does; raise as check_not_pruned.
+
+    `full` is the commit of the full snapshot if it was read before: it never changes.
+    """
+    check_not_deleted(store, check_name(name))
+    check_not_pruned(store, name)
+    return _read_newest_part(store, full or read_full(store, name))
+
+
+def _read_newest_part(store: ObjectStore, full: FullSnapshot) -> Chain:
+    name = full.snapshot
     newest = _find_newest(store, name)
     if newest is None or newest.history is None:
-        return read_chain(store, name)
+        return _read_whole(store, full)
     if newest.chain != full.chain:
         raise _foreign_error(newest, commit_key(name, newest.increment))
     _check_named(full, newest.history.full, newest)
@@ -920,7 +942,7 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
     reaches_back = all(
         (segments := newest.segments[node]) and segments[0].after <= chain.position(node) for node in full.parts
     )
-    return chain if reaches_back else read_chain(store, name)
+    return chain if reaches_back else _read_whole(store, full)
 
 
 def _find_newest(store: ObjectStore, name: str) -> Increment | None:

@@ -41,7 +41,7 @@ from cutline.snapshots.records.proven_chains import (
     free_turn,
     increment_numbers,
     read_chain,
-    read_newest_part,
+    read_continued,
 )
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from cutline.storage.digest import digest
@@ -128,13 +128,12 @@ def create_full(process: Process, name: str) -> None:
 def create_increment(process: Process, name: str) -> None:
     """`snapshot create NAME --incremental`."""
     store = process.store
-    read_chain(store, name, 0)
+    full = read_chain(store, name, 0).full
     check_not_pruned(store, name)
     with exclusive(process) as lock:
         settle_operations(store, FLEET, process)
         guard_nodes(process)
-        chain = read_newest_part(store, name)
-        check_not_pruned(store, name)
+        chain = read_continued(store, name, full)
         check_not_lost(store, chain)
         check_commits(store, chain)
         _check_slots(process, chain)

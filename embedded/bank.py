@@ -1,11 +1,11 @@
-"""The bank: tables whose known invariants let a restored state be checked.
+"""The bank: tables with known invariants, by which a restored state can be checked.
 
-Every shard holds ACCOUNTS_PER_SHARD accounts of INITIAL_BALANCE each, and the transfers that changed them. A transfer
-across shards has the same id on both. In every consistent state:
+Every shard has ACCOUNTS_PER_SHARD accounts with an initial balance of INITIAL_BALANCE, and the transfers that changed
+them. A transfer across shards has the same id on both shards. In every consistent state:
 
 - the sum of all balances is the initial sum;
 - a transfer across shards is on both of its shards, with equal rows, or on neither;
-- on each shard, an account's balance is the initial balance plus what that shard's transfers moved.
+- each account's balance is the initial balance plus the net amount of its shard's transfers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CREATE TABLE transfer (
 
 TOTALS_QUERY = "SELECT (SELECT coalesce(sum(balance), 0)::bigint FROM account), (SELECT count(*) FROM transfer)"
 
-# Transfers that belong to another shard, or to another shard as well.
+# Transfers that belong to a different shard, or to a second shard as well.
 FOREIGN_TRANSFERS_QUERY = """
 SELECT id::text, from_account, to_account, amount, extract(epoch FROM at)::text
   FROM transfer
  WHERE (from_account - 1) / %(accounts)s <> %(shard)s OR (to_account - 1) / %(accounts)s <> %(shard)s
 """
 
-# Accounts that are missing, that belong to another shard, or whose balance its transfers do not explain.
+# Accounts that are missing or belong to a different shard, or whose transfers do not add up to their balance.
 UNEXPLAINED_ACCOUNTS_QUERY = """
 WITH flow AS (
     SELECT id, sum(amount) AS net
@@ -63,7 +63,7 @@ SELECT coalesce(account.id, expected.id)
 
 
 class NoBankError(RefusedError):
-    """A shard does not have the bank's tables with the accounts of that shard."""
+    """A shard lacks the bank's tables or the accounts of that shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ class BankInvariants:
 
 
 def shard_of(account: int) -> int:
-    """The number of the shard, from 0, that holds `account`."""
+    """Return the number, from 0, of the shard of `account`."""
     return (account - 1) // ACCOUNTS_PER_SHARD
 
 
 def accounts_of(shard: int) -> range:
-    """The ids of the accounts on shard number `shard`, from 0; different on every shard."""
+    """Return the ids of the accounts on shard number `shard`, from 0; they are different on every shard."""
     return range(shard * ACCOUNTS_PER_SHARD + 1, (shard + 1) * ACCOUNTS_PER_SHARD + 1)
 
 
@@ -122,8 +122,8 @@ def check_bank(connection: psycopg.Connection[Any], *, shard: int) -> None:
 def read_invariants(dsns: Sequence[str]) -> BankInvariants:
     """Check the invariants; `dsns` are the primaries (or standbys) of shards 0, 1, … in order.
 
-    Each shard is read in one snapshot, but not all at the same time: while transfers across shards are running, only
-    `unexplained_accounts` is meaningful. Raises psycopg.Error.
+    Each shard is read in one snapshot, but the shards are read at different times: while transfers across shards are
+    running, only `unexplained_accounts` is meaningful. Raises psycopg.Error.
     """
     total = 0
     transfers: list[int] = []
@@ -155,9 +155,9 @@ def read_invariants(dsns: Sequence[str]) -> BankInvariants:
 
 
 def half_present(foreign: Sequence[set[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """The ids of transfers across shards that are not on exactly their two shards with equal rows.
+    """Return the ids of transfers across shards that are not on exactly their two shards with equal rows.
 
-    `foreign[shard]` holds the rows (id, from account, to account, …) of that shard.
+    `foreign[shard]` contains the rows (id, from account, to account, …) of that shard.
     """
     shards_of: Mapping[tuple[Any, ...], set[int]] = defaultdict(set)
     for shard, rows in enumerate(foreign):
@@ -168,6 +168,6 @@ def half_present(foreign: Sequence[set[tuple[Any, ...]]]) -> tuple[str, ...]:
 
 
 def read_prepared_gids(connection: psycopg.Connection[Any]) -> list[str]:
-    """The gids of the bank's prepared transactions in the session's database."""
+    """Read the gids of the bank's prepared transactions in the session's database."""
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
     return [row[0] for row in connection.execute(query, [GID_PREFIX])]

@@ -1,12 +1,11 @@
-"""The bank's workload: clients that transfer money, within a shard or across two, and how long that took.
+"""The bank's workload: clients that transfer money within a shard or across two shards, and the latencies.
 
-It keeps the fleet busy with transactions within and across shards. However it is stopped, it leaves no transaction
-prepared on any shard that can be reached.
+However the workload is stopped, it leaves no transaction prepared on any shard that can be reached.
 
-Accounts are locked in the order of their ids, and shards are ranges of ids, so clients never deadlock, on one shard or
-across shards. A transfer across shards is prepared on both shards and then committed on both. Until the second PREPARE
-has been answered it may be rolled back; after that it is always committed. The gid contains the transfer's id, a random
-UUID, and is never used again.
+Accounts are locked in the order of their ids, and shards are ranges of ids, so clients never deadlock, even across
+shards. A transfer across shards is prepared on both shards and then committed on both. It may be rolled back until the
+second PREPARE has been answered; after that it is always committed. The gid contains the transfer's id, a random UUID,
+and is never reused.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ ROLLBACK_PREPARED = "ROLLBACK PREPARED %(gid)s"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer; it may leave an account below zero, as only the sum matters."""
+    """One transfer. It may leave an account below zero, because only the sum matters."""
 
     id: uuid.UUID
     from_account: int
@@ -67,17 +66,17 @@ class Transfer:
 
     @property
     def crosses(self) -> bool:
-        """Whether it crosses shards."""
+        """Whether the transfer crosses shards."""
         return shard_of(self.from_account) != shard_of(self.to_account)
 
     @property
     def changes(self) -> list[tuple[int, int]]:
-        """The accounts with the changes to their balances, in locking order."""
+        """The accounts and the changes of their balances, in locking order."""
         return sorted([(self.from_account, -self.amount), (self.to_account, self.amount)])
 
 
 def choose_transfer(chance: random.Random, shards: int, cross_shard_ratio: float) -> Transfer:
-    """A transfer between two different accounts; `chance` determines all of it except id and time."""
+    """Choose a transfer between two different accounts; `chance` determines everything except id and time."""
     first = second = chance.randrange(shards)
     if shards > 1 and chance.random() < cross_shard_ratio:
         second = (first + chance.randrange(1, shards)) % shards
@@ -102,19 +101,19 @@ class BankClient:
         self._opened.close()
 
     def cancel(self) -> None:
-        """Cancel the client's running statements, on servers that still answer."""
+        """Cancel the client's running statements on servers that still answer."""
         for session in self._sessions:
             try:
                 session.cancel_safe(timeout=CONNECT_SECONDS_MAX)
             except psycopg.Error:
-                # A server that is gone has no statement to cancel.
+                # A server that is down has no statement to cancel.
                 continue
 
     def move(self, transfer: Transfer, *, second_first: bool = False) -> None:
-        """Make the transfer completely, or not at all and raise psycopg.Error.
+        """Make the transfer completely, or raise psycopg.Error and don't make it at all.
 
-        With `second_first`, a transfer across shards is committed on its second shard first. If a shard that has
-        prepared it is gone, the next `settle_leftovers` finishes it there.
+        With `second_first`, a transfer across shards is committed on its second shard first. If a shard goes down after
+        it has prepared the transfer, the next `settle_leftovers` finishes it there.
         """
         if transfer.crosses:
             self._move_across(transfer, second_first=second_first)
@@ -146,16 +145,16 @@ class BankClient:
 
     def _settle(self, shard: int, statement: str, gid: dict[str, str]) -> None:
         try:
-            # The transfer's own session may be broken, or in a failed transaction.
+            # The transfer's session may be broken or in a failed transaction.
             with closing(open_session(self._dsns[shard])) as session:
                 session.execute(statement, gid)
         except (psycopg.errors.UndefinedObject, psycopg.OperationalError):
-            # It is not prepared there, or the shard is gone; the caller raises the first error.
+            # The transaction is not prepared there, or the shard is down; the caller raises the first error.
             return
 
 
 def open_session(dsn: str) -> psycopg.Connection[Any]:
-    """An autocommit session that can send several statements in one message."""
+    """Open an autocommit session that can send several statements in one message."""
     return psycopg.connect(
         dsn,
         autocommit=True,
@@ -166,14 +165,14 @@ def open_session(dsn: str) -> psycopg.Connection[Any]:
 
 
 def settle_leftovers(sessions: Sequence[psycopg.Connection[Any]]) -> int:
-    """Finish the prepared transactions of clients that died; return how many transfers those were.
+    """Finish the prepared transactions of clients that died; return the number of their transfers.
 
-    A transfer is committed if another shard already has it, else rolled back: it was not committed anywhere. No other
-    workload may be running: its sessions are ended.
+    A transfer is committed if the other shard already has it; otherwise it was not committed anywhere, and is rolled
+    back. No other workload may be running: its sessions would be ended.
     """
     for session in sessions:
-        # A server does not notice that a client died while its statement waits for a row lock, and would prepare its
-        # transfer as soon as that lock is released below.
+        # A server does not notice that a client died while its statement was waiting for a row lock, and would prepare
+        # the transfer as soon as that lock is released below.
         session.execute(
             "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity"
             " WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()",
@@ -197,7 +196,7 @@ Window = tuple[float, float]
 class LatencyLog:
     """Start and duration of every committed transaction, in seconds of time.monotonic(). Thread-safe.
 
-    A transaction is added when it has ended: query a window only after all transactions in it have, that is, after
+    A transaction is added when it ends: query a window only after all its transactions have ended, that is, after
     `BankWorkload.pause` or `stop`.
     """
 
@@ -215,14 +214,14 @@ class LatencyLog:
         return len(self._seconds)
 
     def entries(self) -> list[tuple[float, float]]:
-        """All (start, seconds) so far, in order of their end."""
+        """Return (start, seconds) of all transactions so far, in order of their end."""
         with self._lock:
             return list(zip(self._starts, self._seconds, strict=True))
 
     def p99_seconds(self, excluding: Sequence[Window] = ()) -> float | None:
-        """The 99th percentile of the durations, without transactions that overlap a window (t0, t1).
+        """Return the 99th percentile of the durations, ignoring transactions that overlap a window (t0, t1).
 
-        None if no transactions remain.
+        Returns None if no transactions remain.
         """
         durations = sorted(
             seconds
@@ -232,7 +231,7 @@ class LatencyLog:
         return durations[math.ceil(len(durations) * 0.99) - 1] if durations else None
 
     def longest_between(self, t0: float = -math.inf, t1: float = math.inf) -> float | None:
-        """The longest duration of the transactions that overlap t0 to t1; None if there are none."""
+        """Return the longest duration of the transactions that overlap t0 to t1, or None without any."""
         seconds = [seconds for start, seconds in self.entries() if _overlaps(start, seconds, t0, t1)]
         return max(seconds, default=None)
 
@@ -246,7 +245,7 @@ ABANDON_SECONDS_MAX = 2
 CANCEL_SECONDS_MAX = 15
 LOCK_SECONDS_MAX = 5
 
-# An advisory lock on the first shard while a workload runs: two workloads would settle each other's transactions, and
+# A workload holds this advisory lock on the first shard: two workloads would settle each other's transactions, and
 # could not check the bank's invariants at the end.
 LOCK_KEY = 0x62616E6B
 
@@ -274,11 +273,11 @@ class Committed:
 
 @dataclass(slots=True)
 class BankWorkload:
-    """`clients` threads that make transfers on the shards `dsns` (their primaries, in order) until `stop`.
+    """Runs `clients` threads that make transfers on the shards `dsns` (their primaries, in order) until `stop`.
 
     `cross_shard_ratio` is the share of transfers across shards. `seed` determines accounts and amounts. Every client
-    waits `pause_seconds` between its transactions. As a context manager it starts and stops itself. The first error
-    ends all clients, and `stop` raises it.
+    waits `pause_seconds` between its transactions. As a context manager the workload starts and stops itself. The first
+    error ends all clients, and `stop` raises it.
     """
 
     dsns: Sequence[str]
@@ -302,10 +301,10 @@ class BankWorkload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # The caller must see the error of the block, not those that it caused in the clients.
+            # The caller must see the block's error, and not the errors that it caused in the clients.
             self.stop(abandon=error is not None)
         except (KeyboardInterrupt, SystemExit):
-            # A second Ctrl-C must not leave a transaction prepared either.
+            # Even a second Ctrl-C must not leave a transaction prepared.
             self.stop(abandon=True)
             raise
 
@@ -318,7 +317,7 @@ class BankWorkload:
         )
 
     def start(self) -> None:
-        """Settle the transfers that a killed workload left prepared (`settled`), and start the clients.
+        """Settle the transfers that a killed workload left prepared, counted in `settled`, and start the clients.
 
         May be called only once. Raises NoBankError, BankBusyError, or BankStoppedError if a shard can't be reached.
         """
@@ -351,7 +350,7 @@ class BankWorkload:
         return not self._stopping.wait(seconds)
 
     def pause(self) -> None:
-        """Begin no new transactions, and wait for the running transactions."""
+        """Stop beginning transactions, and wait for the running transactions."""
         self._going.clear()
         for thread in self._threads:
             with thread.turn:
@@ -362,10 +361,10 @@ class BankWorkload:
         self._going.set()
 
     def stop(self, *, abandon: bool = False) -> None:
-        """Let every client finish its transaction and end; may be called again.
+        """Let every client finish its transaction and end; may be called repeatedly.
 
         Raises BankStoppedError for the first error of a client, or TimeoutError if the clients do not end. With
-        `abandon` it raises nothing and returns soon: a transaction that can't finish in time, because a shard is gone,
+        `abandon` it raises nothing and returns soon: a transaction that can't finish in time, because a shard is down,
         is cancelled, and rolled back or committed on the remaining shards.
         """
         self._stopping.set()
@@ -389,7 +388,7 @@ class BankWorkload:
 
 
 class _ClientThread(threading.Thread):
-    """A client's loop. It holds `turn` during a transaction; `local` and `cross` count commits."""
+    """A client's loop, which holds `turn` during a transaction; `local` and `cross` count commits."""
 
     def __init__(self, workload: BankWorkload, client: BankClient, number: int) -> None:
         super().__init__(name=f"bank client {number + 1}", daemon=True)
@@ -401,7 +400,7 @@ class _ClientThread(threading.Thread):
         self._chance = random.Random(f"{workload.seed} {number}")
 
     def run(self) -> None:
-        """Make transfers until the workload stops; `BankWorkload.stop` raises an error."""
+        """Make transfers until the workload stops."""
         workload = self._workload
         try:
             while not workload._stopping.is_set():
@@ -429,7 +428,7 @@ class _ClientThread(threading.Thread):
 
 
 def _lock(session: psycopg.Connection[Any]) -> None:
-    # The server may not have noticed yet that a workload was killed.
+    # The server may not have noticed yet that an earlier workload was killed.
     deadline = time.monotonic() + LOCK_SECONDS_MAX
     while session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY]).fetchone() != (True,):
         if time.monotonic() > deadline:

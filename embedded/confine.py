@@ -1,12 +1,14 @@
-"""Confine a program: `python -I confine.py SETTINGS PROGRAM [ARGUMENT …]`; needs nothing of the project.
+"""Confine a program: `python -I confine.py SETTINGS PROGRAM [ARGUMENT …]`. Imports nothing from the project.
 
-SETTINGS is JSON. With `root`, an empty folder, the program gets a mount, network and IPC namespace of its own. Of the
-file system it sees only the folders `shown`, which are read-only, the folders `kept`, which it can change, the system's
+SETTINGS is JSON. With `root`, an empty folder, the program gets separate mount, network and IPC namespaces. Of the file
+system it sees only the folders `shown`, which are read-only, the folders `kept`, which it can change, the system's
 programs and libraries without the files and folders `hidden`, and empty folders for temporary files. Shown or kept
-folders stay visible inside a hidden folder. With `uid` and `gid` it becomes that user, without groups; without, it
-keeps the current user, and the namespaces belong to a new user namespace. It has no capabilities and gets none.
+folders stay visible inside a hidden folder. With `uid` and `gid` the program runs as that user, without supplementary
+groups. Without them it keeps the current user, and the namespaces belong to a new user namespace. The program has no
+capabilities and can't gain any.
 
-If a step fails, it ends with exit code 126 and the reason on stderr (Linux manual, namespaces(7), pivot_root(2)).
+If a step fails, this script ends with exit code 126 and the reason on stderr (Linux manual, namespaces(7),
+pivot_root(2)).
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from typing import Any
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MNT_DETACH, PR_SET_NO_NEW_PRIVS = 2, 38
-# The options of a mount that a user namespace may not drop: as statvfs and as mount have them.
+# The mount options that a user namespace may not drop, as (flag of statvfs, flag of mount).
 KEPT_OPTIONS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
-# The system's files that a server needs; never all of /etc, which may have files that only this user can read.
+# The system's files that a server needs. Never show all of /etc, which may contain files that only this user can read.
 SYSTEM = (
     "/usr",
     "/bin",
@@ -53,7 +55,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the C library; raise OSError, which names it, if it fails or if there is none."""
+    """Call a function of the C library; raise an OSError that names it if it fails or does not exist."""
     if not hasattr(libc, name):
         raise OSError(errno.ENOSYS, f"{name}: {os.strerror(errno.ENOSYS)}")
     if getattr(libc, name)(*arguments) != 0:
@@ -62,13 +64,13 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     call("mount", *texts, ctypes.c_ulong(flags), None if options is None else options.encode())
 
 
 def show(root: str, path: str, *, is_kept: bool = False) -> None:
-    """Let the program see a file or folder at its own path; it can't change it unless it `is_kept`."""
+    """Show the program a file or folder at its original path, read-only unless `is_kept`."""
     shown, place = Path(path), Path(root + path)
     place.parent.mkdir(parents=True, exist_ok=True)
     if shown.is_symlink():
@@ -79,7 +81,7 @@ def show(root: str, path: str, *, is_kept: bool = False) -> None:
         place.mkdir(exist_ok=True)
     else:
         place.touch()
-    # Including the mounts below it: otherwise the kernel refuses, as that would uncover files hidden by another mount.
+    # Include the mounts below: otherwise the kernel refuses, because files that another mount hides would be uncovered.
     mount(path, str(place), None, MS_BIND | MS_REC)
     if not is_kept:
         had = os.statvfs(place).f_flag
@@ -88,10 +90,10 @@ def show(root: str, path: str, *, is_kept: bool = False) -> None:
 
 
 def hide_all(settings: dict[str, Any], program: str) -> None:
-    """Leave nothing of the file system but the paths in SETTINGS and SYSTEM."""
+    """Hide the whole file system except the paths in SETTINGS and SYSTEM."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = settings["root"]
-    # Everybody may pass through the folders above the shown files.
+    # Make the folders above the shown files accessible to everybody.
     before = os.umask(0o022)
     mount("none", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
     for path in SYSTEM:
@@ -102,7 +104,7 @@ def hide_all(settings: dict[str, Any], program: str) -> None:
     for path in ("/tmp", "/var/tmp", "/dev/shm"):
         Path(root + path).mkdir(parents=True, exist_ok=True)
         mount("none", root + path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
-    # Each may be gone by now.
+    # Any hidden path may have been deleted in the meantime.
     for path in settings["hidden"]:
         with suppress(FileNotFoundError):
             if Path(root + path).is_dir():
@@ -115,7 +117,7 @@ def hide_all(settings: dict[str, Any], program: str) -> None:
         with suppress(FileNotFoundError):
             if Path(root + path).is_file():
                 mount("/dev/null", root + path, None, MS_BIND)
-    # The loader takes a program's own folder from it, for libraries at $ORIGIN/../lib: pg_ctl's is that of postgres.
+    # The loader reads /proc/self/exe to find libraries at $ORIGIN/../lib. pg_ctl and postgres are in the same folder.
     itself = Path(root, "proc/self/exe")
     itself.parent.mkdir(parents=True)
     itself.symlink_to(os.path.realpath(program))
@@ -127,18 +129,18 @@ def hide_all(settings: dict[str, Any], program: str) -> None:
 
 
 def enter_namespaces(settings: dict[str, Any]) -> None:
-    """Leave the namespaces of the caller."""
+    """Enter new namespaces."""
     own_user = "uid" not in settings
     uid, gid = os.getuid(), os.getgid()
     call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | (CLONE_NEWUSER if own_user else 0))
     if own_user:
-        # As the same user: a server refuses to run as root, and the capabilities end with the next program.
+        # Map the user to itself: a server refuses to run as root, and the capabilities end with the next program.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             Path("/proc/self", name).write_text(text)
 
 
 def confine(settings: dict[str, Any], program: str) -> None:
-    """Confine this process, which will be the program."""
+    """Confine this process, which then executes the program."""
     if "root" in settings:
         enter_namespaces(settings)
         hide_all(settings, program)
@@ -146,7 +148,7 @@ def confine(settings: dict[str, Any], program: str) -> None:
         os.setgroups([])
         os.setresgid(settings["gid"], settings["gid"], settings["gid"])
         os.setresuid(settings["uid"], settings["uid"], settings["uid"])
-    # Other systems have nothing like it.
+    # Only Linux has prctl.
     if hasattr(libc, "prctl"):
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
@@ -157,7 +159,7 @@ def main() -> None:
         confine(json.loads(sys.argv[1]), sys.argv[2])
         os.execv(sys.argv[2], sys.argv[2:])
     except OSError as error:
-        # Not str(error), which has the number, too.
+        # Not str(error), which includes the number.
         reason = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
         sys.stderr.write(f"{reason}\n")
         sys.exit(FAILED)

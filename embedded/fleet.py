@@ -1,7 +1,7 @@
 """A real fleet on this machine, primaries with physical standbys, for trying the commands and for tests.
 
-One process at a time changes a fleet. If making a fleet fails, its servers are stopped and deleted. Only the user who
-made it, root, and the account that runs its servers can connect.
+Only one process at a time can start or stop a fleet. If a fleet can't be created, its servers are stopped and deleted.
+Only the user who created it, root, and the account that runs its servers can connect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from cutline.storage.folders import make_folder
 
 
 class NoFleetError(RefusedError):
-    """The folder holds no embedded fleet."""
+    """The folder contains no embedded fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class EmbeddedFleet:
 
     @property
     def fleet_toml(self) -> Path:
-        """The fleet.toml, for the commands' --fleet."""
+        """The path of fleet.toml, for the commands' --fleet."""
         return self.directory / DESCRIPTION
 
     @property
@@ -77,23 +77,23 @@ class EmbeddedFleet:
         return tuple(node for node in self.nodes if node.backup_of is None)
 
     def backups_of(self, primary: EmbeddedNode) -> tuple[EmbeddedNode, ...]:
-        """The standbys of `primary`."""
+        """Return the standbys of `primary`."""
         return tuple(node for node in self.nodes if node.backup_of == primary.id)
 
     def node(self, node_id: str) -> EmbeddedNode:
-        """The node with this id; raise KeyError if there is none."""
+        """Return the node with this id; raise KeyError if there is none."""
         return {node.id: node for node in self.nodes}[node_id]
 
     def dsns(self, database: str = DATABASE) -> list[str]:
-        """The connection strings of all primaries, in order."""
+        """Return the connection strings of all primaries, in order."""
         return [node.dsn(database) for node in self.primaries]
 
     def running(self) -> tuple[EmbeddedNode, ...]:
-        """The nodes whose server is running."""
+        """Return the nodes whose server is running."""
         return tuple(node for node in self.nodes if running_pid(node) is not None)
 
     def start_node(self, node: EmbeddedNode) -> None:
-        """Start one server, unless it is running."""
+        """Start the node's server, unless it is running."""
         if running_pid(node) is None:
             start_server(self._programs(node), node)
 
@@ -106,7 +106,7 @@ class EmbeddedFleet:
         kill_server(node)
 
     def delete_node_data(self, node: EmbeddedNode) -> None:
-        """Simulate a disaster: stop one server immediately and delete its data."""
+        """Simulate a disaster: stop the node's server immediately and delete its data."""
         delete_server(node)
 
     def rebuild_shard(self, primary: EmbeddedNode, settings: Mapping[str, str] | None = None) -> None:
@@ -119,7 +119,7 @@ class EmbeddedFleet:
         _make_shard(self, primary, settings or {}, schema=False)
 
     def _programs(self, node: EmbeddedNode) -> Programs:
-        # The owner of the data runs the server: root's first choice may be another account by now.
+        # The owner of the data must run the server: root would perhaps choose a different account now.
         folders = [*(other.folder for other in self.nodes), self.places.nodes]
         owners = [folder.stat().st_uid for folder in folders if folder.exists()]
         programs = server_programs(next((owner for owner in owners if owner), None))
@@ -135,14 +135,14 @@ def start_fleet(
     schema: bool = True,
     programs: Mapping[str, Path] | None = None,
 ) -> EmbeddedFleet:
-    """Make and start a fleet in `directory`, or start the fleet that is there; return it running.
+    """Create and start a fleet in `directory`, or start the existing fleet; return it with all servers running.
 
-    A new fleet has the database `bank` with its tables and accounts on every shard; without `schema` it lacks that
-    database, as a restore that creates it requires. `settings` are PostgreSQL settings for new servers. `programs` are
-    folders of programs, by id of the primary, for shards with another PostgreSQL version than the wheel's. Of an
+    A new fleet has the database `bank` with its tables and accounts on every shard. Without `schema` it lacks that
+    database, so that a restore can create it. `settings` are PostgreSQL settings for new servers. `programs` are
+    folders of programs, by id of the primary, for shards with a different PostgreSQL version than the wheel's. In an
     existing fleet, the servers that are down are started. On an error or interrupt, the servers that this call started
-    are stopped, and those that it made are deleted. Raises FolderTakenError,
-    EmbeddedFleetBusyError, ServerFailedError.
+    are stopped, and the servers that it created are deleted. Raises FolderTakenError, EmbeddedFleetBusyError or
+    ServerFailedError.
     """
     shape = shape_of(shards, backups)
     directory = check_directory(directory)
@@ -154,7 +154,7 @@ def start_fleet(
         fleet = open_fleet(directory)
         if shape != [(node.id, node.backup_of) for node in fleet.nodes]:
             raise FolderTakenError(
-                f"{directory} holds a fleet with other nodes: {', '.join(node.id for node in fleet.nodes)}",
+                f"{directory} contains a fleet with different nodes: {', '.join(node.id for node in fleet.nodes)}",
                 hint="request the same shards and standbys, or first run: snapshot demo down"
                 f" {shlex.quote(str(directory))} --delete",
             )
@@ -162,29 +162,30 @@ def start_fleet(
 
 
 def programs_of(shards: int, folder: Path | None) -> dict[str, Path]:
-    """The `programs` argument for a fleet whose shards all run those in `folder`, or the wheel's if it is None."""
+    """Return the `programs` argument for a fleet that runs the programs in `folder`, or the wheel's if it is None."""
     return {shard: folder for shard, backup_of in shape_of(shards, 0) if backup_of is None} if folder else {}
 
 
 def is_fleet(directory: Path) -> bool:
-    """Whether `directory` holds a complete embedded fleet, running or not."""
+    """Whether `directory` contains a complete embedded fleet, running or not."""
     state = read_state(directory)
     return state is not None and state.complete
 
 
 def open_fleet(directory: Path) -> EmbeddedFleet:
-    """The fleet of `directory`, without starting it; raise NoFleetError."""
+    """Return the fleet in `directory` without starting it; raise NoFleetError."""
     directory = real_path(directory)
     state = read_state(directory)
     if state is None:
         raise NoFleetError(
-            f"{directory} holds no embedded fleet", hint=f"make one: snapshot demo up {shlex.quote(str(directory))}"
+            f"{directory} contains no embedded fleet",
+            hint=f"create a fleet: snapshot demo up {shlex.quote(str(directory))}",
         )
     return EmbeddedFleet(directory, state.places, state.nodes)
 
 
 def stop_fleet(directory: Path, *, delete: bool = False) -> int:
-    """Stop the servers of this fleet and no others, standbys first; return how many were running.
+    """Stop only this fleet's servers, standbys first; return how many were running.
 
     With `delete`, also delete their data and logs, demo.json and fleet.toml; the store is kept unless it is empty.
     """
@@ -204,7 +205,7 @@ def _new_fleet(
     schema: bool,
 ) -> EmbeddedFleet:
     if read_state(directory) is not None:
-        # A process died while it made this fleet.
+        # A process died while it was creating this fleet.
         _delete(open_fleet(directory))
     refuse_foreign_files(directory)
     places = place_for_nodes(directory, [node_id for node_id, _ in shape])
@@ -224,7 +225,7 @@ def _new_fleet(
 
 
 def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool) -> None:
-    """Make and start a shard's servers, with the bank's database if `schema`."""
+    """Create and start a shard's servers, with the bank's database if `schema`."""
     programs = fleet._programs(primary)
     create_primary(programs, primary, settings)
     start_server(programs, primary)
@@ -246,7 +247,7 @@ def _resume(fleet: EmbeddedFleet) -> EmbeddedFleet:
         directory = shlex.quote(str(fleet.directory))
         raise RefusedError(
             f"the data of {', '.join(lost)} is missing",
-            hint=f"make a new fleet: snapshot demo down {directory} --delete, then snapshot demo up {directory}",
+            hint=f"create a new fleet: snapshot demo down {directory} --delete, then snapshot demo up {directory}",
         )
     groups = _primaries_first(down)
     try:
@@ -260,7 +261,7 @@ def _resume(fleet: EmbeddedFleet) -> EmbeddedFleet:
 
 
 def _stop(fleet: EmbeddedFleet, *, immediate: bool) -> int:
-    # A primary in a fast shutdown waits until its standbys have all of its WAL, so they are stopped first.
+    # In a fast shutdown a primary waits until its standbys have received all of its WAL, so stop the standbys first.
     return sum(
         sum(in_parallel(lambda node: stop_server(node, immediate=immediate), group))
         for group in reversed(_primaries_first(fleet.nodes))

@@ -1,10 +1,10 @@
 """The folder of an embedded fleet.
 
-    DIR/demo.json    the servers and their places; written before the first server is made
+    DIR/demo.json    the servers and their folders; written before the first server is created
     DIR/fleet.toml   the fleet for the commands; lines that the user adds are kept
     DIR/store        the folder for its snapshots
-    DIR/nodes/<id>/  data, log and socket of one server (elsewhere if the server's account can't enter DIR; the socket
-                     alone if its path would be too long)
+    DIR/nodes/<id>/  data, log and socket of one server (in a different place if the server's account can't enter DIR;
+                     only the socket is elsewhere if its path would be too long)
 
 Nothing here starts or stops a server.
 """
@@ -39,7 +39,7 @@ SOCKET_LETTERS = 12
 
 
 class FolderTakenError(RefusedError):
-    """The folder holds something else, or another fleet than was requested."""
+    """The folder contains other files, or a different fleet than was requested."""
 
 
 class EmbeddedFleetBusyError(BusyError):
@@ -48,19 +48,19 @@ class EmbeddedFleetBusyError(BusyError):
 
 @dataclass(frozen=True, slots=True)
 class NodePlaces:
-    """The folder of the servers' data, and that of their sockets if it is another one."""
+    """The folder of the servers' data, and the folder of their sockets if it is different."""
 
     nodes: Path
     sockets: Path | None = None
 
     def node(self, node_id: str, backup_of: str | None, programs: Path | None) -> EmbeddedNode:
-        """The node in these places."""
-        # The id may be too long for the path of a socket.
+        """Return the node with its folders in these places."""
+        # The id itself may be too long for the path of a socket.
         sockets = self.sockets / hashlib.sha256(node_id.encode()).hexdigest()[:SOCKET_LETTERS] if self.sockets else None
         return EmbeddedNode(node_id, self.nodes / node_id, backup_of, programs, sockets)
 
     def delete(self) -> None:
-        """Delete the folders, which are empty, as far as they are there."""
+        """Delete the folders that exist; they are empty."""
         for folder in filter(None, (self.nodes, self.sockets)):
             if folder.exists():
                 folder.rmdir()
@@ -68,7 +68,7 @@ class NodePlaces:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The contents of demo.json: the servers, their folders, and whether all of them were made."""
+    """The contents of demo.json: the servers, their folders, and whether all of them were created."""
 
     places: NodePlaces
     nodes: tuple[EmbeddedNode, ...]
@@ -76,7 +76,7 @@ class State:
 
 
 def read_state(directory: Path) -> State | None:
-    """The state of `directory`, None if there is no fleet; raise FolderTakenError for a foreign file or path."""
+    """Read the state of `directory`, None if it has no fleet; raise FolderTakenError for a foreign file or path."""
     try:
         document = json.loads(_read_own(directory / STATE))
         sockets = document.get("sockets_directory")
@@ -91,17 +91,17 @@ def read_state(directory: Path) -> State | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        # Such as that the path leads through a file.
-        raise FolderTakenError(f"{directory}: {error.strerror}", hint="choose another folder") from error
+        # For example, the path leads through a file.
+        raise FolderTakenError(f"{directory}: {error.strerror}", hint="choose a different folder") from error
     except (ValueError, KeyError, TypeError) as error:
         raise FolderTakenError(
             f"{directory / STATE} was not written by this version of snapshot demo",
-            hint="choose another folder",
+            hint="choose a different folder",
         ) from error
 
 
 def _read_own(path: Path) -> str:
-    """The text of a file that this user wrote: it names programs that are run and folders that are deleted."""
+    """Read a file, which only this user may have written: it names programs to run and folders to delete."""
     if not is_own_alone(path):
         raise _foreign(path.parent)
     refuse_foreign_folder(path.parent)
@@ -109,15 +109,15 @@ def _read_own(path: Path) -> str:
 
 
 def refuse_foreign_folder(directory: Path) -> None:
-    """Raise FolderTakenError if another user owns the folder: root, too, would write where they can put links."""
+    """Raise FolderTakenError if another user owns the folder: they could add links that even root would follow."""
     if not is_own(real_path(directory)):
         raise _foreign(directory)
 
 
 def _foreign(directory: Path) -> FolderTakenError:
     return FolderTakenError(
-        f"{directory} belongs to another user, or holds a fleet of another user",
-        hint="choose another folder, or run this as its owner",
+        f"{directory} belongs to another user, or contains another user's fleet",
+        hint="choose a different folder, or run this as its owner",
     )
 
 
@@ -151,7 +151,7 @@ def describe(directory: Path, nodes: Sequence[EmbeddedNode]) -> None:
 
 
 def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
-    """The id of every node with its backup_of: s1, s2, …, then s1-b1, …; raise UsageError."""
+    """Return the id of every node with its backup_of: s1, s2, …, then s1-b1, …; raise UsageError."""
     if not (1 <= shards <= SHARDS_MAX and 0 <= backups <= BACKUPS_MAX):
         raise UsageError(
             f"an embedded fleet can't have {shards} shards with {backups} standbys each",
@@ -163,31 +163,31 @@ def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
 
 
 def check_directory(directory: Path) -> Path:
-    """The absolute, resolved path; raise UsageError if it can't be passed to PostgreSQL."""
+    """Return the absolute, resolved path; raise UsageError if it can't be passed to PostgreSQL."""
     directory = real_path(directory)
     # pg_ctl passes the data directory to a shell, in double quotes.
     if re.search(r'["$`\\\n]', str(directory)):
         raise UsageError(
             f"{directory}: the path contains a double quote, $, `, backslash or newline",
-            hint="choose a path without these",
+            hint="choose a path without these characters",
         )
     return directory
 
 
 def refuse_foreign_files(directory: Path) -> None:
-    """Raise FolderTakenError if a new fleet would overwrite files that no embedded fleet made."""
+    """Raise FolderTakenError if a new fleet would overwrite files that no embedded fleet has created."""
     for name in (DESCRIPTION, NODES):
         if os.path.lexists(directory / name):
             raise FolderTakenError(
-                f"{directory / name} exists, but no embedded fleet made it",
-                hint="choose a new or an empty folder",
+                f"{directory / name} exists, but no embedded fleet has created it",
+                hint="choose a new or empty folder",
             )
 
 
 def place_for_nodes(directory: Path, ids: Iterable[str]) -> NodePlaces:
-    """Make the folder for the data of these servers, in `directory` if their account can enter it.
+    """Create the folder for the servers' data, in `directory` if their account can enter it.
 
-    Where the path of a socket would be too long in it, make another one, for the sockets alone.
+    If the path of a socket in that folder would be too long, also create a folder for the sockets.
     """
     account = server_programs().account
     if account is None or can_enter(account, directory):
@@ -197,7 +197,7 @@ def place_for_nodes(directory: Path, ids: Iterable[str]) -> NodePlaces:
         nodes = _make_shared("cutline-nodes-")
     places = NodePlaces(nodes, None if _holds_sockets(nodes, ids) else _make_shared("cutline-sockets-"))
     if account:
-        # The account only needs to pass through, which a restrictive umask would prevent.
+        # The account only needs to traverse the folder, which a restrictive umask would prevent.
         for folder in filter(None, (places.nodes, places.sockets)):
             folder.chmod(0o711)
     return places
@@ -208,7 +208,7 @@ def _make_shared(prefix: str) -> Path:
 
 
 def _holds_sockets(place: Path, ids: Iterable[str]) -> bool:
-    """Whether the path of every node's socket is short enough, and names one place: a comma would separate two."""
+    """Whether the path of every node's socket is short enough and has no comma, which would separate two paths."""
     return all(len(os.fsencode(place / node)) <= FOLDER_BYTES_MAX for node in ids) and "," not in str(place)
 
 

@@ -1,10 +1,11 @@
-"""The files that a confined server has to see, and those of the system that are private.
+"""Find the files that a confined server must see, and private files among the system's.
 
-A build may have been moved since it was made, be linked together from several folders, and use libraries that neither
-it nor the system has. So these are its programs, its folders of libraries and shared files, the libraries that the
-loader finds elsewhere, and what links lead to. Other files in the same folders are left out: programs may be in ~/bin.
+A build of PostgreSQL may have been moved since it was compiled, consist of links to several folders, and use libraries
+from other places. So the server sees its programs, its folders of libraries and shared files, the libraries that the
+loader finds elsewhere, and the targets of links. Other files in the same folders stay hidden, because the programs may
+be in ~/bin.
 
-A home folder, a key or a data directory may lie below /usr: PostgreSQL's manual itself names /usr/local/pgsql/data, and
+A home folder, a key or a data directory may be below /usr: PostgreSQL's manual itself names /usr/local/pgsql/data, and
 /usr/local/pgsql is often the home of the user postgres.
 """
 
@@ -21,20 +22,21 @@ from pathlib import Path
 from cutline.embedded.confine import SYSTEM
 from cutline.nodes.programs import Programs, run_as
 
-# The programs that start a server: pg_ctl runs the postgres in its own folder.
+# The programs that start a server; pg_ctl runs the postgres in its own folder.
 STARTERS = ("pg_ctl", "postgres")
-# Where a build has its libraries, and its modules there or one below. No pattern: what is ~/library?
+# A build's folders of libraries, and its folders of modules there. These are exact names, because a pattern could match
+# ~/library.
 LIBRARIES, MODULES = ("lib", "lib32", "lib64"), ("", "postgresql")
 # A module that every build has.
 A_MODULE = "plpgsql.so"
-# As initdb --show and ldd print them: share_path=/opt/15/share; libssl.so.3 => /opt/ssl/lib/libssl.so.3 (0x00007fb358a)
+# Lines of initdb --show (share_path=/opt/15/share) and ldd (libssl.so.3 => /opt/ssl/lib/libssl.so.3 (0x00007fb358a)).
 SHARED_FILES = re.compile(r"^share_path=(/.+)$", re.MULTILINE)
 LIBRARY = re.compile(r"(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 ASK_SECONDS_MAX = 120
 
 
 def needed_files(programs: Programs, private: Iterable[Path] = ()) -> list[Path]:
-    """Its files, folders and links that are not below SYSTEM, each at its real place, and none in a folder among them.
+    """Find the files, folders and links outside SYSTEM that a server needs, at their real paths and without overlap.
 
     Files below SYSTEM are included if they or a folder above them are `private`. Raises ProgramFailedError if a program
     that lists libraries or folders does not end.
@@ -55,7 +57,7 @@ def needed_files(programs: Programs, private: Iterable[Path] = ()) -> list[Path]
                 needed.append(step)
                 if not step.is_symlink():
                     pending += _links_below(step)
-    # A folder may have been added after files in it, and can't be changed once it is shown.
+    # Drop files whose folder was added later: nothing can be mounted in a folder once it is shown.
     return sorted(path for path in needed if not _is_in(path, (other for other in needed if other != path)))
 
 
@@ -69,7 +71,7 @@ def _shared_files(programs: Programs) -> list[Path]:
 
 
 def _libraries(programs: Programs, files: list[Path]) -> list[Path]:
-    """The libraries that the loader finds for them in the environment that a server has."""
+    """Find the libraries that the loader uses for `files` in a server's environment."""
     ldd = shutil.which("ldd")
     if ldd is None:
         return []
@@ -78,12 +80,12 @@ def _libraries(programs: Programs, files: list[Path]) -> list[Path]:
 
 
 def _way_to(path: Path) -> Iterator[Path]:
-    """The links on the way to an absolute path, each at its real place, and at the end their target."""
+    """Yield the links on the way to an absolute path, at their real paths, and finally their target."""
     place, rest = Path("/"), list(reversed(path.parts[1:]))
     try:
         path.resolve(strict=True)
     except (OSError, RuntimeError):
-        # Missing, or links in a circle.
+        # The path is missing, or its links form a circle.
         return
     while rest:
         name = rest.pop()
@@ -109,17 +111,18 @@ def _is_in(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-# Of any size, and readable by everybody: Nix sees to that.
+# Nix makes all files in its store readable by everybody, and the store may be large.
 FOR_EVERYBODY = "/nix/store"
 READ, ENTER = 0o4, 0o5
-# A folder with more of them is private itself: each is a mount, and their names are an argument of a program.
+# If a folder contains more private files, the whole folder is private: each hidden path is a mount, and is passed in a
+# program's argument.
 MANY = 100
 
 
 def find_private(folders: Iterable[str] = SYSTEM) -> list[Path]:
-    """The files and folders below `folders` that not everybody may read, and this user's home folders.
+    """Find the files and folders below `folders` that not everybody may read, and this user's home folders.
 
-    A home folder belongs to the user. None of them is in another one.
+    Home folders count only if they belong to the user. No result is inside another.
     """
     homes = set(_home_folders())
     places = [Path(folder) for folder in folders if folder != FOR_EVERYBODY]
@@ -146,7 +149,7 @@ def _private_below(folder: str, homes: set[str]) -> Iterator[Path]:
     pending = [folder]
     while pending:
         place, private, others = pending.pop(), list[Path](), list[str]()
-        # It may be gone meanwhile.
+        # The folder may have been deleted in the meantime.
         with suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
                 if entry.is_symlink():

@@ -1,12 +1,13 @@
-"""Servers for untrusted databases: those of a drill.
+"""Servers for the untrusted databases of a drill.
 
-They are reached by a socket in a private folder and with a password that only this process knows, and their environment
-has no secret (nodes.programs.HANDED_ON). If root makes them, they run as a user that nobody else is. Where the
-kernel gives namespaces, they see nothing of the machine but PostgreSQL, the system's programs and their own folder, and
-have no network (embedded/confine.py). An ordinary user's servers would have that user's rights: they don't see what of
-the system's folders is not for everybody, and without namespaces they are refused, unless the user allows it.
+Clients reach the servers by a socket in a private folder, with a password that only this process knows. The servers'
+environment contains no secrets (nodes.programs.HANDED_ON). If root creates them, they run as a user that has no other
+processes. If the kernel provides namespaces, they see only PostgreSQL, the system's programs and their own folder, and
+have no network (embedded/confine.py). An ordinary user's servers would have that user's rights. So files in the
+system's folders that not everybody may read are hidden from them, and without namespaces a drill is refused unless the
+user allows it.
 
-The servers' folder is a fleet folder without a fleet.toml: stop_fleet deletes it, however this process ends.
+The servers' folder is a fleet folder without a fleet.toml, so that stop_fleet can delete it however this process ends.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from cutline.nodes.programs import Account, ProgramFailedError, Programs, run_as
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 
-# Users that no password file has: those that systemd draws for its services, too.
+# User ids that no password file uses; systemd also chooses from this range for its services.
 UIDS = range(61184, 65520)
 LAUNCHER = (sys.executable, "-I", str(Path(confine.__file__).resolve()))
 PROBE_SECONDS_MAX = 30
-# Below a server's folder: where its file system is put together.
+# The folder inside a server's folder where its file system is assembled.
 ROOT = "root"
 
 
 class UnconfinedError(RefusedError):
-    """A drill's servers would run with all rights of this user."""
+    """A drill's servers would run with all of this user's rights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The means that keep servers apart: a user `account` of their own, `namespaces`, or neither.
+    """The means that isolate servers: a separate user `account`, `namespaces`, both or neither.
 
     `lacking` says why there are no namespaces.
     """
@@ -56,20 +57,20 @@ class Confinement:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing keeps them apart."""
+        """Whether nothing isolates the servers."""
         return self.account is None and not self.namespaces
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxedServer:
-    """A server, its superuser and the password."""
+    """A server, and its superuser with the password."""
 
     node: EmbeddedNode
     superuser: str
     password: str = field(repr=False)
 
     def dsn(self, database: str, user: str = "", password: str = "") -> str:
-        """The connection string of a role, without one the superuser's."""
+        """Return the connection string of `user`, or without one of the superuser."""
         user, password = (user, password) if user else (self.superuser, self.password)
         return make_conninfo(
             "", host=str(self.node.socket_folder), port=PORT, dbname=database, user=user, password=password
@@ -77,7 +78,7 @@ class SandboxedServer:
 
 
 def find_confinement(folder: Path) -> Confinement:
-    """What this process can confine servers by, tried in an empty `folder`.
+    """Find out how this process can confine servers, by a test in an empty `folder`.
 
     Raises UnconfinedError if root can't become another user.
     """
@@ -99,10 +100,10 @@ def start_sandboxed(
     settings: Mapping[str, str],
     hidden: Sequence[Path] = (),
 ) -> list[SandboxedServer]:
-    """Make and start a server for each of `ids`, recorded in the folder `place`: stop_fleet deletes them.
+    """Create and start a server for each of `ids`, recorded in the folder `place` so that stop_fleet can delete them.
 
-    `programs` is the folder of their programs if not the wheel's. They see none of the files `hidden`. Raises what
-    create_primary and start_server raise.
+    `programs` is the folder of their programs, None for the wheel's. The servers don't see the files `hidden`. Raises
+    the errors of create_primary and start_server.
     """
     place = check_directory(place)
     place.mkdir(mode=0o700)
@@ -114,7 +115,7 @@ def start_sandboxed(
     servers = [SandboxedServer(node, f"cutline_{secrets.token_hex(4)}", secrets.token_hex(32)) for node in nodes]
     shown, hidden = list[Path](), list(hidden)
     if confinement.namespaces:
-        # Those of another user can't read it.
+        # A separate user can't read private files anyway.
         private = [] if confinement.account else find_private()
         needed = needed_files(server_files, private)
         hidden += [path for path in private if path not in needed]
@@ -134,7 +135,7 @@ def _make(
     node, account = server.node, confinement.account
     create_primary(programs, node, settings, (server.superuser, server.password))
     if account:
-        # initdb needs a user with a name.
+        # initdb needs a user with a name, so the files change their owner afterwards.
         for folder in node.folders:
             _give(folder, programs.account, account)
     kept = _settings(account, shown=shown, kept=node.folders, hidden=hidden)
@@ -147,21 +148,21 @@ def _make(
     except ServerFailedError as error:
         # The log is deleted with the server.
         raise ServerFailedError(
-            error.message, hint="the details (--json) have the end of its log", details=error.details
+            error.message, hint="the details (--json) contain the end of its log", details=error.details
         ) from error
 
 
 def _settings(
     account: Account | None, *, shown: Sequence[Path], kept: Sequence[Path], hidden: Sequence[Path]
 ) -> dict[str, object]:
-    """What confine.py is told, without a root."""
+    """Build the SETTINGS for confine.py, without `root`."""
     user = {"uid": account.uid, "gid": account.gid} if account else {}
     paths = {"shown": shown, "kept": kept, "hidden": [path.resolve() for path in hidden]}
     return user | {name: list(map(str, some)) for name, some in paths.items()}
 
 
 def _try(settings: Mapping[str, object]) -> str:
-    """Confine a program that does nothing; return why that is not possible, or ""."""
+    """Confine a program that does nothing; return the reason if that fails, else ""."""
     try:
         done = run_as(None, [*LAUNCHER, json.dumps(settings), "/bin/sh", "-c", ":"], seconds_max=PROBE_SECONDS_MAX)
     except (OSError, ProgramFailedError) as error:
@@ -171,7 +172,7 @@ def _try(settings: Mapping[str, object]) -> str:
 
 
 def _unused_account() -> Account:
-    """A user without a name and without a process."""
+    """Choose a user id without a name and without processes."""
     used = {entry.pw_uid for entry in pwd.getpwall()}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -183,7 +184,7 @@ def _unused_account() -> Account:
 
 
 def _give(folder: Path, before: Account | None, after: Account) -> None:
-    """Give what belongs to the account `before` to another one; follow no links."""
+    """Change the owner of the files of account `before` to `after`; follow no links."""
     for _, names, files, descriptor in os.fwalk(folder, follow_symlinks=False):
         for name in (*names, *files):
             if before is None or os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == before.uid:

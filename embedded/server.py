@@ -1,10 +1,10 @@
-"""One server of the embedded fleet: make it, start it, stop it, and make sure that it is ours.
+"""One server of the embedded fleet: create it, start it, stop it, and make sure that it is ours.
 
-A server accepts connections only by a Unix socket in a folder of its own, which nobody but its account and root can
-enter: another user of the machine who could connect would be its superuser, and could run programs as its account.
+A server accepts connections only by a Unix socket in a folder that nobody but its account and root can enter. Any other
+user of the machine who could connect would be its superuser, and could run programs as its account.
 
-A server is identified by its data directory, never by a process id alone: the pid in postmaster.pid counts only if that
-process has the data directory as its working directory. Every wait is bounded. Nothing here knows about shards or
+A server is identified by its data directory, never by a process id alone: the pid in postmaster.pid counts only if the
+working directory of that process is the data directory. Every wait is bounded. Nothing here depends on shards or
 fleet.toml.
 """
 
@@ -28,17 +28,18 @@ from cutline.nodes.programs import ProgramFailedError, Programs
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 SUPERUSER = "postgres"
-# The number in the name of the socket. No server listens on a port, and each has a folder of its own.
+# The number in the name of the socket. All servers can use the same number, because none listens on a port and each has
+# its own folder.
 PORT = 5432
 START_SECONDS_MAX = 60
 FAST_STOP_SECONDS_MAX = 20
 IMMEDIATE_STOP_SECONDS_MAX = 20
 
-# The path of a socket has at most 103 bytes (macOS; Linux: 107), of which its name takes 14.
+# The path of a socket is at most 103 bytes long on macOS (107 on Linux), including 14 bytes for its name.
 FOLDER_BYTES_MAX = 89
 
-# What Cutline needs, sized for a machine that also runs the client, Spark and five more servers. A standby's limits
-# must not be below its primary's; it gets these settings from its base backup.
+# The settings that Cutline needs, sized for a machine that also runs the client, Spark and five more servers. A
+# standby's limits must not be below its primary's; it gets the same settings from its base backup.
 DEFAULT_SETTINGS: Mapping[str, str] = {
     "listen_addresses": "",
     "port": str(PORT),
@@ -62,9 +63,9 @@ class ServerNotOursError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNode:
-    """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder if not the wheel's.
+    """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder, None for the wheel's.
 
-    `sockets` is a folder for its socket, if the socket's path in `folder` would be too long.
+    `sockets` is a separate folder for the socket, if the socket's path in `folder` would be too long.
     """
 
     id: str
@@ -75,22 +76,22 @@ class EmbeddedNode:
 
     @property
     def socket_folder(self) -> Path:
-        """Where the running server accepts connections; nobody but its account and root can enter."""
+        """The folder of the running server's socket; nobody but its account and root can enter it."""
         return self.sockets or self.folder
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that are made and deleted with the server."""
+        """The folders that are created and deleted with the server."""
         return (self.folder, self.sockets) if self.sockets else (self.folder,)
 
     @property
     def data_directory(self) -> Path:
-        """The server's data, readable by its account only."""
+        """The server's data directory, which only its account can read."""
         return self.folder / "data"
 
     @property
     def major_version(self) -> str:
-        """The version of PostgreSQL that made the data, "?" if that can't be read."""
+        """The major version of the data directory, "?" if it can't be read."""
         try:
             return (self.data_directory / "PG_VERSION").read_text().strip()
         except OSError:
@@ -98,11 +99,11 @@ class EmbeddedNode:
 
     @property
     def log_file(self) -> Path:
-        """The server's log since it was made."""
+        """The server's log since it was created."""
         return self.folder / "server.log"
 
     def dsn(self, database: str = "bank") -> str:
-        """The connection string of `database` on this node."""
+        """Return the connection string of `database` on this node."""
         return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self.socket_folder))}&port={PORT}"
 
     @property
@@ -119,9 +120,9 @@ class EmbeddedNode:
 def create_primary(
     programs: Programs, node: EmbeddedNode, settings: Mapping[str, str], superuser: tuple[str, str] | None = None
 ) -> None:
-    """Make the data directory of a new, empty primary with a system identifier of its own.
+    """Create the data directory of a new, empty primary with a new system identifier.
 
-    `superuser` is a name and a password, which every session then needs; without it nobody needs one.
+    `superuser` is a name and a password. Without it, sessions need no password.
     """
     _create_folder(programs, node)
     name, password = superuser or (SUPERUSER, None)
@@ -138,13 +139,13 @@ def create_primary(
     programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
     if password is not None:
         secret.unlink()
-    # Before 16 initdb takes no settings.
+    # initdb accepts settings only since 16.
     with (node.data_directory / "postgresql.conf").open("a") as file:
         file.writelines(f"{name} = '{value}'\n" for name, value in {**DEFAULT_SETTINGS, **settings}.items())
 
 
 def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode) -> None:
-    """Copy the running `primary` into a new standby with a physical slot of its own."""
+    """Copy the running `primary` to a new standby with its own physical slot."""
     _create_folder(programs, node)
     with psycopg.connect(primary.dsn("postgres"), autocommit=True) as connection:
         # If the standby existed before, its old slot remains.
@@ -160,7 +161,7 @@ def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode
 def start_server(programs: Programs, node: EmbeddedNode) -> None:
     """Start the server and wait until it accepts connections; raise ServerFailedError with the end of its log."""
     _forget_dead_server(node)
-    # A standby has its primary's settings; the socket's folder is its own.
+    # A standby's configuration is a copy of its primary's, so its own values are given on the command line.
     own = {"cluster_name": node.id, "unix_socket_directories": str(node.socket_folder)}
     options = shlex.join([word for name, value in own.items() for word in ("-c", f"{name}={value}")])
     where = ["--pgdata", str(node.data_directory), "--log", str(node.log_file)]
@@ -177,9 +178,9 @@ def start_server(programs: Programs, node: EmbeddedNode) -> None:
 
 
 def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
-    """Stop the server in fast mode, and if that takes too long, in immediate mode. Return whether it was running.
+    """Stop the server in fast mode, or if that takes too long in immediate mode; return whether it was running.
 
-    Raises ServerNotOursError, or ServerFailedError if even the immediate shutdown does not end it.
+    Raises ServerNotOursError, or ServerFailedError if even the immediate shutdown does not end the server.
     """
     pid = running_pid(node)
     if pid is None:
@@ -193,7 +194,7 @@ def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
 
 
 def kill_server(node: EmbeddedNode) -> None:
-    """Kill the server, like a power failure, and wait until its last process is gone.
+    """Kill the server, as a power failure would, and wait until its last process has ended.
 
     Raises ServerNotOursError, or ServerFailedError if that takes too long.
     """
@@ -202,7 +203,7 @@ def kill_server(node: EmbeddedNode) -> None:
         return
     _send(node, pid, signal.SIGKILL)
     deadline = time.monotonic() + IMMEDIATE_STOP_SECONDS_MAX
-    # The next start would fail while a child of the dead server is attached to its shared memory.
+    # The next start would fail while a child of the dead server is still attached to its shared memory.
     while running_pid(node) or _children_left(node.data_directory):
         if time.monotonic() > deadline:
             raise _does_not_stop(node, pid)
@@ -210,10 +211,10 @@ def kill_server(node: EmbeddedNode) -> None:
 
 
 def running_pid(node: EmbeddedNode) -> int | None:
-    """The pid of this node's server, None if it does not run.
+    """Return the pid of this node's server, None if it is not running.
 
-    postmaster.pid outlives a crash, and its pid may belong to another process by now. So the working directory decides:
-    a server's is its data directory. Raises ServerNotOursError.
+    postmaster.pid outlives a crash, and its pid may belong to a different process by now. So the process must also have
+    the data directory as its working directory, as servers do. Raises ServerNotOursError.
     """
     try:
         pid = int((node.data_directory / "postmaster.pid").read_text().split("\n", 1)[0])
@@ -224,8 +225,8 @@ def running_pid(node: EmbeddedNode) -> int | None:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, PermissionError):
-        # Only the server's account and root can read the file, and both may signal the server. So the pid now belongs
-        # to a process of another user.
+        # Only the server's account and root can read the file, and both may signal the server. So the pid must now
+        # belong to another user's process.
         return None
     return pid if _works_in(pid, node.data_directory) else None
 
@@ -239,7 +240,7 @@ def delete_server(node: EmbeddedNode) -> None:
 
 
 def log_tail(node: EmbeddedNode, lines: int = 40) -> list[str]:
-    """The last lines of the server's log."""
+    """Return the last lines of the server's log."""
     try:
         return node.log_file.read_text(errors="replace").splitlines()[-lines:]
     except FileNotFoundError:
@@ -250,7 +251,7 @@ def _create_folder(programs: Programs, node: EmbeddedNode) -> None:
     for folder in node.folders:
         folder.mkdir(mode=0o700, exist_ok=True)
         if programs.account:
-            # The folder was made above: never change the owner of a user's folder.
+            # The folder was created here: never change the owner of a user's folder.
             os.chown(folder, programs.account.uid, programs.account.gid)
 
 
@@ -292,7 +293,7 @@ def _await_end(node: EmbeddedNode, seconds_max: float) -> bool:
 def _works_in(pid: int, directory: Path) -> bool:
     if Path("/proc/self/cwd").exists():
         try:
-            # The link can't be read if the process has ended, whether it was reaped or not.
+            # The link of a process that has ended can't be read, even if the process was not reaped.
             return Path(f"/proc/{pid}/cwd").readlink() == directory
         except OSError:
             return False
@@ -301,10 +302,10 @@ def _works_in(pid: int, directory: Path) -> bool:
 
 
 def _forget_dead_server(node: EmbeddedNode) -> None:
-    """Remove the lock files of a crashed server, if it is certain that no server works on the data.
+    """Remove the lock files of a crashed server, if it is certain that no server uses the data directory.
 
-    PostgreSQL refuses to start while any process has the pid in these files: an unrelated one, or the dead server
-    itself if it was not reaped, which the init process of many containers does not do.
+    PostgreSQL refuses to start while any process has the pid in these files: an unrelated process, or the dead server
+    itself if it was not reaped, as in containers whose init process does not reap.
     """
     can_tell = Path("/proc/self/cwd").exists()
     if can_tell and running_pid(node) is None and not _children_left(node.data_directory):
@@ -313,5 +314,5 @@ def _forget_dead_server(node: EmbeddedNode) -> None:
 
 
 def _children_left(directory: Path) -> bool:
-    # Without /proc the glob is empty; the next start then fails if children are left.
+    # Without /proc the glob finds nothing, and the next start fails if children are left.
     return any(_works_in(int(entry.name), directory) for entry in Path("/proc").glob("[0-9]*"))

@@ -222,7 +222,7 @@ def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedd
     execute(node.dsn("postgres"), "CREATE DATABASE bank")
     create_bank(node.dsn(), shard=0)
     assert_refused_until_recorded(alone, chain.snapshot)
-    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1: its system identifier was .* another server")
+    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1: its system identifier was .* different server")
     begun, plans = begin_chain(alone), list[DeletionPlan]()
     for one, left in ((chain, ["the earlier server of s1"]), (begun, [])):
         done = delete_snapshot(alone.fleet, one.snapshot, Silent(), plans.append, force=True)

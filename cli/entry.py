@@ -1,7 +1,8 @@
-"""Where `snapshot` begins: a signal ends it also while its modules are imported, with its exit code and its message.
+"""The entry point of `snapshot`, which handles signals even while the program's modules are imported.
 
-Python imports them for some tenths of a second. An interrupt raised there would show a traceback, or be lost in the
-callback of a weak reference. Nothing has begun by then that would have to be undone, so the process ends at once.
+Importing takes some tenths of a second. An interrupt raised in that time would show a traceback, or be lost in the
+callback of a weak reference. There is nothing to undo yet, so the process exits at once, with the usual exit code and
+message.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from types import FrameType
 
 from cutline.cli.output.failure import CANCELLED, INTERRUPTED
 
-# As `cli.output.failure.report` writes it.
+# The same document that `cli.output.failure.report` writes.
 DOCUMENT = '{"schema": "cutline/error/1", "code": %d, "error": "%s", "message": "%s", "hint": "", "details": {}}\n'
 
 
 def main() -> None:
     """Run `snapshot` and exit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Otherwise the parent process set it to be ignored, as nohup does.
+        # Respect a signal that the parent process ignores, as nohup does.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     from cutline.cli.main import main as run_and_exit

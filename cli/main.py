@@ -1,7 +1,7 @@
 """The program `snapshot`: the table of commands, their shared options, and exit codes.
 
-A command's module is imported when the command runs, so that `--help` and a mistyped option answer at once. Every
-error ends in `run`, which reports it and returns its exit code (cli/output/failure.py).
+A command's module is imported only when the command runs, so that `--help` and mistyped options are answered at once.
+`run` catches and reports every error, and returns its exit code (cli/output/failure.py).
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from cutline.storage.waits import listening
 PROGRAM = "snapshot"
 # The signals that ended the command, other than Ctrl-C.
 _signals: list[int] = []
-# A nudge raises an interrupt that was lost.
+# A nudge raises a lost interrupt again.
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, NUDGE)
-# timeout(1) sends its signal to the command and to the command's group: what follows the first so soon is the same.
-# Ctrl-C that is pressed again and again interrupts once a second.
+# timeout(1) sends its signal to the command and to the command's process group: a signal that follows another this soon
+# is a repetition. Pressing Ctrl-C repeatedly interrupts once a second.
 SAME_SECONDS = 1.0
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
@@ -62,7 +62,7 @@ SHARED_NOTE = f"Every command also takes {FLEET_OPTION} FILE, {', '.join(SHARED_
 
 
 class CommandEntry(NamedTuple):
-    """The module and attribute of a command, and the line that `--help` shows for it without importing it."""
+    """The module and attribute of a command, and its line in `--help`, which is shown without importing the module."""
 
     module: str
     attribute: str
@@ -77,11 +77,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "restore": CommandEntry(
         "cutline.cli.commands.restore", "restore", "Restore the databases to the state of a snapshot or increment."
     ),
-    "restore-resume": CommandEntry(
-        "cutline.cli.commands.restore", "restore_resume", "Finish a restore that ended unfinished."
-    ),
+    "restore-resume": CommandEntry("cutline.cli.commands.restore", "restore_resume", "Finish an interrupted restore."),
     "restore-abandon": CommandEntry(
-        "cutline.cli.commands.restore_ends", "restore_abandon", "Undo a restore that ended unfinished."
+        "cutline.cli.commands.restore_ends", "restore_abandon", "Undo an interrupted restore."
     ),
     "restore-discard": CommandEntry(
         "cutline.cli.commands.restore_ends", "restore_discard", "Drop the databases that `restore --replace` put aside."
@@ -98,28 +96,28 @@ COMMANDS: dict[str, CommandEntry] = {
     "watch": CommandEntry(
         "cutline.cli.commands.watch", "watch", "Run increments, full snapshots, checks and pruning on a schedule."
     ),
-    "status": CommandEntry("cutline.cli.commands.status", "status", "Show the operations that are running, or died."),
+    "status": CommandEntry("cutline.cli.commands.status", "status", "Show running and dead operations."),
     "cancel": CommandEntry("cutline.cli.commands.cancel", "cancel", "Stop running operations, on any machine."),
     "wait": CommandEntry(
-        "cutline.cli.commands.wait", "wait", "Wait for an operation to end, and exit with its exit code."
+        "cutline.cli.commands.wait", "wait", "Wait for an operation to end, and return its exit code."
     ),
-    "history": CommandEntry("cutline.cli.commands.history", "history", "List the operations that have ended."),
+    "history": CommandEntry("cutline.cli.commands.history", "history", "List ended operations."),
     "report": CommandEntry(
         "cutline.cli.commands.report", "report", "Write a report: sizes, durations, checks and gaps over time."
     ),
-    "delete": CommandEntry("cutline.cli.commands.delete", "delete", "Delete a snapshot for good."),
+    "delete": CommandEntry("cutline.cli.commands.delete", "delete", "Delete a snapshot permanently."),
     "prune": CommandEntry(
         "cutline.cli.commands.prune", "prune", "Delete the snapshots and increments that no retention rule keeps."
     ),
-    "gc": CommandEntry("cutline.cli.commands.gc", "gc", "Remove objects that nothing needs any more from the store."),
-    "key": CommandEntry("cutline.cli.commands.key", "key_app", "Make, list, add and remove encryption keys."),
+    "gc": CommandEntry("cutline.cli.commands.gc", "gc", "Remove objects from the store that are no longer needed."),
+    "key": CommandEntry("cutline.cli.commands.key", "key_app", "Create, list, add and remove encryption keys."),
     "cluster": CommandEntry(
         "cutline.cli.commands.cluster", "cluster_app", "Pack Cutline for the executors of a Spark cluster."
     ),
     "demo": CommandEntry(
         "cutline.cli.demo.command",
         "demo_app",
-        "Try Cutline on an embedded fleet: a demonstration, or servers of your own.",
+        "Try Cutline on an embedded fleet: run a demonstration, or start servers of your own.",
     ),
 }
 
@@ -137,11 +135,11 @@ SECTIONS = {
 
 
 class CommandInterruptedError(Exception):
-    """Carries a KeyboardInterrupt, with what it has interrupted, past typer."""
+    """Carries a KeyboardInterrupt, with its context, past typer."""
 
 
 def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Begin the session when the command runs: neither its help nor a usage mistake needs a folder."""
+    """Begin the session when the command runs: its help and usage errors need no temporary folder."""
 
     @wraps(callback)
     def run_command(*arguments: Any, **options: Any) -> Any:
@@ -149,14 +147,14 @@ def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return callback(*arguments, **options)
         except KeyboardInterrupt as interrupt:
-            # typer would make a number of it.
+            # typer would turn it into an exit code.
             raise CommandInterruptedError from interrupt
 
     return run_command
 
 
 def _with_shared_options(complete: Callable[[Any, str], list[Any]]) -> Callable[[Any, str], list[Any]]:
-    """Let a shell complete the shared options, too: they may stand after the command."""
+    """Let shells also complete the shared options, which may follow the command."""
 
     def complete_all(context: Any, incomplete: str) -> list[Any]:
         root = context.find_root()
@@ -168,14 +166,14 @@ def _with_shared_options(complete: Callable[[Any, str], list[Any]]) -> Callable[
 
 
 def _write_help(command: Any, context: Any, formatter: Any) -> None:
-    """As format_help of a command."""
+    """Replace the method format_help of a command."""
     commands = getattr(command, "commands", {})
     rows = [(name, one.get_short_help_str(WIDTH_MAX)) for name, one in commands.items()]
     formatter.write(help_text(command, context.command_path, [("Commands", rows)], note=SHARED_NOTE))
 
 
 class LazyCommand(typer.core.TyperCommand):
-    """A row of COMMANDS, which imports the command only when it runs."""
+    """An entry of COMMANDS, which imports the command only when it runs."""
 
     def __init__(self, name: str, entry: CommandEntry) -> None:
         super().__init__(name, callback=None, help=entry.help)
@@ -201,14 +199,14 @@ class LazyCommand(typer.core.TyperCommand):
 
 
 class SnapshotGroup(typer.core.TyperGroup):
-    """The top-level command: the commands of the table, and the exit codes below its help."""
+    """The top-level command: contains the commands of COMMANDS, and lists the exit codes in its help."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands.update({name: LazyCommand(name, entry) for name, entry in COMMANDS.items()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the commands by purpose, the shared options, and the meanings of the exit codes."""
+        """Show the commands by purpose, the shared options and the meanings of the exit codes."""
         rows = {name: (name, entry.help) for name, entry in COMMANDS.items()}
         sections = [(title, [rows[name] for name in names]) for title, names in SECTIONS.items()]
         codes = [(f"{code:>3}", meaning) for code, meaning in MEANINGS.items()]
@@ -260,9 +258,9 @@ def snapshot(
 
 
 def hoist_shared_options(arguments: Sequence[str]) -> list[str]:
-    """Move the shared options to the front, so that they may stand before or after the command.
+    """Move the shared options to the front, so that they are accepted both before and after the command.
 
-    Words after `--` stay where they are. Raises UsageError if `--fleet` is the last word and has no file.
+    Words after `--` are not moved. Raises UsageError if `--fleet` is the last word, without a file.
     """
     shared: list[str] = []
     rest: list[str] = []
@@ -287,7 +285,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _run(arguments)
     finally:
-        # The result is known and written: an interrupt can't change it any more.
+        # The result is already written: an interrupt can no longer change it.
         with _no_interrupts():
             end_session()
 
@@ -311,14 +309,14 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _note(text: str, *, json: bool, quiet: bool) -> None:
-    """Show a note of a command that shows no progress."""
+    """Show a note while no progress display is active."""
     if not quiet:
         line = dumps({"schema": PROGRESS_SCHEMA, "note": text}) if json else printable(text)
         sys.stderr.write(f"{line}\n")
 
 
 def main() -> None:
-    """Run `snapshot` and exit. SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that cleanup runs."""
+    """Run `snapshot` and exit. SIGTERM and SIGHUP unwind the stack, like Ctrl-C, so that cleanup runs."""
     secure_streams()
     raise_limit()
     choose_allocator()
@@ -329,13 +327,17 @@ def main() -> None:
         nudge_until_handled()
         _handle_signals()
         code = run(arguments)
-    except (KeyboardInterrupt, RuntimeError, SnapshotError) as error:  # while one was reported, or without a thread
+    except (
+        KeyboardInterrupt,
+        RuntimeError,
+        SnapshotError,
+    ) as error:  # during the report of another error, or if no thread could be started
         shared = _before_dashes(arguments)
         code = report(failure_of(error), error, json="--json" in shared, verbose="--verbose" in shared)
     if why := unwritten():
         sys.stderr.write(f"error: the command has ended, but its result could not be written to stdout: {why}\n")
         code = code or UNWRITTEN
-    # The result is written: nothing changes the exit code any more.
+    # The result is written: nothing may change the exit code from here on.
     for number in INTERRUPTING:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
@@ -344,7 +346,7 @@ def main() -> None:
 def _handle_signals() -> None:
     signal.signal(signal.SIGTERM, _unwind)
     for number, handler in {signal.SIGINT: _interrupt, signal.SIGHUP: _unwind}.items():
-        # Else it is ignored, as whoever started this process wants it: nohup, say.
+        # Respect a signal that the parent process ignores, as nohup does.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
@@ -352,7 +354,7 @@ def _handle_signals() -> None:
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted, and may say what a signal does
+        yield  # only the main thread is interrupted, and only it may set handlers
         return
     before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTING}
     try:
@@ -363,7 +365,7 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _is_repeated() -> bool:
-    """Whether this signal is the one that interrupted the command last, once more."""
+    """Whether this signal repeats the last one that interrupted the command."""
     global _signalled_at
     now = time.monotonic()
     if now - _signalled_at < SAME_SECONDS:
@@ -384,6 +386,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _unwind(number: int, _frame: object) -> None:
     if not begin_stopping() and _is_repeated():
         return
-    # Not SystemExit: only KeyboardInterrupt aborts a call into the JVM; anything else waits until the job ends.
+    # Only KeyboardInterrupt aborts a call into the JVM. SystemExit would wait until the job ends.
     _signals.append(number)
     raise KeyboardInterrupt(number)

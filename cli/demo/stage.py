@@ -1,7 +1,7 @@
 """The demo's resources: a folder, two embedded fleets, one Spark session, the bank workload.
 
-However the story ends, all of them are removed: no process and no file is left. The first Ctrl-C, SIGTERM or SIGHUP
-starts the cleanup, and later signals do not interrupt it; each step of the cleanup has a time limit.
+However the story ends, all of them are removed: no process and no file remains. The first Ctrl-C, SIGTERM or SIGHUP
+starts the cleanup, and later signals do not interrupt it. Each step of the cleanup has a time limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BACKUPS = 1
 CLIENTS = 8
 # Clients pause like people at a till, to leave processor time for the snapshots.
 CLIENT_PAUSE_SECONDS = 0.01
-# The first Spark on a machine writes its class archive when it ends. The demo waits, as it leaves no process behind.
+# The first Spark on a machine writes its class archive when it ends. The demo waits for it, to leave no process behind.
 ARCHIVE_SECONDS_MAX = 30
 SPARK_MASTER = "local[*]"
 # The data is small and every job runs once, so the JVM's optimising compiler costs more than it saves
@@ -77,18 +77,18 @@ class Stage:
             raise interrupt from value
 
     def start_source(self) -> EmbeddedFleet:
-        """Start the fleet to take snapshots of."""
+        """Start the fleet that is snapshotted."""
         return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS, programs=self._programs)
 
     def begin_target(self) -> None:
-        """Start the fleet to restore into, in the background: as many shards, no standbys, no database."""
+        """Start the fleet to restore into, in the background: with as many shards, but no standbys and no databases."""
         folder, programs = self._folder / "restored", self._programs
         self._target = self._threads.submit(
             start_fleet, folder, shards=SHARDS, backups=0, schema=False, programs=programs
         )
 
     def target(self) -> EmbeddedFleet:
-        """The fleet to restore into; waits until it runs."""
+        """Return the fleet to restore into, once it runs."""
         if self._target is None:
             raise RuntimeError("begin_target was not called")
         return self._target.result()
@@ -103,7 +103,7 @@ class Stage:
         """Do nothing: entering the block started Spark."""
 
     def session(self) -> SparkSession:
-        """The session of the whole story; waits until it has started."""
+        """Return the session of the whole story, once it has started."""
         if self._spark is None:
             raise RuntimeError("the stage was not entered")
         return self._spark.session()
@@ -156,10 +156,10 @@ class Interrupts:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A temporary folder; on exit its fleets are stopped and everything is deleted.
+    """Make a temporary folder; on exit, stop its fleets and delete everything.
 
-    Root's servers run under another account, which can't enter it: their data is elsewhere (embedded/folder.py). If
-    the demo is killed, the next command deletes all of it (spark/session_folder.py).
+    Servers that root starts run under another account, which can't enter this folder: their data is elsewhere
+    (embedded/folder.py). If the demo is killed, the next command deletes everything (spark/session_folder.py).
     """
     folder = Path(tempfile.mkdtemp(prefix="cutline-demo-"))
     try:

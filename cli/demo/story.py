@@ -48,14 +48,14 @@ INDENT = 4
 
 
 class StoryLines(Silent):
-    """Writes the story to stderr line by line, with the notes of its operations; nothing if `quiet`."""
+    """Writes the story and the notes of its operations to stderr, line by line; writes nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
         self._began = time.monotonic()
 
     def chapter(self, title: str, text: str) -> None:
-        """Begin a chapter: write the time, the title, and what happens and why."""
+        """Begin a chapter: write the time, the title, and an explanation."""
         when = f"{seconds_text(time.monotonic() - self._began):>8}"
         self._console.print()
         self._console.print(Text.assemble((when, "dim"), "  ", (title, "bold")))
@@ -89,17 +89,16 @@ ACCOUNTS = count_text(SHARDS * ACCOUNTS_PER_SHARD)
 
 
 def tell_story(lines: StoryLines, programs: Path | None = None) -> StoryReport:
-    """Play the whole story and return the measurements; everything it started is stopped and deleted in any case.
+    """Play the whole story and return the measurements. Everything that it started is always stopped and deleted.
 
-    `programs` is the folder of the servers' programs; None: the wheel's.
-
-    Raises the errors of the operations: an interrupted story has no report.
+    `programs` is the folder of the servers' programs; None: the wheel's. Raises the errors of the operations: an
+    interrupted story has no report.
     """
     story = Story(lines)
     with Stage(programs) as stage:
         try:
             story.play(stage)
-            lines.chapter("The end", "Everything that ran is stopped, everything that was stored is deleted.")
+            lines.chapter("The end", "Everything that was started is stopped; everything that was stored is deleted.")
         except BaseException:
             lines.note("interrupted: stopping and deleting everything")
             raise
@@ -155,7 +154,7 @@ class Story:
         text = (
             f"{CLIENTS} clients move money between {ACCOUNTS} accounts, half of it from one shard to another by "
             f"two-phase commit. Money only moves: at every moment all accounts together hold {TOTAL}. From here "
-            "to the disaster nothing pauses them."
+            "to the disaster nothing pauses the clients."
         )
         with self._chapter(ChapterName.BANK, "A bank that never closes", text):
             ready = initialise(load_fleet(source.fleet_toml), self._lines)
@@ -169,9 +168,9 @@ class Story:
     def full_snapshot(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
         """Take the full snapshot."""
         text = (
-            "Backups of single shards, put together, tear transfers: money has left one and not reached the other. "
-            "A snapshot needs a cut, one position in the WAL of every shard, at which all agree about every "
-            "transfer. Two small messages to each primary make it: nothing is locked, and nothing waits."
+            "Combining backups of single shards tears transfers: money has left one shard and not reached the other. "
+            "A snapshot needs a cut: one position in the WAL of every shard, at which all agree about every "
+            "transfer. Two small messages to each primary make the cut. Nothing is locked, and nothing waits."
         )
         with self._chapter(ChapterName.CREATE, "A full snapshot while money moves", text):
             self._take(stage, fleet, bank)
@@ -179,8 +178,8 @@ class Story:
     def increments(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
         """Take the increments, with some transfers before each."""
         text = (
-            "An increment holds the changes from the previous cut up to a new cut: "
-            "the fleet can be restored to any of them."
+            "An increment contains the changes from the previous cut to a new cut. "
+            "The fleet can be restored to any of the cuts."
         )
         with self._chapter(ChapterName.INCREMENTS, "Three increments", text):
             for _ in range(INCREMENTS):
@@ -188,14 +187,14 @@ class Story:
                 self._take(stage, fleet, bank)
 
     def check(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Read everything back while the bank works and the servers to restore into start in the background."""
+        """Read everything back, while the bank works and the servers to restore into start in the background."""
         text = (
-            "A backup that nobody has read is only a hope. Check reads every stored object back and compares "
+            "A backup that nobody has read back is only a hope. The check reads every stored object and compares "
             "primary with standby and shard with shard, down to each row and each transfer."
         )
         # Starting servers earlier would disturb the measured cuts.
         stage.begin_target()
-        with self._chapter(ChapterName.CHECK, "Is it whole? The check", text):
+        with self._chapter(ChapterName.CHECK, "Is it complete? The check", text):
             self.report.check = check = check_snapshots(fleet, CheckRequest(SNAPSHOT), stage, self._lines)
             compared = check.snapshots[0].compared
             write = self._lines.result if check.result == VALID else self._lines.warning
@@ -207,11 +206,11 @@ class Story:
             _check_running(bank)
 
     def disaster(self, source: EmbeddedFleet, bank: BankWorkload) -> None:
-        """Delete one shard's data under the running bank."""
+        """Delete one shard's data while the bank is running."""
         text = (
             "One primary is killed and its data directory deleted, with transfers in progress on it. A standby "
-            "can take over for one lost server; it can't undo a wrong DELETE or a lost site. Restoring can, and "
-            "must bring all shards back to the same moment."
+            "can take over for a lost server, but it can't undo a wrong DELETE or the loss of a site. A restore can, "
+            "and it must bring all shards back to the same moment."
         )
         with self._chapter(ChapterName.DISASTER, "Disaster", text):
             lost = source.primaries[LOST_SHARD]
@@ -227,8 +226,8 @@ class Story:
     def restore(self, stage: Stage, fleet: Fleet) -> EmbeddedFleet:
         """Restore into the second fleet."""
         text = (
-            f"All shards as they were at increment {RESTORED_INCREMENT}, into {SHARDS} new, empty servers: an earlier "
-            "moment, although increment 3 was taken later. Base copy and increments are folded into "
+            f"All shards are restored to increment {RESTORED_INCREMENT}, into {SHARDS} new, empty servers: an earlier "
+            "moment, although increment 3 was taken later. The base copy and the increments are folded into "
             "one load; nothing is replayed."
         )
         with self._chapter(ChapterName.RESTORE, f"Restore to increment {RESTORED_INCREMENT}", text):
@@ -243,8 +242,8 @@ class Story:
     def verdict(self, target: EmbeddedFleet) -> None:
         """Compute the bank's invariants on the restored shards."""
         text = (
-            "Three questions that only a consistent state answers with yes: is all the money there, is "
-            "every transfer on both of its shards or on neither, does every balance follow from its transfers?"
+            "For three questions only a consistent state has the answer yes. Is all the money there? Is "
+            "every transfer on both of its shards or on neither? Does every balance follow from its transfers?"
         )
         with self._chapter(ChapterName.INVARIANTS, "Do the books balance?", text):
             self.report.invariants = invariants = read_invariants(target.dsns())
@@ -274,7 +273,7 @@ class Story:
         _check_running(bank)
 
     def _measure(self, bank: BankWorkload, ended: float) -> None:
-        """Compute the cost of the cuts from the bank's log, once every transaction in it has ended."""
+        """Compute the cost of the cuts from the bank's log. Every transaction in the log must have ended."""
         report, log = self.report, bank.latencies
         report.cuts = [replace(cut, longest_commit_seconds=longest_within(log, cut.windows)) for cut in report.cuts]
         entries = log.entries()

@@ -1,4 +1,4 @@
-"""Operations as people read them, and the heartbeats in the store while a command shows its progress."""
+"""Descriptions of operations, and the heartbeats that a command stores while it shows its progress."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.ids import OPERATION_ID, new_operation_id
 
-# What says nothing of how much work it was.
+# Volumes that say nothing about the amount of work.
 UNSHOWN = ("groups",)
 
 
 def check_operation(text: str) -> str:
-    """The id of an operation that was given; raise UsageError if it is none."""
+    """Return the given id of an operation; raise UsageError if it is not a valid id."""
     if not OPERATION_ID.fullmatch(text):
         raise UsageError(
-            f"{text[:100]!r} is no id of an operation",
-            hint="ids are such as 20261124T193137Z-65c4c093aa; see: snapshot status",
+            f"{text[:100]!r} is not the id of an operation",
+            hint="ids look like 20261124T193137Z-65c4c093aa; to list them: snapshot status",
         )
     return text
 
@@ -56,7 +56,7 @@ def what_text(one: UnderWay | Ended) -> str:
 
 
 def result_text(one: Ended) -> str:
-    """`done`, or how it failed: the error's name, and the exit code."""
+    """Return `done`, or the error's name and the exit code."""
     if one.outcome is None:
         return f"unknown: {one.problem}"
     reason = f": {one.outcome.reason}" if one.outcome.reason else ""
@@ -65,7 +65,7 @@ def result_text(one: Ended) -> str:
 
 
 def result_cell(one: Ended) -> Shorter:
-    """As `result_text`, with the reason of a failure below the row on narrow terminals."""
+    """Return a cell with `result_text`; on narrow terminals the reason of a failure is below the row."""
     if one.outcome is None:
         return Shorter(result_text(one), "unknown", one.problem)
     if one.outcome.state == "done":
@@ -82,7 +82,7 @@ def volumes_text(one: Ended) -> str:
 
 @contextmanager
 def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "") -> Iterator[Activity]:
-    """Show the progress of an operation, store its signs of life, and stop the process if somebody asks for it."""
+    """Show the progress of an operation, store its heartbeats, and stop the process on request."""
     command = Command(kind, snapshot)
     with (
         progress(context) as shown,
@@ -94,9 +94,9 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
 
 @dataclass(slots=True)
 class RecordedCommand:
-    """The activity of a command without an intent, and what its outcome says.
+    """The activity of a command without an intent, and the fields of its outcome.
 
-    Others see it as `operation` once it `is_begun`. If it raises, only `volumes` count: what it had done.
+    Once it `is_begun`, others see it as `operation`. If it raises, only `volumes` are recorded: the work it had done.
     """
 
     activity: Activity
@@ -108,7 +108,7 @@ class RecordedCommand:
     checked: tuple[CheckedPoint, ...] = ()
 
     def begin(self) -> None:
-        """Begin the operation: the process that started a command in the background finds it from then on."""
+        """Begin the operation, and report it to the process that started this command in the background, if any."""
         if is_in_background():
             self.activity.show(self.operation)
             announce(self.operation)
@@ -120,9 +120,9 @@ class RecordedCommand:
 def recorded_activity(
     context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "", *, begins_at_once: bool = True
 ) -> Iterator[RecordedCommand]:
-    """As `activity`, of a command without an intent; records its outcome, as far as the store lets us.
+    """Do the same as `activity` for a command without an intent, and record its outcome if the store can be reached.
 
-    If it does not begin at once, it is an operation from `begin` on; what ends before leaves no record.
+    Unless it `begins_at_once`, the operation begins with `begin`; a command that ends earlier leaves no record.
     """
     command, about = Command(kind, snapshot, new_operation_id(utc_now())), Command(kind, snapshot)
     with (

@@ -28,10 +28,10 @@ PROGRESS_SCHEMA = "cutline/progress/1"
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
-    """The global options of an invocation. `json`: stdout is exactly one JSON document.
+    """The global options of an invocation. If `json` is set, stdout is exactly one JSON document.
 
-    `given_fleet` is the file of `--fleet`. `warnings` are about fleet.toml, known once it is loaded; results with
-    `--json` have them.
+    `given_fleet` is the file of `--fleet`. `warnings` are those about fleet.toml, known once it is loaded; JSON results
+    include them.
     """
 
     fleet_path: Path = field(default_factory=default_fleet_path)
@@ -42,9 +42,10 @@ class CommandContext:
     warnings: list[str] = field(default_factory=list)
 
     def load_fleet(self) -> Fleet:
-        """Read fleet.toml, contacting nothing, and show its warnings, once per command.
+        """Read fleet.toml without contacting anything, and show its warnings once per command.
 
-        Raises FleetFileError naming the file and the wrong key, and UsageError for another user's that nobody named.
+        Raises FleetFileError, which names the file and the wrong key, and UsageError if the file belongs to another
+        user and was found in the working directory.
         """
         from cutline.fleet.config import load_fleet
 
@@ -64,7 +65,7 @@ class CommandContext:
 
 
 def command_context(context: typer.Context) -> CommandContext:
-    """The global options of the invocation; the defaults if the command runs without the top-level command."""
+    """Return the global options of the invocation, or the defaults if there was no top-level command."""
     options = context.find_root().obj
     return options if isinstance(options, CommandContext) else CommandContext()
 
@@ -75,7 +76,7 @@ SnapshotName = Annotated[
     typer.Argument(
         metavar="NAME",
         autocompletion=complete_snapshots,
-        help="The snapshot. A template such as 'nightly-{date}' stands for the newest snapshot made from it.",
+        help="The snapshot. A template such as 'nightly-{date}' selects the newest snapshot with a matching name.",
     ),
 ]
 Increment = Annotated[
@@ -119,7 +120,8 @@ Groups = Annotated[
 UseBackupCopies = Annotated[
     bool,
     typer.Option(
-        "--use-backup-copies", help="Take rows that are damaged in the copy of a primary from the copy of its standby."
+        "--use-backup-copies",
+        help="If rows are damaged in the copy of a primary, take them from the copy of its standby.",
     ),
 ]
 AllowRefusedDdl = Annotated[
@@ -142,7 +144,7 @@ NoDatabaseSettings = Annotated[
 ]
 SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="Restore the DDL without rows.")]
 DataOnly = Annotated[bool, typer.Option("--data-only", help="Load rows and sequences into existing, empty tables.")]
-NoOwner = Annotated[bool, typer.Option("--no-owner", help="Make the role that restores the owner of everything.")]
+NoOwner = Annotated[bool, typer.Option("--no-owner", help="Make the restoring role the owner of everything.")]
 RoleMap = Annotated[
     list[str] | None,
     typer.Option(
@@ -165,53 +167,51 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="FILE",
-        help="Restore into the fleet that this file describes. Default: the fleet of the snapshot.",
+        help="Restore into the fleet that FILE describes. Default: the fleet of the snapshot.",
     ),
 ]
 Replace = Annotated[
     bool,
-    typer.Option(
-        "--replace", help="Put existing databases aside under other names. `restore-discard` drops them later."
-    ),
+    typer.Option("--replace", help="Rename existing databases to put them aside. `restore-discard` drops them later."),
 ]
 CreateRoles = Annotated[
-    bool, typer.Option("--create-roles", help="Create roles that the target lacks, but none as a superuser.")
+    bool, typer.Option("--create-roles", help="Create roles that are missing on the target, but never as superusers.")
 ]
 Routes = Annotated[
     list[str] | None,
     typer.Option(
         "--route",
         metavar="S.T=EXPR",
-        help="Expression that picks the target of each row, such as hash(id) (repeatable).",
+        help="Expression that selects the target of each row, such as hash(id) (repeatable).",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, print the plan, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Run all checks, print the plan, and change nothing.")]
 
 
 def parse_moment(option: str, text: str) -> datetime:
-    """Parse an option's value as a time; raise UsageError if it is none, or has no UTC offset."""
+    """Parse an option's value as a time; raise UsageError if it is not a time or has no UTC offset."""
     why = ""
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is not None:
             return moment.astimezone(UTC)
-        why = ": it does not say how far it is from UTC"
+        why = ": it has no UTC offset"
     except (ValueError, OverflowError):
         pass
     raise UsageError(
-        f"{option} {text!r} is no time{why}", hint="write it as 2026-11-20T10:00Z or 2026-11-20T11:00+01:00"
+        f"{option} {text!r} is not a valid time{why}", hint="write it as 2026-11-20T10:00Z or 2026-11-20T11:00+01:00"
     )
 
 
 def parse_at(at: str | None, increment: int | None) -> datetime | None:
-    """The moment of --at; raise UsageError if --increment is given, too."""
+    """Parse the value of --at; raise UsageError if --increment is given, too."""
     if at is not None and increment is not None:
-        raise UsageError("--increment and --at exclude each other", hint="give one of the two")
+        raise UsageError("--increment and --at are mutually exclusive", hint="leave out one of them")
     return None if at is None else parse_moment("--at", at)
 
 
 def check_text(option: str, *values: str) -> None:
-    """Raise UsageError unless the values of an option are text; arguments of a process may be any bytes."""
+    """Raise UsageError unless the values of an option are valid text; a process's arguments may be any bytes."""
     for value in values:
         try:
             value.encode()

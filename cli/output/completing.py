@@ -1,4 +1,4 @@
-"""Names and ids that a shell completes: snapshots, and operations without an outcome.
+"""Shell completion of the names of snapshots, and of the ids of operations without an outcome.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -18,14 +18,14 @@ from cutline.cli.output.fleet_option import FLEET_VARIABLE, check_found, default
 if TYPE_CHECKING:
     from cutline.storage.store import ObjectStore
 
-# Who presses Tab waits no longer for a store that does not answer.
+# The longest time that a user who presses Tab waits for a store that does not answer.
 SECONDS_MAX = 5.0
-# The line as the shell's script passes it: bash, and the others.
+# The variables in which shell scripts pass the command line: bash's, and that of the other shells.
 LINE_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 
 def complete_snapshots(incomplete: str) -> list[str]:
-    """The snapshots in the store of the line's fleet; nothing if they can't be read."""
+    """List the snapshots in the store of the command line's fleet; return nothing if they can't be read."""
 
     def list_names(store: ObjectStore) -> Iterable[str]:
         from cutline.snapshots.records.proven_chains import snapshot_names
@@ -36,7 +36,7 @@ def complete_snapshots(incomplete: str) -> list[str]:
 
 
 def complete_operations(incomplete: str) -> list[str]:
-    """The operations that have no outcome."""
+    """List the operations without an outcome."""
 
     def list_ids(store: ObjectStore) -> Iterable[str]:
         from cutline.snapshots.operations.open_operations import document_names
@@ -52,10 +52,10 @@ def _complete(read: Callable[[ObjectStore], Iterable[str]], incomplete: str) -> 
     def ask() -> None:
         try:
             answers.put(sorted(read(_open_store())))
-        except BaseException:  # noqa: BLE001  # a message would be written into the line that is being typed
+        except BaseException:  # noqa: BLE001  # a message would garble the line that the user is typing
             answers.put([])
 
-    # A daemon: the process does not wait for it.
+    # The process does not wait for a daemon thread.
     Thread(target=ask, daemon=True).start()
     try:
         found = answers.get(timeout=SECONDS_MAX)
@@ -77,5 +77,5 @@ def _open_store() -> ObjectStore:
 def _words_of(line: str) -> Sequence[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # a quotation that is not closed yet
+    except ValueError:  # a quotation that is still open
         return line.split()

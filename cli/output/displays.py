@@ -1,11 +1,11 @@
-"""How progress is shown: bars on a terminal, lines for logs, JSON lines for programs.
+"""Progress displays: bars on a terminal, lines for logs, JSON lines for programs.
 
 All implement fleet.progress.Progress, write only to stderr and may be called from any thread. If the operation raises,
 its last step is shown as stopped, never as done. `verbose` also shows each point when it is reached, with the time
 since the start.
 
-In logs and in JSON, a step has a line when it begins, then at most one a second for the whole and for each node, and
-one when it ends.
+JSON has a line when a step begins, then at most one a second for the whole step and one for each node, and a line when
+the step ends. Logs have only the last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cutline.cli.output.tables import printable, quantity_text, seconds_text, ti
 from cutline.fleet.progress import COUNTED_DOWN, Reading, Silent, StepPace
 from cutline.storage.clock import utc_now
 
-# More bars than this nobody reads, and drawing them takes time; `status` has the least advanced nodes.
+# Nobody reads more bars than this, and drawing them takes time. `status` shows the least advanced nodes.
 NODES_MAX = 20
 
 
@@ -44,7 +44,7 @@ class StepProgress:
 
     @property
     def seconds(self) -> float:
-        """How long the step has been running."""
+        """The time since the step began."""
         return time.monotonic() - self.began_seconds
 
     def summary(self) -> str:
@@ -55,7 +55,7 @@ class StepProgress:
 
 @dataclass(frozen=True, slots=True)
 class PointLines:
-    """The text of reached points, shown if `wanted`; `began_seconds` is on the monotonic clock."""
+    """The lines about reached points, shown if `wanted`; `began_seconds` is on the monotonic clock."""
 
     wanted: bool
     began_seconds: float = field(default_factory=time.monotonic)
@@ -114,7 +114,7 @@ class LineProgress(Silent):
 
 
 class BarProgress(Silent):
-    """Draws the running step at the bottom of the terminal; finished steps stay above it as lines."""
+    """Draws the current step at the bottom of the terminal; finished steps stay above it as lines."""
 
     def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
         self._console = console or Console(stderr=True)
@@ -192,7 +192,7 @@ class BarProgress(Silent):
 
 
 class _Name(ProgressColumn):
-    """The step's name, and how long the operation still takes, counted down between readings."""
+    """The step's name, and the time left for the operation, counted down between readings."""
 
     def render(self, task: Task) -> Text:
         left = task.fields.get("left")
@@ -204,9 +204,9 @@ class _Name(ProgressColumn):
 
 
 class _KnownTotalBar(BarColumn):
-    """A bar if the total is known, else nothing: a moving bar would suggest that it is."""
+    """A bar if the total is known, otherwise nothing: a moving bar would suggest that the total is known."""
 
-    def render(self, task: Task) -> Text:  # type: ignore[override]  # BarColumn promises its own bar; any renderable will do
+    def render(self, task: Task) -> Text:  # type: ignore[override]  # BarColumn promises its own bar, but any renderable works
         return Text("") if task.total is None else super().render(task)  # type: ignore[return-value]
 
 
@@ -234,14 +234,14 @@ LINE_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _ShownStep(StepPace):
-    """The step in progress, and by node when it was shown last, and whose reading has no line yet."""
+    """The current step; for each node, when it was last shown; and the nodes whose newest reading is not shown yet."""
 
     shown: dict[str, float] = field(default_factory=dict)
     pending: dict[str, None] = field(default_factory=dict)
 
 
 class JsonProgress(Silent):
-    """Writes one JSON object per line. Notes are lines of their own; `verbose` adds the points that are reached."""
+    """Writes one JSON object per line. Notes are separate lines; `verbose` adds reached points."""
 
     def __init__(self, stream: TextIO, command: str, *, verbose: bool = False) -> None:
         self._stream, self._command, self._verbose = stream, command, verbose

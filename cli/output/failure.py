@@ -1,4 +1,4 @@
-"""The exit codes and their meanings: the one table, printed by `--help` and enforced by the tests.
+"""The only table of exit codes and their meanings, printed by `--help` and enforced by the tests.
 
 A SnapshotError carries its code as `exit_code`. No command may exit with a code that is not in this table.
 """
@@ -44,18 +44,18 @@ MEANINGS: dict[int, str] = {
     CONFLICTS: "check found conflicts, or an assertion failed in a drill",
     USAGE: "usage: arguments or fleet.toml",
     REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
-    INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or nothing was there to compare or to ask",
+    INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it",
-    UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now: its disk is full, say; or the"
-    " command or an executor gets no more memory, threads or open files",
+    UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now (for example, its disk is full)"
+    ", or the command or an executor ran out of memory, threads or open files",
     BUSY: "another operation is running",
     CANCELLED: "cancelled from elsewhere, or by SIGTERM or SIGHUP",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
     DDL_REFUSED: "restored, but the target refused some DDL statements; the databases get their names only"
     " with --allow-refused-ddl",
     UNWRITTEN: "done, but the result could not be written",
-    BUG: "a bug: traceback kept in a file whose name is printed",
+    BUG: "a bug: the traceback is in a file whose name is printed",
     INTERRUPTED: "stopped by Ctrl-C",
 }
 
@@ -68,7 +68,7 @@ _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if 
 
 @dataclass(frozen=True, slots=True)
 class CommandFailure:
-    """An error as it is reported; `slug` is its stable name for scripts."""
+    """The reported form of an error; `slug` is its stable name for scripts."""
 
     code: int
     slug: str
@@ -98,7 +98,7 @@ def _failure(error: SnapshotError) -> CommandFailure:
 
 
 def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> CommandFailure:
-    """The failure of a command that was stopped, with its last known state."""
+    """Return the failure of a command that was stopped, with its last known state."""
     failure = CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
     if interrupt.args and (request := cancel_request()) is not None:
         failure = CommandFailure(CANCELLED, "cancelled", f"cancelled by {owner_text(request.by)} at {request.asked_at}")
@@ -111,14 +111,14 @@ def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> 
 
 
 def naming_fleet(failure: CommandFailure, fleet_file: str | None) -> CommandFailure:
-    """The failure, with the fleet file that was given in the commands of its hint."""
+    """Add the given fleet file to the commands in the failure's hint."""
     return replace(failure, hint=name_fleet(failure.hint, fleet_file, is_hint=True))
 
 
 def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose: bool) -> int:
     """Write `failure` as a JSON document on stdout or as lines on stderr; return its exit code.
 
-    A document that stdout can't take is written as lines, too.
+    If the document can't be written to stdout, the lines are written, too.
     """
     if json:
         write_document(
@@ -137,21 +137,21 @@ def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose
         sys.stderr.write(printable(redact("".join(traceback.format_exception(error))), keep="\n"))
     sys.stderr.write(f"{_error_label()} {printable(failure.message)}\n")
     if failure.hint:
-        # Some hints list statements: each has a line of its own, so that it can be run as it is printed.
-        # SnapshotError escapes the line ends of names.
+        # Some hints list statements, one per line, so that they can be run as printed. SnapshotError escapes line
+        # breaks in names.
         begin = "hint:\n" if "\n" in failure.hint else "hint: "
         sys.stderr.write(f"{begin}{printable(failure.hint, keep=chr(10))}\n")
     return failure.code
 
 
 def _error_label() -> str:
-    """`error:`, in red at a terminal that takes colours (no-color.org)."""
+    """Return `error:`, in red on a terminal that supports colours (no-color.org)."""
     is_plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return "error:" if is_plain else "\x1b[1;31merror:\x1b[0m"
 
 
 def _usage_mistake(error: Any) -> CommandFailure:
-    """Reword a mistake that typer found: lower case, no full stop, and a hint."""
+    """Reword a usage error that typer found: lower case, no full stop, and a hint."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "snapshot"
     message = " ".join(str(error.format_message()).split()).removesuffix(".")

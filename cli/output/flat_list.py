@@ -1,6 +1,6 @@
-"""`list --flat`: one row per restore point, as JSON, as CSV and for people.
+"""`list --flat`: one row per restore point, as JSON, as CSV or as a table.
 
-Rows are made one at a time from the listing: of 10,000 increments only the summaries are in memory.
+Rows are made one at a time from the listing, so that for 10,000 increments only the summaries are in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COLUMNS = (
     "comment",
     "checked_increment",
 )
-# What makes a spreadsheet take a text for a formula.
+# The characters with which a spreadsheet takes a text for a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
 TITLES = (
     "snapshot",
@@ -81,7 +81,7 @@ IMPORTANT = ("snapshot", "increment", "type", "cut made", "state", "size", "chan
 
 
 def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
-    """A row per restore point, with COLUMNS, by snapshot and increment; a snapshot that can't be read has one row.
+    """Yield a row with COLUMNS per restore point, by snapshot and increment; an unreadable snapshot has one row.
 
     Unknown values are None; the problem of a snapshot is in each of its rows.
     """
@@ -100,7 +100,7 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
     newest = newest_covering(checks, len(summaries))
     newest_valid = newest_covering([check for check in checks if check.point.result == VALID], len(summaries))
     for one, check, valid in zip(summaries, newest, newest_valid, strict=True):
-        # Commits that are not here have changed no definition.
+        # Commits that were not read have changed no definition.
         if (commit := commits.get(one.increment)) and _redefine(groups, commit):
             names = sorted(set(groups.values()))
         yield {
@@ -132,7 +132,7 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
 
 
 def _redefine(groups: dict[tuple[str, int], str], commit: Commit) -> bool:
-    """Bring the names of groups, by shard and number, to those at the commit; return whether it has changed any."""
+    """Update the names of groups, by shard and number, to those at the commit; return whether any may have changed."""
     begun = commit.groups if isinstance(commit, FullSnapshot) else {}
     changes = commit.definition_changes
     for shard, found in chain(begun.items(), changes.groups.items() if changes else ()):
@@ -144,14 +144,14 @@ def _redefine(groups: dict[tuple[str, int], str], commit: Commit) -> bool:
 
 
 def csv_rows(rows: Iterable[dict[str, Any]]) -> Iterator[list[object]]:
-    """COLUMNS, then the values of each row as cells."""
+    """Yield COLUMNS, then the values of each row as cells."""
     yield list(COLUMNS)
     for row in rows:
         yield [_cell(row[name]) for name in COLUMNS]
 
 
 def _cell(value: object) -> object:
-    """The value as a cell. No cell has a control character, and none is a formula: an apostrophe precedes that."""
+    """Return the value as a cell, without control characters; an apostrophe keeps it from being a formula."""
     if isinstance(value, bool):
         return "true" if value else "false"
     text = ", ".join(value) if isinstance(value, list) else value
@@ -161,7 +161,7 @@ def _cell(value: object) -> object:
 
 
 def flat_table(rows: Iterable[dict[str, Any]], now: datetime) -> FittingTable:
-    """The rows for people."""
+    """Return the rows as a table."""
     return FittingTable(TITLES, [_cells(row, now) for row in rows], NUMBERS, IMPORTANT)
 
 
@@ -193,7 +193,7 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
 
 
 def conflicts_at(increment: int) -> str:
-    """The result of a check up to that increment, for others than it: that there are conflicts, and where."""
+    """Describe the conflicts that a check up to `increment` found, for use at another increment."""
     return f"{CONFLICTS} at increment {increment}," if increment else f"{CONFLICTS} at the full snapshot,"
 
 

@@ -1,4 +1,4 @@
-"""Which fleet file a command line means: that of --fleet, else $SNAPSHOT_FLEET, else ./fleet.toml.
+"""The fleet file of a command line: that of --fleet, else $SNAPSHOT_FLEET, else ./fleet.toml.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -15,7 +15,7 @@ FLEET_OPTION = "--fleet"
 
 
 def given_fleet(words: Sequence[str]) -> str | None:
-    """The file of the last --fleet."""
+    """Return the file of the last --fleet."""
     given = None
     for number, word in enumerate(words):
         if word.startswith(f"{FLEET_OPTION}="):
@@ -26,18 +26,18 @@ def given_fleet(words: Sequence[str]) -> str | None:
 
 
 def default_fleet_path() -> Path:
-    """$SNAPSHOT_FLEET, else ./fleet.toml."""
+    """Return $SNAPSHOT_FLEET, else ./fleet.toml."""
     return Path(os.environ.get(FLEET_VARIABLE) or FLEET_FILE_DEFAULT)
 
 
 def check_found(path: Path) -> None:
-    """Raise UsageError for another user's file in the working directory: it names programs, and gets variables."""
+    """Raise UsageError if the file belongs to another user: a fleet file names programs and reads variables."""
     from cutline.storage.errors import UsageError
 
     try:
         owner = path.stat().st_uid
     except OSError:
-        # The reader of the file reports that.
+        # The reader of the file reports this error.
         return
     if owner not in {0, os.geteuid(), Path("/").stat().st_uid}:
         raise UsageError(

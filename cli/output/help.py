@@ -1,4 +1,4 @@
-"""`--help` as plain text: usage, what the command does, its arguments and options, each with its text.
+"""`--help` as plain text: usage, description, arguments and options.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 WIDTH_MAX = 100
 INDENT = "  "
-# Wider names have their text on the next line.
+# The text of a wider name is on the next line.
 NAME_WIDTH_MAX = 24
 HELP_OPTION = "--help"
-# A title, and names with their texts.
+# A title, and pairs of a name and its text.
 Section = tuple[str, Sequence[tuple[str, str]]]
 
 
 def usage_of(command: Any, path: str) -> str:
-    """The first line: the command with its arguments; those in brackets may be left out."""
+    """Return the first line: the command with its arguments; those in brackets are optional."""
     words = [path, *(_argument(one) for one in command.params if one.param_type_name == "argument")]
     if hasattr(command, "commands"):
         words.append("[COMMAND …]" if command.invoke_without_command else "COMMAND …")
@@ -30,7 +30,7 @@ def usage_of(command: Any, path: str) -> str:
 def help_text(
     command: Any, path: str, before: Iterable[Section] = (), after: Iterable[Section] = (), *, note: str = ""
 ) -> str:
-    """The help of a command that was called as `path`, with sections before and after its options, and a last note."""
+    """Return the help of a command that is called as `path`, with sections around its options, and a final note."""
     width = min(shutil.get_terminal_size().columns, WIDTH_MAX)
     blocks = [f"Usage: {usage_of(command, path)}"]
     blocks += [textwrap.fill(text, width, break_on_hyphens=False) for text in _paragraphs(command.help or "")]
@@ -46,7 +46,7 @@ def help_text(
 
 
 def rows_text(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Names with their texts, in two columns."""
+    """Format names and their texts in two columns."""
     column = max((len(name) for name, _ in rows if len(name) <= NAME_WIDTH_MAX), default=NAME_WIDTH_MAX) + 2
     lines = list[str]()
     for name, text in rows:
@@ -81,7 +81,7 @@ def _option(parameter: Any) -> str:
 
 
 def _described(parameter: Any) -> str:
-    """The text of a parameter, with its default if that is a number."""
+    """Return the text of a parameter, with its default if that is a number."""
     text = " ".join((parameter.help or "").split())
     default = parameter.default
     if isinstance(default, int | float) and not isinstance(default, bool):

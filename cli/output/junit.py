@@ -1,8 +1,8 @@
 """JUnit reports of checks and drills.
 
-A check has one suite per snapshot, one failure per conflict, one skipped case per skipped item. A drill has one suite
-with a case for the restore, a skipped one for each refused statement, and one for each assertion. What did not end is
-one case with an error.
+The report of a check contains one suite per snapshot, with one failure per conflict and one skipped case per skipped
+item. That of a drill contains one suite, with a case for the restore, a skipped case for each refused statement, and a
+case for each assertion. For a command that did not end, the report is one case with an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_ASSERTIONS = "fleet.toml has no [[drill.assertion]]: nothing was asked"
 
 
 def junit_of(report: CheckReport) -> str:
-    """The report as XML."""
+    """Return the report of a check as XML."""
     suites = ElementTree.Element("testsuites", name=CHECK, time=f"{report.seconds:.3f}")
     for snapshot in report.snapshots:
         suites.append(_suite(snapshot))
@@ -31,7 +31,7 @@ def junit_of(report: CheckReport) -> str:
 
 
 def junit_of_drill(report: DrillReport) -> str:
-    """The report as XML."""
+    """Return the report of a drill as XML."""
     restored, suites = report.restored, ElementTree.Element("testsuites", name=DRILL, time=f"{report.seconds:.3f}")
     outcomes = [assertion.holds for assertion in report.assertions]
     name = f"{restored.snapshot} at increment {restored.increment}"
@@ -62,7 +62,7 @@ def junit_of_drill(report: DrillReport) -> str:
 
 
 def junit_of_error(what: str, message: str, kind: str) -> str:
-    """The report of a command that did not end, as XML; `kind` is the stable name of the reason."""
+    """Return the report of a command that did not end, as XML; `kind` is the stable name of the reason."""
     suites, name = ElementTree.Element("testsuites", name=what), what
     suite = ElementTree.SubElement(suites, "testsuite", name=name, tests="1", failures="0", errors="1", skipped="0")
     case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"the {what.rpartition(' ')[2]} ends")
@@ -73,7 +73,7 @@ def junit_of_error(what: str, message: str, kind: str) -> str:
 def _xml_of(suites: ElementTree.Element) -> str:
     ElementTree.indent(suites)
     for element in suites.iter():
-        # XML has no form for most control characters.
+        # XML can't represent most control characters.
         element.attrib.update({name: printable(text) for name, text in element.attrib.items()})
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -81,7 +81,7 @@ def _xml_of(suites: ElementTree.Element) -> str:
 def _suite(one: SnapshotReport) -> ElementTree.Element:
     name = f"{one.name} at increment {one.increment}"
     failed, skipped = len(one.conflicts), len(one.skipped)
-    # A snapshot without conflicts is one passed case, unless nothing was compared.
+    # A snapshot without conflicts is one passed case; if nothing was compared, the case is skipped.
     nothing = not failed and not skipped and not one.compared.objects
     suite = ElementTree.Element(
         "testsuite",
@@ -99,15 +99,15 @@ def _suite(one: SnapshotReport) -> ElementTree.Element:
     if not failed and not skipped:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name="everything compared")
         if nothing:
-            ElementTree.SubElement(case, "skipped", message="nothing was there to compare")
+            ElementTree.SubElement(case, "skipped", message="there was nothing to compare")
     return suite
 
 
 @contextmanager
 def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
-    """Let the file say that the command, `what`, did not end, until it has; raise UsageError if it can't be written.
+    """Write to the file that the command `what` did not end, until it ends; raise UsageError if it can't be written.
 
-    Otherwise a CI system would collect the report of an earlier run, perhaps a successful run.
+    Otherwise a CI system could collect the report of an earlier, perhaps successful run.
     """
     if file is None:
         yield
@@ -116,14 +116,14 @@ def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
     try:
         yield
     except SnapshotError as error:
-        # If the file can't be written any more, it says still that the command did not end.
+        # If the file can no longer be written, it still says that the command did not end.
         with suppress(UsageError):
             _replace(file, junit_of_error(what, error.message, error.slug))
         raise
 
 
 def write_report(file: Path | None, text: str) -> list[str]:
-    """Write the report to the file, if there is one; return a warning if it can't be written."""
+    """Write the report to the file, if one is given; return a warning if it can't be written."""
     if file is not None:
         try:
             _replace(file, text)

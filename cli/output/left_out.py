@@ -1,4 +1,4 @@
-"""The items that a snapshot leaves out, as text: one line per kind, with names."""
+"""Descriptions of the items that a snapshot leaves out: one line per kind, with names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.LARGE_OBJECTS: KindText("large object", "large objects", "not restored"),
     LeftOutKind.EXCLUDED_TABLE: KindText("excluded table", "excluded tables", "empty when restored"),
     LeftOutKind.EXTENSION_TABLE: KindText(
-        "table of an extension", "tables of extensions", "restored as CREATE EXTENSION makes them"
+        "table of an extension", "tables of extensions", "restored as CREATE EXTENSION creates them"
     ),
     LeftOutKind.UNLOGGED_SEQUENCE: KindText(
         "unlogged sequence", "unlogged sequences", "restart at their initial value"
@@ -34,7 +34,7 @@ KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.SUBSCRIPTION: KindText("subscription", "subscriptions", "not restored"),
     LeftOutKind.USER_MAPPING: KindText("user mapping", "user mappings", "without options when restored"),
 }
-# The same for those of WARNINGS that stay as they are throughout a chain.
+# The same for the kinds of WARNINGS that don't change throughout a chain.
 PARTIAL: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.APPEND_ONLY_TABLE: KindText("append-only table", "append-only tables", "without updates and deletes"),
     LeftOutKind.LARGE_OBJECTS_OF_FULL: KindText("large object", "large objects", "as of the full snapshot"),
@@ -42,33 +42,34 @@ PARTIAL: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.EXTENSION_ROWS: KindText(
         "table of an extension that was not read",
         "tables of extensions that were not read",
-        "restored as CREATE EXTENSION makes them",
+        "restored as CREATE EXTENSION creates them",
     ),
 }
-REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again, and follows them"
+REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again and captures them"
 # Items that are restored but may differ from the source.
 WARNINGS: Mapping[LeftOutKind, str] = {
-    LeftOutKind.APPEND_ONLY_TABLE: f"inserts and truncates only, updates and deletes are not followed ({REMEDY})",
-    LeftOutKind.UNCOUNTED_TABLE: "it is not known whether rows of append-only tables were updated or deleted:"
+    LeftOutKind.APPEND_ONLY_TABLE: f"inserts and truncates only, updates and deletes are not captured ({REMEDY})",
+    LeftOutKind.UNCOUNTED_TABLE: "it is unknown whether rows of append-only tables were updated or deleted:"
     f" PostgreSQL's counters were reset or are disabled ({REMEDY})",
-    LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as they were at the full snapshot, increments do not follow them",
-    LeftOutKind.STANDBY_COPY: "standbys below PostgreSQL 16 can't decode WAL: check has no copy to compare",
-    LeftOutKind.EXTENSION_ROWS: "rows of extensions' tables were not read: they are restored as CREATE EXTENSION makes"
-    " them (--json has the reasons; exclude the tables in [groups], or give the role BYPASSRLS if policies hide rows)",
+    LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as of the full snapshot, without the changes since",
+    LeftOutKind.STANDBY_COPY: "standbys older than PostgreSQL 16 can't decode WAL: check has no copy to compare",
+    LeftOutKind.EXTENSION_ROWS: "rows of extensions' tables were not read: they are restored as CREATE EXTENSION"
+    " creates them (--json lists the reasons; exclude the tables in [groups], or give the role BYPASSRLS if policies"
+    " hide rows)",
 }
 
 
 def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
-    """One line per kind; of an append-only table, updates and deletes are left out."""
+    """Return one line per kind; of append-only tables, updates and deletes are left out."""
     left_out = list(left_out)
     by_kind = _by_kind(left_out)
     return [_line(kind, by_kind[kind]) for kind in KINDS if kind in by_kind] + warning_lines(left_out)
 
 
 def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snapshot: str) -> list[str]:
-    """As `left_out_lines` for an increment: items that the restore point `before` left out, too, are only counted.
+    """Return `left_out_lines` for an increment; items that the restore point `before` left out, too, are only counted.
 
-    It is named when the chain begins, or where it comes to it; somebody reads this every night.
+    An item is named in the first commit that leaves it out: somebody reads these lines every night.
     """
     known = {(out.node, out.kind, out.name) for out in before}
     brief = {**KINDS, **PARTIAL}
@@ -84,7 +85,7 @@ def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snaps
 
 
 def warning_lines(left_out: Iterable[LeftOut], *, remedy: bool = True) -> list[str]:
-    """One line for each kind of object that is restored but may differ from the source, with or without `remedy`."""
+    """Return one line for each kind of object that is restored but may differ from the source."""
     by_kind = _by_kind(left_out)
     append_only = sorted({out.name for out in by_kind.get(LeftOutKind.APPEND_ONLY_TABLE, [])})
     texts = {kind: text if remedy else text.replace(f" ({REMEDY})", "") for kind, text in WARNINGS.items()}
@@ -97,7 +98,7 @@ def warning_lines(left_out: Iterable[LeftOut], *, remedy: bool = True) -> list[s
 
 
 def warnings_of_several(left_out: Mapping[str, Iterable[LeftOut]]) -> list[str]:
-    """The warnings of several snapshots, by name: each line once, short, with the snapshots that it applies to."""
+    """Return the warnings of several snapshots by name: each line once, with the snapshots that it applies to."""
     snapshots: dict[str, list[str]] = {}
     for name, found in left_out.items():
         for line in warning_lines(found, remedy=False):

@@ -1,6 +1,7 @@
-"""`--metrics FILE` and `[metrics] file`: when a command has ended, the metrics of its fleet replace the file.
+"""`--metrics FILE` and `[metrics] file`: at the end of a command, the metrics of its fleet replace the file.
 
-Also when it failed or was interrupted. A file that can't be written fails no command: a warning says so.
+This also happens if the command failed or was interrupted. If the file can't be written, the command warns, but does
+not fail.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MetricsFile = Annotated[
         show_default=False,
     ),
 ]
-# The collector of the file runs as another user.
+# The collector that reads the file runs as another user.
 FILE_MODE = 0o644
 # After Ctrl-C the user waits for the command to end.
 INTERRUPTED_SECONDS_MAX = 3.0
@@ -42,7 +43,7 @@ INTERRUPTED_SECONDS_MAX = 3.0
 
 @dataclass(slots=True)
 class _Run:
-    """One command: when it began, and how it has ended."""
+    """The command's beginning, exit code, and time limit for gathering metrics."""
 
     command: str
     began: float = field(default_factory=time.monotonic)
@@ -54,7 +55,7 @@ class _Run:
 def leaving_metrics(
     context: typer.Context, fleet: Fleet, command: str, file: Path | None, *, is_dry: bool = False
 ) -> Iterator[None]:
-    """Write the metrics when the block has ended, unless it `is_dry`: to `file`, else to that of fleet.toml."""
+    """Write the metrics when the block has ended, unless it `is_dry`, to `file` or else to the file in fleet.toml."""
     path = file or fleet.metrics.file
     if path is None or is_dry:
         yield
@@ -72,9 +73,9 @@ def leaving_metrics(
 
 
 def replace_metrics(path: Path, text: bytes) -> None:
-    """Replace the file by these metrics, at once; raises UsageError, and leaves the old file.
+    """Replace the file by these metrics, atomically; raises UsageError, and leaves the old file.
 
-    The temporary file is hidden and has another ending: node_exporter would read it, too.
+    The temporary file is hidden and has a different extension: otherwise node_exporter would read it, too.
     """
     with replaced_file(path, FILE_MODE) as write:
         write(text.decode())
@@ -94,5 +95,5 @@ def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
     except UsageError as error:
         warn(f"the metrics could not be written to {error.message}")
     except KeyboardInterrupt:
-        # The command has ended: an interrupt can't change its result any more.
+        # The command has ended: an interrupt can no longer change its result.
         warn(f"the metrics were not written to {path}: interrupted")

@@ -1,4 +1,4 @@
-"""What `status --nodes` shows of every node: who holds the fleet's lock, and how far it and its slots are."""
+"""The nodes' part of `status --nodes`: holders of the fleet's lock, positions, and the lag of slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cutline.wal.drain.lags import LagsQuery, NodeLags
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's answer. `lock` is None of a standby; `archived` is how far its WAL is in the store."""
+    """A node's answer. `lock` is None for a standby; `archived` is the position up to which its WAL is in the store."""
 
     node: str
     role: str
@@ -27,18 +27,18 @@ class NodeStatus:
 
     @property
     def problem(self) -> str:
-        """Why an answer of it is missing; "" if it gave all."""
+        """The reason why an answer is missing, "" if none is."""
         return self.lags.problem or (self.lock.problem if self.lock else "")
 
     @property
     def lock_state(self) -> str | None:
-        """Whether the fleet's lock is free or held on the node; None if it was not asked, or gave no answer."""
+        """Whether the fleet's lock is free or held on the node; None if the node was not asked or gave no answer."""
         if self.lock is None or self.lock.problem:
             return None
         return "held" if self.lock.holder else "free"
 
     def to_json(self) -> dict[str, Any]:
-        """The node as JSON output has it; unknown values are null."""
+        """Return the node's JSON; unknown values are null."""
         holder, lags = self.lock.holder if self.lock else None, self.lags
         return {
             "node": self.node,
@@ -56,7 +56,7 @@ class NodeStatus:
 
     @property
     def text(self) -> Enumeration:
-        """The node for people."""
+        """The node's line in the human-readable output."""
         head = f"node {self.node}"
         if self.lags.problem and (self.lock is None or self.lock.problem):
             return Enumeration(head, (self.lock.problem if self.lock else self.lags.problem,))
@@ -64,9 +64,9 @@ class NodeStatus:
         if self.lock and self.lock.watch:
             parts.append(f"watch lock held by {self.lock.watch.text()}")
         if self.lags.problem:
-            parts.append(f"WAL positions are not known: {self.lags.problem}")
+            parts.append(f"WAL positions unknown: {self.lags.problem}")
         else:
-            parts += [f"at {self.lags.position}" if self.lags.position is not None else "at no known position"]
+            parts += [f"at {self.lags.position}" if self.lags.position is not None else "position unknown"]
             for slot in self.lags.slots:
                 parts += [
                     f"slot {slot.slot} {size_text(slot.lag_bytes)} behind",
@@ -82,12 +82,12 @@ class NodeStatus:
 
 def _lock_text(lock: LockAnswer) -> str:
     if lock.problem:
-        return f"fleet lock is not known: {lock.problem}"
+        return f"fleet lock unknown: {lock.problem}"
     return f"fleet lock held by {lock.holder.text()}" if lock.holder else "fleet lock free"
 
 
 def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
-    """The nodes' answers, in the order of fleet.toml, and how far their WAL is in the store."""
+    """Ask the nodes, in the order of fleet.toml, and read how far their WAL is in the store."""
     query = LagsQuery(fleet.nodes)
     locks = {ask_lock_holder.node: ask_lock_holder for ask_lock_holder in ask_lock_holders(fleet)}
     archived = archived_positions(chains_by_cut(read_entries(store, fleet)))

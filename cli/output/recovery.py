@@ -1,4 +1,4 @@
-"""The facts about a cut that users of physical backups need, and coordinators: printed, as JSON, and as a file."""
+"""Facts about a cut for users of physical backups and for coordinators: as text, as JSON, and in a file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 TRANSACTIONS_SCHEMA = "cutline/transactions/1"
 WARNING = "warning: "
-AFTERWARDS = "when every node is promoted and its statements have run, applications may connect"
+AFTERWARDS = "once every node is promoted and its statements have run, applications may connect"
 
 
 def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]) -> list[str | RenderableType]:
-    """The transactions in doubt, for people."""
+    """Return the transactions in doubt as a table."""
     label = increment_label(commit.snapshot, commit.increment)
     if not transactions:
         return [f"no transaction was in doubt at the cut of {label}"]
@@ -36,7 +36,7 @@ def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]
 
 
 def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | RenderableType]:
-    """A recovery plan as text to paste: everything but settings and statements is a comment."""
+    """Return a recovery plan as text to paste: everything except settings and statements is a comment."""
     label = increment_label(commit.snapshot, commit.increment)
     lines: list[str | RenderableType] = [f"# {label}, cut {commit.cut.id}"]
     for node in nodes:
@@ -57,7 +57,7 @@ def write_transactions(
 ) -> list[str]:
     """Write the transactions in doubt at the cut of an increment to a file in `folder`; return lines that name it.
 
-    Writes nothing if nothing was in doubt, or if that is not known (None).
+    Writes nothing if none was in doubt, or if it is unknown (None) whether any was.
     """
     name, increment = label
     if not transactions:

@@ -1,4 +1,4 @@
-"""The statements that a target refused, left in a file for an operator to correct and to run with psql."""
+"""A file of the statements that a target refused, for an operator to correct and run with psql."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cutline.restore.ddl.statements import is_statements_alone, statements_of
 from cutline.restore.plan.report import RefusedStatement
 from cutline.storage.errors import UsageError
 
-# The options of a user mapping may be a password.
+# The options of a user mapping may include a password.
 FILE_MODE = 0o600
-# In a script psql ends at the line.
+# In a script, psql stops at this line.
 QUIT = "\\quit"
 UNFINISHED = f"""\
 -- The restore has not ended: its databases still have temporary names, and those with the final names may be the ones
@@ -24,10 +24,10 @@ UNFINISHED = f"""\
 -- --allow-refused-ddl it writes this file anew.
 {QUIT}
 """
-# Until the last \unrestrict psql takes no command from the statements, whatever these make of quotes: it follows the
-# session's settings, and puts the text of its variables among them. A psql without \restrict stops at the first of
-# these lines, and one that can't connect at the next. The caller's ON_ERROR_STOP applies to the statements only; what
-# the caller's ~/.psqlrc says of transactions and lines does not: each statement is one and is committed.
+# Until the last \unrestrict, psql runs no command in the statements, however they quote: psql's parser follows the
+# session's settings, and psql substitutes its variables in statements. A psql without \restrict stops at the first
+# \restrict, and a psql that can't connect at \connect. The caller's ON_ERROR_STOP applies only to the statements. The
+# settings for transactions and lines in the caller's ~/.psqlrc don't apply: each statement is committed by itself.
 BEGIN = """\
 \\set AUTOCOMMIT on
 \\set ON_ERROR_ROLLBACK off
@@ -42,7 +42,7 @@ BEGIN = """\
 \\restrict {token}
 """
 AS_ANOTHER = "-- To run them as another role, such as a superuser, change user in the next line."
-# By these two settings psql finds the ends of constants, and functions that statements call can change them.
+# psql finds the ends of constants by these two settings, which functions that the statements call can change.
 READING = f"SET client_encoding = '{RAW}'; SET standard_conforming_strings = on;\n"
 END = f"{READING}\\unrestrict {{token}}\n"
 NOT_SQL = (
@@ -63,11 +63,11 @@ def write_refused(
 ) -> tuple[str | None, str]:
     """Write the statements to a file in `folder`; return its path, None if it can't be written, and a line about it.
 
-    It is a script for psql, which connects to each database before its statements: none can run in another one. Unless
-    the restore `is_published` it runs nothing.
+    The file is a script for psql, which connects to each database before its statements, so that none can run in
+    another database. Unless the restore `is_published`, the script runs nothing.
     """
     path, refused = folder / f"{operation}-refused.sql", list(refused)
-    # A writer to the store does not know it.
+    # The token is unknown to anyone who can write to the store.
     token = secrets.token_hex()
     lines = [] if is_published else [UNFINISHED]
     for (node, database, access), statements in groupby(refused, lambda one: (one.node, one.database, one.access)):
@@ -92,7 +92,7 @@ def write_refused(
 
 
 def _connect(access: str, token: str) -> str:
-    """The lines that have psql run the following statements in this database, and nowhere else."""
+    """Return the lines that make psql run the following statements in this database and nowhere else."""
     if len(access.splitlines()) > 1:
         line = (
             "-- \\connect takes no name with line breaks: connect to the database yourself, and delete the next line."
@@ -105,7 +105,7 @@ def _connect(access: str, token: str) -> str:
 
 
 def _with_reading(script: str) -> str:
-    """The statements, each after READING if that matters to where it ends."""
+    """Return the statements, with READING before each whose end depends on these settings."""
     texts = (text for text, _ in statements_of(script))
     return "".join(text if text.isascii() and "\\" not in text else _after_gap(text) for text in texts)
 
@@ -116,5 +116,5 @@ def _after_gap(text: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """The text as part of a comment's line."""
+    """Return the text without line breaks, for a comment."""
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The reports of a restore and of a drill, in a terminal."""
+"""The reports of a restore and of a drill, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMED_MAX = 20
 
 
 def borrowed_document(report: RestoreReport) -> dict[str, Any]:
-    """The fields of the command's JSON."""
+    """Return the JSON fields about damaged objects and copies of standbys."""
     return {
         "from_backup_copies": to_builtins(report.borrowed),
         "damaged": [{"object": damage.key, "node": damage.node, "kind": damage.kind} for damage in report.damaged],
@@ -41,12 +41,12 @@ def borrowed_document(report: RestoreReport) -> dict[str, Any]:
 
 
 def borrowed_lines(report: RestoreReport, *, is_done: bool = True) -> list[str]:
-    """A line for each damaged object, and for each copy that rows were taken from."""
+    """Return a line for each damaged object, and for each copy that rows were taken from."""
     lines = [
         f"damaged: object {damage.key} of node {damage.node}: {damage.detail}" for damage in report.damaged[:NAMED_MAX]
     ]
     if (more := len(report.damaged) - NAMED_MAX) > 0:
-        lines.append(f"… {more} more damaged objects; all of them with --json")
+        lines.append(f"… {more} more damaged objects; --json lists all of them")
     for rows in report.borrowed:
         more = len(rows.groups) - NAMED_MAX
         names = ", ".join(rows.groups[:NAMED_MAX]) + (f" and {more} more tables" if more > 0 else "")
@@ -55,7 +55,7 @@ def borrowed_lines(report: RestoreReport, *, is_done: bool = True) -> list[str]:
 
 
 def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    """The first lines of a restore."""
+    """Return the first lines of a restore."""
     chain, volumes, now = plan.chain, preview.volumes, utc_now()
     made_at = cut_time(chain.last)
     number = f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
@@ -64,17 +64,17 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
     ]
     if plan.request.at and plan.request.at > utc_now():
-        lines.append("warning: --at is in the future, so the newest cut is taken; see its offset from UTC")
+        lines.append("warning: --at is in the future, so the newest cut is restored; check its UTC offset")
     if plan.next_cut:
         after = chain.last.increment + 1
-        lines.append(f"not taken, because it is after --at: the cut of increment {after}, {time_text(plan.next_cut)}")
+        lines.append(f"the next cut is after --at: that of increment {after}, {time_text(plan.next_cut)}")
     where = "into the tables of" if plan.request.scope.data_only else "to"
     for target in plan.targets:
         begun = preview.begun.get(target.shard)
         if (volume := volumes.get(target.shard)) is None:
             if begun:
                 lacks = "the values of its sequences" if plan.request.scope.data_only else "its name"
-                done = "published already" if begun.phase == Phase.PUBLISHED else f"done already but for {lacks}"
+                done = "already published" if begun.phase == Phase.PUBLISHED else f"already done except for {lacks}"
                 rows = quantity_text(begun.rows, "rows")
                 lines.append(f"{target.shard} to database {target.database}: {rows}, {done}")
             continue
@@ -86,20 +86,20 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
             f" {size_text(volume.stored_bytes)} stored,"
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk{_loaded_text(begun)}"
         )
-    lines += ["then: the planner's statistics of every table (ANALYZE)"] * plan.request.scope.analyze
+    lines += ["then: ANALYZE of every table"] * plan.request.scope.analyze
     return [*lines, _time_line(preview), *map(_disk_line, preview.disks)]
 
 
 def _loaded_text(begun: BegunShard | None) -> str:
     if begun is None or not (begun.rows or begun.is_loaded):
         return ""
-    return f"; {'all ' if begun.is_loaded else ''}{count_text(begun.rows)} rows are loaded already"
+    return f"; {'all ' if begun.is_loaded else ''}{count_text(begun.rows)} rows are already loaded"
 
 
 def _time_line(preview: RestorePreview) -> str:
     estimate = preview.estimate
     unmeasured = " (no restore of all rows from this store has been measured yet)"
-    based = f", by what {estimate.basis} took" if estimate.basis else unmeasured
+    based = f", based on {estimate.basis}" if estimate.basis else unmeasured
     if not estimate.is_rough:
         return f"time: about {seconds_text(estimate.total)}{based}"
     least, most = estimate.bounds
@@ -112,7 +112,7 @@ def _disk_line(disk: DiskSpace) -> str:
         if disk.is_hidden
         else "the server does not run on this machine, or its data can't be read here"
     )
-    free = f"free space not known: {why}" if disk.free_bytes is None else f"{size_text(disk.free_bytes)} free"
+    free = f"free space unknown: {why}" if disk.free_bytes is None else f"{size_text(disk.free_bytes)} free"
     needed = f"{_about(is_rough=disk.is_rough)}{size_text(disk.needed_bytes)} needed"
     return f"disk of {', '.join(disk.nodes)}: {needed}, {free}"
 
@@ -122,7 +122,7 @@ def _about(*, is_rough: bool) -> str:
 
 
 def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
-    """The same as JSON."""
+    """Return the plan as JSON."""
     made_at = cut_time(plan.chain.last)
     estimate = preview.estimate
     return {
@@ -178,11 +178,11 @@ def _begun_document(begun: BegunShard | None) -> dict[str, Any]:
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10
-# How many items of a kind the plan of a restore that begins at once names without --verbose.
+# How many items of a kind the plan of a restore names without --verbose, if the restore then begins at once.
 SHOWN_IN_BRIEF = 3
-# Of so many, people read the number.
+# From this number on, items are only counted.
 COUNTED_MIN = 4
-ALL_IN_JSON = "--json names each"
+ALL_IN_JSON = "--json lists each"
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
 DRILL_SCHEMA = "cutline/drill/1"
 
@@ -233,10 +233,10 @@ def lines_of(
     is_announced: bool = False,
     is_verbose: bool = False,
 ) -> list[str]:
-    """The output for people, the result last and before it `others`; details only if it `is_verbose`.
+    """Return the human-readable output, with `others` before the result; details only if it `is_verbose`.
 
-    If its plan `is_announced`, they have read there what is left out, how roles differ and where rows come from, and
-    the warnings that were `shown`.
+    If the plan `is_announced`, it has already named the items left out, the differences of roles, the sources of rows,
+    and the warnings that were `shown`.
     """
     lines = _detail_lines(report) if is_verbose else []
     if is_verbose or not is_announced:
@@ -248,7 +248,7 @@ def lines_of(
         lines += left_out_lines(report.not_in_snapshot)
         lines += [one.text for one in report.open_operations]
     lines += [f"warning: {text}" for text in report.warnings if text not in shown]
-    lines += refused_lines("refused", report.refused, "the file of them has each")
+    lines += refused_lines("refused", report.refused, "the file lists each")
     for owner_change in report.owner_changes:
         lines.append(
             f"{owner_change.node}: database {owner_change.database} belongs to {owner_change.owner},"
@@ -260,7 +260,7 @@ def lines_of(
     lines += [f"its chain has ended: slot {name} dropped on {nodes}" for name, nodes in _by_name(report.slots_dropped)]
     lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
     if report.slots_dropped or report.slots_left:
-        lines.append(f"for increments from now on, {NEW_CHAIN}")
+        lines.append(f"for further increments, {NEW_CHAIN}")
     return [
         *lines,
         *others,
@@ -277,7 +277,7 @@ def _detail_lines(report: RestoreReport) -> list[str]:
 
 
 def _by_name(places: Iterable[str]) -> list[tuple[str, str]]:
-    """Each name with its nodes, from texts such as `node: name`."""
+    """Group texts such as `node: name` by name; return each name with its nodes."""
     nodes = dict[str, list[str]]()
     for place in places:
         node, _, name = place.partition(": ")
@@ -286,8 +286,8 @@ def _by_name(places: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def difference_lines(found: Sequence[str], shown: int = DIFFERENCES_SHOWN_MAX) -> list[str]:
-    """How roles differ, the first of many; JSON has all."""
-    return _shorten([f"differs: {one}" for one in found], shown, "differences of roles: --json has all")
+    """Describe how roles differ, at most `shown` differences; JSON contains all."""
+    return _shorten([f"differs: {one}" for one in found], shown, "differences of roles: --json lists all")
 
 
 def _shorten(lines: list[str], shown: int, rest: str) -> list[str]:
@@ -296,7 +296,7 @@ def _shorten(lines: list[str], shown: int, rest: str) -> list[str]:
 
 
 def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: str = ALL_IN_JSON) -> list[str]:
-    """The refused statements; of many privileges only their number, the first reason, and where `all_of_them` are."""
+    """Describe the refused statements; of many privileges, only their number, the first reason and `all_of_them`."""
     reasons = {statement.counted: statement.reason for statement in reversed(refused) if statement.counted}
     found = [
         (statement.text(), statement.counted and f"{statement.counted} ({reasons[statement.counted]})")
@@ -306,7 +306,7 @@ def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: s
 
 
 def _counted_lines(found: Iterable[tuple[str, str]], all_of_them: str = ALL_IN_JSON) -> list[str]:
-    """The texts. Many of a kind are replaced by their number; the kind "" is never counted."""
+    """Return the texts, with many of a kind replaced by their number; the kind "" is never counted."""
     crowds: dict[tuple[str, str], list[str]] = {}
     for text, counted in found:
         crowds.setdefault((counted, "" if counted else text), []).append(text)
@@ -318,16 +318,16 @@ def _counted_lines(found: Iterable[tuple[str, str]], all_of_them: str = ALL_IN_J
 
 
 def route_lines(report: RestoreReport) -> list[str]:
-    """How rows are divided among targets that are not the snapshot's shards, and what that means for other things."""
+    """Describe how rows are divided among targets that are not the snapshot's shards, and the consequences."""
     return [*report.remarks, *(f"{route.table} by {route.route}" for route in report.routes)]
 
 
 def _slot_left_lines(name: str) -> list[str]:
-    """The lines on a slot, `node: slot`, that was not dropped, with the statement that drops it."""
-    line = f"warning: slot not dropped, it keeps WAL until it is, on {name}"
+    """Return the lines about a slot, `node: slot`, that was not dropped, with the statement that drops it."""
+    line = f"warning: slot not dropped, so it retains WAL, on {name}"
     node, _, slot = name.rpartition(": ")
     if not SLOT_NAME.fullmatch(slot):
-        # The node was not reachable, so the slots have no names here.
+        # The node was unreachable, so the names of its slots are unknown.
         return [f"{line}; to drop them, drop that database if it is not needed"]
     return [f"{line}; to drop it, run as a superuser on {node}:", f"SELECT pg_drop_replication_slot('{slot}');"]
 
@@ -337,7 +337,7 @@ def _label(report: RestoreReport) -> str:
 
 
 def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
-    """The JSON of a restore that only makes its checks."""
+    """Return the JSON of a dry run."""
     return document_of(plan.report()) | {
         "schema": PLAN_SCHEMA,
         "left_out": preview.left_out,
@@ -352,7 +352,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
 
 
 def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    """The plan of a restore, for people, once all checks have passed."""
+    """Return the human-readable plan of a restore, once all checks have passed."""
     return _plan_lines(plan, preview, [*plan.report().warnings, *preview.warnings], preview.replaces)
 
 
@@ -363,12 +363,12 @@ def _plan_lines(
     replaces: Iterable[str],
     shown: int | None = None,
 ) -> list[str]:
-    """The lines of a plan, with `shown` only so many that say what is left out, and how roles differ."""
+    """Return the lines of a plan; with `shown`, at most so many items that are left out and differences of roles."""
     report = plan.report()
     lines = [*plan_lines(plan, preview), *route_lines(report)]
     left_out = [(line, preview.counted.get(line, "")) for line in preview.left_out]
     texts = [f"left out: {line}" for line in _counted_lines(left_out)]
-    lines += texts if shown is None else _shorten(texts, shown, "things: --verbose names each")
+    lines += texts if shown is None else _shorten(texts, shown, "items: --verbose lists each")
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in warnings]
     lines += difference_lines(preview.role_differences, shown or DIFFERENCES_SHOWN_MAX)
@@ -382,27 +382,27 @@ def _plan_lines(
 def announce_plan(
     context: typer.Context, announced: dict[str, Any], plan: RestorePlan, preview: RestorePreview
 ) -> None:
-    """Show what will be done, and keep it for the command's JSON; with `--json` it is a line of stderr at once."""
+    """Show the plan, and keep it for the command's JSON; with `--json`, also write it to stderr as one line at once."""
     announced["plan"] = plan_document(plan, preview)
     options = command_context(context)
     if options.json and not options.quiet:
         write_document(preview_document(plan, preview), sys.stderr)
-    # The result has all warnings, and its lines those that were not shown.
+    # The JSON result contains all warnings, its lines only those that were not shown.
     announced["warnings"] = [] if options.quiet else list(plan.report().warnings)
-    # Progress shows the other warnings, and what --replace ends.
+    # Progress shows the other warnings, and the effects of --replace.
     brief = None if options.verbose else SHOWN_IN_BRIEF
     show_preview(context, _plan_lines(plan, preview, announced["warnings"], [], brief))
 
 
 def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    """The output for people of a restore that only makes its checks."""
+    """Return the human-readable output of a dry run."""
     lines = preview_lines(plan, preview)
     lines += refused_lines("refused, and left out", preview.refused)
     if preview.untried:
         where = ", ".join(preview.untried)
-        lines.append(f"not rehearsed: the DDL on {where}; the restore does that before it loads any row")
+        lines.append(f"not rehearsed: the DDL on {where}; the restore rehearses it before it loads any rows")
     if several := plan.topology is not None and len(plan.topology.sources) > 1:
-        lines.append("not compared: the keys of the sources; the restore does that first")
+        lines.append("not compared: the keys of the sources; the restore compares them first")
     other = "other " * (bool(preview.untried) or several)
     return [*lines, f"every {other}check passed; nothing was changed"]
 
@@ -449,7 +449,7 @@ def _assertion_document(one: AssertionResult) -> dict[str, Any]:
 
 
 def drill_lines(report: DrillReport) -> list[str]:
-    """The output for people; its plan has named the items that are left out."""
+    """Return the human-readable output; the plan has already named the items that are left out."""
     restored = report.restored
     size, rows, seconds = (
         size_text(restored.bytes),

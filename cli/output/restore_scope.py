@@ -1,4 +1,4 @@
-"""The options of `restore` that name a part of a snapshot, or another form of it."""
+"""The options of `restore` that select a part of a snapshot, or change names, owners or targets."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ QUOTED = r'"(?:[^"]|"")+"'
 ROLE_PAIR = re.compile(rf"(?P<before>{QUOTED}|[^\"=][^=]*)=(?P<after>{QUOTED}|[^\"=][^=]*)", re.DOTALL)
 TABLE_PART = rf"({QUOTED}|[^\".=*?\[]+)"
 TABLE_PAIR = re.compile(rf"{TABLE_PART}\.{TABLE_PART}={TABLE_PART}\.{TABLE_PART}", re.DOTALL)
-# They stand for all roles and for none; a server has no roles of these names.
+# These words mean all roles and no role; no role can have these names.
 NO_ROLES = ("public", "none")
 
 
 def parse_role_map(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """The pairs of roles that --role-map names; raise UsageError."""
+    """Parse the pairs of roles of --role-map; raise UsageError."""
     found: dict[str, str] = {}
     for pair in pairs:
         check_text("--role-map", pair)
         names = ROLE_PAIR.fullmatch(pair)
         if names is None:
             raise UsageError(
-                f"--role-map {pair!r} is no pair of roles",
-                hint="write it as before=after; a name that has = in it, or begins with a quote, is quoted as in SQL:"
+                f"--role-map {pair!r} is not a pair of roles",
+                hint="write it as before=after; a name that contains = or begins with a quote is quoted as in SQL:"
                 " '\"a=b\"=c'",
             )
         before, after = unquote_identifier(names["before"]), unquote_identifier(names["after"])
         if before in found:
-            raise UsageError(f"--role-map names role {before} twice", hint="give each role one other role")
+            raise UsageError(f"--role-map names role {before} twice", hint="map each role to only one role")
         if reserved := [name for name in (before, after) if name in NO_ROLES]:
-            raise UsageError(f"--role-map {pair!r}: {reserved[0]} is no role", hint="name roles")
+            raise UsageError(f"--role-map {pair!r}: {reserved[0]} is not a role", hint="give the names of roles")
         found[before] = after
     return tuple(found.items())
 
 
 def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMove, ...]]:
-    """The patterns of --group, and the tables that get other names; raise UsageError."""
+    """Parse the patterns of --group, and the tables that get other names; raise UsageError."""
     patterns, moves = list[str](), list[TableMove]()
     for value in values:
         if "=" not in value:
@@ -51,8 +51,8 @@ def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMov
         names = TABLE_PAIR.fullmatch(value)
         if names is None:
             raise UsageError(
-                f"--group {value!r} does not name one table and its other name",
-                hint='write it as schema.table=schema.table, without patterns; a name that has one of .=*?[" in it is'
+                f"--group {value!r} does not name a table and its new name",
+                hint='write it as schema.table=schema.table, without patterns; a name that contains one of .=*?[" is'
                 " quoted as in SQL",
             )
         move = TableMove(*map(unquote_identifier, names.groups()))
@@ -61,38 +61,39 @@ def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMov
         ]
         if same or (move.schema, move.table) == (move.to_schema, move.to_table):
             raise UsageError(
-                f"--group {value!r}: a table gets one other name", hint="name each table once, with its other name"
+                f"--group {value!r}: a table gets exactly one new name", hint="name each table once, with its new name"
             )
         moves.append(move)
     return tuple(patterns), tuple(moves)
 
 
 def parse_routes(values: Iterable[str]) -> tuple[str, ...]:
-    """The routes of --route, which are read when the tables are known; raise UsageError."""
+    """Return the routes of --route, which are parsed later, when the tables are known; raise UsageError."""
     routes = tuple(values)
     check_text("--route", *routes)
     return routes
 
 
 def check_options(request: RestoreRequest) -> None:
-    """Raise UsageError if options exclude each other."""
+    """Raise UsageError if options conflict."""
     scope = request.scope
     if scope.data_only:
         _check_data_only(request)
     if scope.schema_only and request.is_partial:
         raise UsageError(
-            "--schema-only restores no rows, so there are none of --group or --schema", hint="give one or the other"
+            "--schema-only restores no rows, so --group and --schema have nothing to select",
+            hint="leave out one of them",
         )
     if scope.schema_only and scope.analyze:
-        raise UsageError("--schema-only restores no rows, so there are none to --analyze", hint="give one or the other")
+        raise UsageError("--schema-only restores no rows, so --analyze has nothing to do", hint="leave out one of them")
     if scope.schema_only and request.use_backup_copies:
         raise UsageError(
-            "--schema-only restores no rows, so there are none to take from standbys' copies",
+            "--schema-only restores no rows, so none are taken from standbys' copies",
             hint="leave out --use-backup-copies",
         )
     if scope.no_owner and request.create_roles:
         raise UsageError(
-            "--no-owner needs no roles, so there are none for --create-roles to create", hint="give one or the other"
+            "--no-owner needs no roles, so --create-roles has nothing to create", hint="leave out one of them"
         )
 
 
@@ -109,11 +110,11 @@ def _check_data_only(request: RestoreRequest) -> None:
     }
     if given := [option for option, value in options.items() if value]:
         raise UsageError(
-            f"--data-only loads rows into tables that exist and stay as they are: not with {', '.join(given)}",
-            hint="leave out one or the other",
+            f"--data-only loads rows into existing tables, which it does not change: not with {', '.join(given)}",
+            hint="leave out --data-only or the others",
         )
     if scope.moves:
         raise UsageError(
-            f"--group {scope.moves[0].label}: --data-only loads rows into the tables of the same names",
-            hint="name the table alone: --group S.T; or restore it under another name without --data-only",
+            f"--group {scope.moves[0].label}: --data-only loads rows into tables of the same names",
+            hint="give only the table: --group S.T; or restore it under another name without --data-only",
         )

@@ -1,7 +1,7 @@
-"""The only module that writes to stdout; it also selects how progress is shown.
+"""The only module that writes to stdout; it also selects the progress display.
 
-With `--json`, stdout is exactly one JSON document, a result or an error; without it, lines and tables for people.
-Progress, notes and errors for people go to stderr. rich is imported only where it draws.
+With `--json`, stdout is exactly one JSON document, a result or an error; without it, stdout is lines and tables.
+Progress, notes and human-readable errors go to stderr. rich is imported only where it draws.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-# In a pipe nothing is cut or wrapped: grep and awk read the tables.
+# In a pipe nothing is truncated or wrapped: grep and awk read the tables.
 WIDTH_OF_A_PIPE = 1000
 
 
@@ -41,9 +41,9 @@ def emit(
     *,
     code: int = 0,
 ) -> None:
-    """Write the result of a command that does something: as `answer` does, and nothing with `--quiet` if it succeeds.
+    """Write the result of a command that does something, as `answer` does. With `--quiet`, a success prints nothing.
 
-    It succeeds if its exit code is 0; then `--quiet` leaves the warnings, on stderr. The document of `--json` is always
+    A command succeeds if its exit code is 0; its warnings still go to stderr. The document of `--json` is always
     written.
     """
     options = command_context(context)
@@ -56,12 +56,11 @@ def emit(
 
 
 def answer(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
-    """Write the result of a command: `document` with `--json`, else `lines`, also with `--quiet`.
+    """Write the result of a command: `document` with `--json`, otherwise `lines`, even with `--quiet`.
 
-    The document's `warnings` begin with those about fleet.toml, which stderr has shown.
-    Text is written as it is; anything else is drawn by rich. Times in `document` become RFC 3339, paths become text;
-    any other value without a JSON form raises TypeError. Whether stdout can take it is said when the command ends
-    (cli/process/streams.py).
+    The document's `warnings` begin with those about fleet.toml, which stderr has already shown. Strings are written as
+    they are; rich draws anything else. Times in `document` become RFC 3339, paths become text; any other value without
+    a JSON form raises TypeError. A failed write is reported when the command ends (cli/process/streams.py).
     """
     options = command_context(context)
     if options.json:
@@ -75,7 +74,7 @@ def answer(context: typer.Context, document: Mapping[str, object], lines: Iterab
 def emit_items(
     context: typer.Context, document: Mapping[str, object], name: str, items: Iterable[Mapping[str, object]]
 ) -> None:
-    """As `emit` with `--json`, with a last field `name` whose items are written one at a time: they may be many."""
+    """Write a JSON document like `emit`, with a last field `name` whose items are written one at a time."""
     head = json.dumps({**document, "warnings": command_context(context).warnings}, default=_json_value)
     sys.stdout.write(f"{head[:-1]}, {json.dumps(name)}: [")
     for number, item in enumerate(items):
@@ -85,7 +84,7 @@ def emit_items(
 
 
 def emit_csv(rows: Iterable[Iterable[object]]) -> None:
-    """Write rows to stdout as RFC 4180 has it; None is an empty cell."""
+    """Write rows to stdout as CSV (RFC 4180); None is an empty cell."""
     import csv
 
     csv.writer(sys.stdout).writerows(rows)
@@ -93,14 +92,14 @@ def emit_csv(rows: Iterable[Iterable[object]]) -> None:
 
 
 def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
-    """Write the plan of a command; nothing with `--quiet` or `--json`, whose one document comes at the end."""
+    """Write the plan of a command, except with `--quiet`, or with `--json`, whose only document is the result."""
     options = command_context(context)
     if not (options.json or options.quiet):
         answer(context, {}, lines)
 
 
 def write_document(document: Mapping[str, object], stream: TextIO | None = None) -> None:
-    """Write one JSON document as one line, to stdout unless told otherwise."""
+    """Write a JSON document as one line, to stdout by default."""
     (stream or sys.stdout).write(json.dumps(document, default=_json_value, allow_nan=False) + "\n")
 
 
@@ -113,7 +112,7 @@ def progress(context: typer.Context) -> Iterator[Progress]:
 
 
 class _Notes(Silent):
-    """Shows what `--quiet` leaves of an operation's progress: the notes that want action, as warnings."""
+    """Shows the part of an operation's progress that `--quiet` keeps: notes that need action, as warnings."""
 
     def __init__(self, options: CommandContext) -> None:
         self._options = options
@@ -124,9 +123,9 @@ class _Notes(Silent):
 
 
 def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
-    """Show an operation's steps on stderr: bars on a terminal, else one line per step; with `--quiet` warnings.
+    """Show an operation's steps on stderr: as bars on a terminal, otherwise as one line per step.
 
-    With `--json` stderr has JSON lines (cli/output/displays.py). `--verbose` adds each point reached.
+    `--json` writes JSON lines (cli/output/displays.py), `--quiet` only warnings. `--verbose` adds each point reached.
     """
     options = command_context(context)
     if options.quiet:
@@ -142,7 +141,7 @@ def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
 
 @contextmanager
 def drawn_live() -> Iterator[Callable[[Iterable[str | RenderableType]], None]]:
-    """Yield what draws lines in the place of those before: on a terminal; elsewhere they follow each other."""
+    """Yield a function that draws lines: on a terminal they replace the previous lines, elsewhere they follow them."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -169,7 +168,7 @@ def _json_value(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Printable:
-    """What `drawn` draws, without the control characters of its texts."""
+    """A renderable without the control characters of its texts."""
 
     drawn: RenderableType
 
@@ -179,7 +178,7 @@ class _Printable:
 
 
 def _naming_fleet(lines: Iterable[str | RenderableType], fleet_file: str | None) -> Iterator[str | RenderableType]:
-    """The lines with the fleet file that was given in their commands."""
+    """Add the given fleet file to the commands in the lines."""
     for line in lines:
         yield name_fleet(line, fleet_file) if isinstance(line, str) else line
 
@@ -196,7 +195,7 @@ def _write_lines(lines: Iterable[str | RenderableType]) -> None:
         if console is None:
             from rich.console import Console
 
-            # Names and comments are the user's: no markup, no emoji codes, or "[bold]" would disappear from them.
+            # Names and comments are user input: without markup and emoji codes, "[bold]" stays in them.
             width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
             console = Console(width=width, markup=False, emoji=False)
         console.print(_Printable(line))

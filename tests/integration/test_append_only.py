@@ -75,9 +75,9 @@ NOT_FOLLOWED = (
      "public.measured_1 (0 rows updated, 1 deleted); public.measured_2 (0 rows updated, 1 deleted)"),
 )  # fmt: skip
 WARNING = (
-    "warning: it is not known whether rows of append-only tables were updated or deleted: PostgreSQL's counters were"
-    " reset or are disabled (after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again, and"
-    " follows them): public.log on s1; public.measured_1 on s1; public.measured_2 on s1"
+    "warning: it is unknown whether rows of append-only tables were updated or deleted: PostgreSQL's counters were"
+    " reset or are disabled (after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again and"
+    " captures them): public.log on s1; public.measured_1 on s1; public.measured_2 on s1"
 )
 TABLES = ["public.log", "public.measured_1", "public.measured_2"]
 

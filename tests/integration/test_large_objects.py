@@ -86,7 +86,7 @@ def test_large_objects_are_restored_as_of_the_full_snapshot(runs: Runs, monkeypa
     commit = runs.full(NAME, large_objects=True)
     assert isinstance(commit, FullSnapshot)
     base = str(commit.base["s1"])
-    warning = f"warning: large objects as they were at the full snapshot, increments do not follow them: {COUNT} on s1"
+    warning = f"warning: large objects as of the full snapshot, without the changes since: {COUNT} on s1"
     assert warning in create_lines(commit)
     execute(
         source,

@@ -50,8 +50,8 @@ def test_a_warning_of_several_snapshots_appears_once() -> None:
     log, bag = (LeftOut("a", LeftOutKind.APPEND_ONLY_TABLE, f"t.{name}", "") for name in ("log", "bag"))
     first, second = warnings_of_several({"one": [log], "two": [log], "three": [bag], "four": []})
     # What helps is said by `show` of each.
-    assert first == "warning: inserts and truncates only, updates and deletes are not followed: t.log (in one; two)"
-    assert second == "warning: inserts and truncates only, updates and deletes are not followed: t.bag (in three)"
+    assert first == "warning: inserts and truncates only, updates and deletes are not captured: t.log (in one; two)"
+    assert second == "warning: inserts and truncates only, updates and deletes are not captured: t.bag (in three)"
 
 
 def test_an_increment_names_what_is_new_and_counts_the_rest() -> None:
@@ -65,7 +65,7 @@ def test_an_increment_names_what_is_new_and_counts_the_rest() -> None:
     now = [LeftOut("a", LARGE, "pg_largeobject", "", 1300), *before[1:]]
     uncounted, rest = left_out_since(now, before, "daily")
     # That counters don't count is of this increment, whatever was before.
-    assert uncounted.startswith("warning: it is not known whether rows of append-only tables were updated or deleted")
+    assert uncounted.startswith("warning: it is unknown whether rows of append-only tables were updated or deleted")
     assert rest == (
         "left out as before: 1 unlogged table (empty when restored), 1,300 large objects (not restored),"
         " 1 append-only table (without updates and deletes); see: snapshot show daily"

@@ -17,8 +17,8 @@ AT = NodeLags("a", position=Lsn(0x50))
     ("lock", "lags", "state", "text"),
     [
         (LockAnswer("a"), AT, "free", "fleet lock free, at 0/50"),
-        (LockAnswer("a"), NodeLags("a", LATE), "free", f"fleet lock free, WAL positions are not known: {LATE}"),
-        (LockAnswer("a", problem=LATER), AT, None, f"fleet lock is not known: {LATER}, at 0/50"),
+        (LockAnswer("a"), NodeLags("a", LATE), "free", f"fleet lock free, WAL positions unknown: {LATE}"),
+        (LockAnswer("a", problem=LATER), AT, None, f"fleet lock unknown: {LATER}, at 0/50"),
         (LockAnswer("a", problem=LATER), NodeLags("a", LATE), None, LATER),
         (None, NodeLags("a", LATE), None, LATE),
         (None, AT, None, "at 0/50"),

@@ -134,7 +134,7 @@ def test_what_is_free_is_not_known_of_a_server_whose_data_can_not_be_told(place:
         (hidden, "the role may not see the server's data_directory"),
         (elsewhere, "the server does not run on this machine, or its data can't be read here"),
     ):
-        assert plan_lines(plan, replace(preview, disks=disks))[-1].endswith(f", free space not known: {why}")
+        assert plan_lines(plan, replace(preview, disks=disks))[-1].endswith(f", free space unknown: {why}")
 
 
 def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: Place) -> None:
@@ -169,7 +169,7 @@ def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: P
         estimate = previewed(again).estimate
         assert estimate.basis == plan.intent.operation
         assert estimate.total == pytest.approx(outcome.figures.seconds, rel=0.1)
-        assert f"by what {plan.intent.operation} took" in "\n".join(plan_lines(again, previewed(again)))
+        assert f"based on {plan.intent.operation}" in "\n".join(plan_lines(again, previewed(again)))
     finally:
         for node in place.target.primaries:
             execute(with_database(node, "postgres").dsn, "DROP DATABASE IF EXISTS shop WITH (FORCE)")
@@ -182,6 +182,6 @@ def test_a_time_chooses_the_newest_cut_not_after_it_and_the_plan_names_the_next(
     code, early = run_here(place.fleet, *words, full)
     assert (code, early["increment"], early["plan"]["cut_at"], early["plan"]["next_cut_at"]) == (0, 0, full, increment)
     code, text = run_and_capture(place.fleet, *words, full)
-    assert f"not taken, because it is after --at: the cut of increment 1, {increment}" in text
+    assert f"the next cut is after --at: that of increment 1, {increment}" in text
     code, late = run_here(place.fleet, *words, increment)
     assert (code, late["increment"], late["plan"]["next_cut_at"]) == (0, 1, None)

@@ -57,7 +57,7 @@ def test_rows_that_are_loaded_are_named_and_the_rest_is_estimated(place: Place) 
     document = plan_document(*shown)
     assert [(one["phase"], one["rows_loaded"]) for one in document["targets"]] == [("loading", ROWS)] * SHARDS
     assert document["done"] == []
-    lines = [line for line in plan_lines(*shown) if f"; {ROWS:,} rows are loaded already" in line]
+    lines = [line for line in plan_lines(*shown) if f"; {ROWS:,} rows are already loaded" in line]
     assert [line.partition(" to ")[0] for line in lines] == ["s1", "s2", "s3"]
     # What is left of the base is what the changes have taken from it.
     assert shown[1].estimate.amounts[RestoreStep.ROWS] == SHARDS * 8
@@ -77,7 +77,7 @@ def test_what_is_left_is_shown_without_a_change(place: Place, monkeypatch: pytes
             ("loading", ROWS)
         ] * SHARDS
         code, text = run_and_capture(place.fleet, *words, "--dry-run")
-        assert text.count(f"; {ROWS:,} rows are loaded already") == SHARDS
+        assert text.count(f"; {ROWS:,} rows are already loaded") == SHARDS
         assert "every check passed; nothing was changed" in text
         with monkeypatch.context() as patch:
             # What another version has loaded is loaded again.
@@ -109,7 +109,7 @@ def test_one_that_has_published_all_lacks_nothing(place: Place) -> None:
         words = ["restore-resume", NAME, "--to", str(place.target.path)]
         code, text = run_and_capture(place.fleet, *words, "--dry-run")
         assert code == 0, text
-        assert text.count(f"{ROWS:,} rows, published already") == SHARDS
+        assert text.count(f"{ROWS:,} rows, already published") == SHARDS
         assert place.comments() == before
         assert run_here(place.fleet, *words)[0] == 0
         assert_restored(place)

@@ -187,7 +187,7 @@ def test_the_end_of_a_published_restore_of_some_tables_names_the_others(place: P
         assert "left out: rows of 3 other tables on s2: public.account, public.log, public.transfer" in text
         # Nobody has taken snapshots of the databases that were put aside.
         assert "previous database kept: " in text
-        assert "for increments from now on" not in text
+        assert "for further increments" not in text
 
 
 def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(

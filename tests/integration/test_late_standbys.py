@@ -121,7 +121,7 @@ def in_the_way(runs: Runs) -> Iterator[str]:
             execute(primary, "TRUNCATE seen")
             query = "backend_type = 'startup' AND wait_event_type = 'Lock'"
             await_state(standby, f"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE {query})")
-            yield "a session on it is in the way of its replay"
+            yield "a session on it blocks its replay"
     finally:
         execute(standby, "ALTER SYSTEM RESET max_standby_streaming_delay", "SELECT pg_reload_conf()")
 

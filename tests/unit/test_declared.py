@@ -82,7 +82,7 @@ def test_a_value_that_is_stored_once_for_many_rows_is_refused(options: dict[str,
     table = rows(1).set_column(3, BASE_SCHEMA.field("row"), pa.array([b"x" * 1_000_000], pa.binary()))
     body = parquet(table.take(pa.array([0] * 100)), **options)
     assert len(body) < 10_000
-    with pytest.raises(ValueError, match="column row is encoded as Cutline writes none"):
+    with pytest.raises(ValueError, match="column row has an encoding that Cutline does not write"):
         open_parquet(pa.BufferReader(body))
 
 

@@ -1,6 +1,6 @@
-"""Cut: the markers in the WAL, the events between them, and the rule that resolves these into a consistent cut.
+"""Cut: the markers in the WAL, the events between them, and the rule that resolves them into a consistent cut.
 
 A *cut* is one WAL position per primary, with the set of global transactions committed before these positions. A
-*marker* is a logical message in a node's WAL: the `start` or `finish` of a cut. docs/consistency.md has the rule and
-its proof.
+*marker* is a logical message in a node's WAL: the `start` or `finish` of a cut. docs/consistency.md contains the
+rule and its proof.
 """

@@ -27,12 +27,12 @@ NO_GLOBAL_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class NodeWindow:
-    """One node's part of a cut that is to be resolved.
+    """The input of one node for resolving a cut.
 
-    `previous` is its position at the previous cut (for the first cut, its base position), and `start` and `finish` are
-    the positions of its markers. `events` are its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` the
-    transactions that the previous cut left undecided, `in_doubt` the transactions in doubt at it. `last_commit_at` is
-    when the newest transaction before it was committed, and `marked_at` when the start marker was written.
+    `previous` is the node's position at the previous cut (for the first cut, its base position); `start` and `finish`
+    are the positions of its markers. `events` are its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided`
+    the transactions that the previous cut left undecided, and `in_doubt` the transactions in doubt at the previous cut.
+    `last_commit_at` is the time of the last commit before the previous cut, `marked_at` that of the start marker.
     """
 
     previous: Lsn
@@ -92,7 +92,7 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
     together = pa.concat_tables(tables)
     op, lsn, end = (to_numpy(together.column(name).combine_chunks()) for name in ("op", "lsn", "end_lsn"))
     is_rollback = op == ROLLBACK_PREPARED
-    # Of a ROLLBACK PREPARED only its own end is known; its lsn is the end of the PREPARE that it undid.
+    # For a ROLLBACK PREPARED, only its own end is known; its lsn is the end of the PREPARE that it rolled back.
     at = np.where(is_rollback, end - 1, lsn)
     within = (at >= previous[node]) & (at < finishes[node])
     carried = [(number, entry) for number, one in enumerate(windows.values()) for entry in one.undecided]
@@ -105,7 +105,7 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
         is_rollback = op == ROLLBACK_PREPARED
     low = previous.copy()
     np.minimum.at(low, node, lsn)
-    # Places don't overflow as long as the fleet writes less than 8 EB of WAL between two cuts.
+    # Places don't overflow if the fleet writes less than 8 EB of WAL between two cuts.
     offset = np.cumsum(finishes - low + 1) - finishes
     rows = EventRows(node, gid, lsn, end, lsn + offset[node])
     is_commit = op == COMMIT
@@ -118,11 +118,11 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
 
 
 def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
-    """Number the global ids, those carried over first; NO_GLOBAL_ID if there is none. Also return the names."""
+    """Number the global ids, `carried` first, with NO_GLOBAL_ID for null; also return the names by number."""
     if carried:
         names = pa.concat_arrays([texts_array(carried), names])
     codes = names.dictionary_encode()
-    # A number of Python's would import pandas (columns/arrow_numbers.py).
+    # Arrow would import pandas for a Python number (columns/arrow_numbers.py).
     absent = to_arrow(np.array([NO_GLOBAL_ID], np.int32))[0]
     return to_numpy(codes.indices.fill_null(absent)).astype(np.int64), codes.dictionary
 

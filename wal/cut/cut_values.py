@@ -1,6 +1,6 @@
 """A resolved cut: the positions of the nodes, and the transactions before them that are not part of the state.
 
-Pure values, as commits store them; `wal.cut.resolve` computes them.
+Plain values, which commits store; `wal.cut.resolve` computes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cutline.fleet.record import Count, Record, Time
 
 
 class Undecided(Record, frozen=True):
-    """A transaction that is prepared before a cut and not part of the state, because no node has committed it yet."""
+    """A transaction that is prepared before a cut but not part of its state, because no node has committed it yet."""
 
     global_id: str
     lsn: Lsn
@@ -22,11 +22,11 @@ class Undecided(Record, frozen=True):
 
 
 class InDoubt(Record, frozen=True):
-    """A node's part of a transaction that is prepared on some node at the cut, and not decided there.
+    """A node's part of a transaction that is prepared, but not decided, on some node at the cut.
 
-    `is_prepared`: on this node; otherwise it is committed here before the cut. `is_included`: the cut's state has the
-    transaction, so its decision is to commit; otherwise it is to roll back. `lsn` is where its PREPARE begins, or its
-    COMMIT if it was committed in one phase.
+    `is_prepared`: the part is prepared on this node; otherwise it was committed here before the cut. `is_included`: the
+    cut's state contains the transaction, so it must be committed; otherwise it must be rolled back. `lsn` is where the
+    PREPARE of the part begins, or its COMMIT if it was committed in one phase.
     """
 
     gid: str
@@ -40,13 +40,14 @@ class InDoubt(Record, frozen=True):
 class NodeCut(Record, frozen=True):
     """One node's part of a resolved cut: the state is every change before `position`, with two exceptions.
 
-    The transactions in `undecided` are not part of it, but may be part of a later cut's state. Those in `rolled_back`
-    (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the previous cut that
-    were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at the cut.
+    The transactions in `undecided` are not part of the state, but may be part of a later cut's state. Those in
+    `rolled_back` (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the
+    previous cut that were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at
+    the cut.
 
     `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` when the start
-    marker was written, both by the node's clock. If the clock was set back since a commit before the marker, the commit
-    counts with the marker's time. A node without commits lacks the first.
+    marker was written, both by the node's clock. If the clock was set back between a commit and the marker, the
+    commit gets the marker's time. A node without commits has no `last_commit_at`.
     """
 
     node: str
@@ -65,9 +66,9 @@ class NodeCut(Record, frozen=True):
 class Cut:
     """A resolved cut; `global_transactions` counts the transactions that it adds to the state.
 
-    `in_flight` counts those that were prepared but not committed everywhere at the cut. `included_early` counts those
-    of them that the cut adds to the state, because a node had committed them. A transaction that an earlier cut added
-    is not counted again, however late its last COMMIT PREPARED comes.
+    `in_flight` counts the transactions that were prepared but not committed everywhere at the cut, `included_early`
+    those among them that the cut adds to the state, because a node had committed them. A transaction that an earlier
+    cut added is not counted again, even if its last COMMIT PREPARED is after that cut.
     """
 
     nodes: tuple[NodeCut, ...]

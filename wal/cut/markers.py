@@ -1,8 +1,8 @@
 """Markers: the logical messages that begin and end a cut in every primary's WAL.
 
 The position of a marker is the end of its record: every record before it was written before the marker. Writing a
-marker takes no lock and waits for no transaction. One thread writes them all: it sends a marker to every primary before
-it waits for answers (PostgreSQL manual, "Asynchronous Command Processing").
+marker takes no lock and waits for no transaction. One thread writes all markers: it sends a marker to every primary
+before it waits for answers (PostgreSQL manual, "Asynchronous Command Processing").
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from cutline.storage.clock import machine_now
 MARKER_PREFIX = b"cutline"
 FLUSHING_MESSAGE_VERSION = 170000
 MARKER_SECONDS_MAX = 30.0
-# The server's clock in seconds since 1970, in a form that no setting of the session changes.
+# The server's clock in seconds since 1970, in a form that does not depend on the session's settings.
 CLOCK = b"extract(epoch FROM clock_timestamp())"
 
 
 # A marker of a newer version may have more fields; only these three are compared.
 class Marker(Record, frozen=True, forbid_unknown_fields=False):
-    """The content of a marker: which cut of which chain it starts or finishes. A `cut` id is never used twice."""
+    """The content of a marker, the `start` or `finish` of a chain's cut. A `cut` id is never used twice."""
 
     chain: str
     cut: str
     kind: str
 
     def to_bytes(self) -> bytes:
-        """The message's content."""
+        """Return the content of the message."""
         return json.dumps(fields_of(self)).encode()
 
 
 def marker_from_bytes(content: bytes) -> Marker:
-    """Read what `Marker.to_bytes` wrote; raise ValueError on anything else."""
+    """Parse the output of `Marker.to_bytes`; raise ValueError for anything else."""
     try:
         marker: Marker = from_json(content, Marker)
     except msgspec.MsgspecError as error:
@@ -56,10 +56,9 @@ def marker_from_bytes(content: bytes) -> Marker:
 
 @dataclass(frozen=True, slots=True)
 class WrittenMarker:
-    """A marker in a node's WAL: its position, and when it was written.
+    """A marker in a node's WAL.
 
-    `written_at` is by the node's clock, just before the record; `sent_at` and `confirmed_at` are by this
-    machine's.
+    `written_at` is the node's time just before it wrote the record; `sent_at` and `confirmed_at` are this machine's.
     """
 
     position: Lsn
@@ -102,7 +101,7 @@ def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marke
 
 @dataclass(slots=True)
 class _PendingMarker:
-    """A marker that is being written on one primary. `problem`: why it may not have been written."""
+    """A marker that is being written on one primary. `problem` is why it may not have been written."""
 
     node: str
     connection: psycopg.Connection[Any]
@@ -124,8 +123,8 @@ class _PendingMarker:
                 )
             else:
                 # Before PostgreSQL 17 the function can't flush the message; the commit of a transaction that has an xid
-                # flushes all WAL before it. The commit must not wait for a synchronous standby. Statements that are
-                # sent together are one transaction, and one round trip.
+                # flushes all WAL before it. The commit must not wait for a synchronous standby. Statements
+                # sent together form one transaction and take one round trip.
                 escaping = pq.Escaping(session)
                 values = (escaping.escape_literal(prefix), escaping.escape_literal(text))
                 emit = b"SELECT %s, pg_logical_emit_message(false, %s::text, %s::text), pg_current_xact_id()" % (
@@ -134,7 +133,7 @@ class _PendingMarker:
                 )
                 session.send_query(b"SET LOCAL synchronous_commit = local; " + emit)
             is_unsent = session.flush()
-            # Keep the socket: a lost session no longer has one, but must be unregistered.
+            # Keep the socket: a lost session no longer has it, but must be unregistered.
             self.socket = session.socket
             selector.register(self.socket, selectors.EVENT_READ | (is_unsent and selectors.EVENT_WRITE), self)
         except psycopg.Error as error:
@@ -164,7 +163,7 @@ class _PendingMarker:
         selector.unregister(self.socket)
 
     def written(self) -> WrittenMarker:
-        """The marker, which ends at its position. Only valid after it was written."""
+        """Return the marker. Only valid after it was written."""
         row = next(result for result in self.results if result.status == pq.ExecStatus.TUPLES_OK)
         clock, position = ((row.get_value(0, column) or b"").decode() for column in (0, 1))
         return WrittenMarker(Lsn.parse(position), time_of_epoch(float(clock)), self.sent_at, self.confirmed_at)

@@ -1,6 +1,6 @@
 """Resolve a consistent cut: which transactions of each node belong to the state of the whole fleet.
 
-Pure functions over positions: code here opens no connection, so the rule can be tested on millions of interleavings. A
+Pure functions over positions, without connections, so the rule can be tested on millions of interleavings. A
 node's cut position c is the end of a record: a transaction is before the cut if and only if its record begins before c.
 Each event is visited a bounded number of times, however often positions are raised. Source: docs/consistency.md; Ignite
 IEP-89, "Consistent cut".
@@ -46,7 +46,7 @@ class _History:
 
 
 def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
-    """Find the least positions, from the start markers on, at which no global transaction is torn.
+    """Find the least positions, at or after the start markers, at which no global transaction is torn.
 
     Raises GlobalIdReusedError if a global id is ambiguous.
     """
@@ -61,7 +61,7 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
 
 
 def _history(events: FleetEvents) -> _History:
-    # A prepare that was rolled back does not count: the gid may have been used again for a retry.
+    # A prepare that was rolled back does not count, because a retry may have reused its gid.
     live = np.flatnonzero(~events.undone)
     prepared, committed = events.prepared.where(live), events.committed
     row = np.concatenate([live, np.arange(len(committed))])
@@ -94,14 +94,14 @@ def _check_unique(events: FleetEvents, history: _History) -> None:
     if len(ambiguous):
         name = events.names[int(ambiguous[0])].as_py()
         raise GlobalIdReusedError(
-            f"global id {name!r} names several transactions since the last cut, and one of them is in progress",
-            hint="give each distributed transaction a unique gid, or tell them apart by [cut] global_id in fleet.toml",
+            f"several transactions since the last cut have the global id {name!r}, and one of them is in progress",
+            hint="give each distributed transaction a unique gid, or distinguish them by [cut] global_id in fleet.toml",
             details={"global_id": name, "count": len(ambiguous)},
         )
 
 
 def _raise_positions(events: FleetEvents, history: _History) -> tuple[Ints, Flags]:
-    """Compute the least fixed point: each node's position, and which global ids are committed before any of them.
+    """Compute the least fixed point: each node's position, and whether each global id is committed on any node.
 
     A round visits only the commits that the previous round reached, and the prepares of their global ids.
     """
@@ -139,7 +139,7 @@ def _ranges(begin: Ints, end: Ints) -> Ints:
 
 
 def _distinct(values: Ints, mark: Ints) -> Ints:
-    """Each value once, in linear time; `mark` is a scratch array with an element for each possible value."""
+    """Return each value once, in linear time; `mark` is a scratch array with an element for each possible value."""
     count = np.arange(len(values))
     mark[values] = count
     distinct: Ints = values[mark[values] == count]
@@ -147,7 +147,7 @@ def _distinct(values: Ints, mark: Ints) -> Ints:
 
 
 def _open(events: FleetEvents, history: _History, position: Ints) -> Flags:
-    """Which global ids are prepared before some node's position, but not committed before it."""
+    """Flag the global ids that are prepared before some node's position, but not committed before it."""
     gid, node = history.gid, history.node
     is_open = np.zeros(len(events.names), np.bool_)
     if len(gid) == 0:
@@ -161,7 +161,7 @@ def _open(events: FleetEvents, history: _History, position: Ints) -> Flags:
 
 
 def _by_node(events: FleetEvents, rows: Ints, size: int) -> list[int]:
-    """The index in `rows`, which are ordered by node, at which the rows of each node begin."""
+    """Return the index at which each node's rows begin in `rows`, which are ordered by node."""
     begins: list[int] = np.searchsorted(events.prepared.node[rows], np.arange(size + 1)).tolist()
     return begins
 

@@ -1,10 +1,10 @@
 """The safe time of a cut: every transaction that any node committed before it, by that node's clock, is in the state.
 
-It is the least of the nodes' own times. A node's time is that of its newest commit before the cut, or that of its start
-marker if this is later: a node on which nothing is committed does not hold the fleet back, and a node that writes no
-marker has no cut. A server takes a commit's time shortly before it writes the record, so the safe time is exact but for
-transactions that were just between the two. A clock that was set back before the marker was written does not matter
-(`with_last_commits`); if a clock is set back later, commits after the cut may have times before it.
+The safe time is the earliest of the nodes' times. A node's time is that of its newest commit before the cut or that of
+its start marker, whichever is later, so an idle node does not hold the fleet back. A server takes a commit's time
+shortly before it writes the record, so the safe time is exact except for transactions between these two steps. Setting
+a clock back before the marker is written does no harm (`with_last_commits`); if it is set back later, commits after the
+cut may have times before the safe time.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED
 if TYPE_CHECKING:
     from cutline.wal.cut.markers import WrittenMarker
 
-# Commit times of nodes whose clocks differ by more are not worth comparing.
+# If clocks differ by more than this, comparing commit times of different nodes is pointless.
 SKEW_SECONDS_MAX = 1.0
 
 
 def safe_time_of_nodes(nodes: Iterable[NodeCut]) -> Time:
-    """The safe time of the cut of these nodes."""
+    """Return the safe time of a cut of these nodes."""
     return min(map(node_time, nodes), key=datetime.fromisoformat)
 
 
 def node_time(cut: NodeCut) -> Time:
-    """All that the node committed before this time lies before its position."""
+    """Return the node's time: all its commits with earlier times are before its position."""
     time = later(cut.marked_at, cut.last_commit_at)
     return time if isinstance(time, str) else cut.marked_at
 
 
 def later(one: Time | UnsetType, other: Time | UnsetType) -> Time | UnsetType:
-    """The later of two times; one of them if the other is not known."""
+    """Return the later of two times; if only one is known, that time."""
     if not isinstance(one, str) or not isinstance(other, str):
         return one if isinstance(one, str) else other
     return max(one, other, key=datetime.fromisoformat)
@@ -50,7 +50,7 @@ def later(one: Time | UnsetType, other: Time | UnsetType) -> Time | UnsetType:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """By how much the clocks of the nodes `behind` and `ahead` differ, in seconds: at least `least`.
+    """The difference of the nodes' clocks, in seconds: at least `least`, between the nodes `behind` and `ahead`.
 
     No two clocks differ by more than `most`.
     """
@@ -62,9 +62,9 @@ class Skew:
 
 
 def clock_skew(markers: Mapping[str, WrittenMarker]) -> Skew:
-    """The largest difference between the clocks of the nodes whose markers these are.
+    """Return the largest difference between the clocks of the nodes that wrote these markers.
 
-    A node's clock was read at some moment between sending its marker and receiving its answer.
+    Each node read its clock between the sending of its marker and the receipt of its answer.
     """
     lowest = {node: (marker.written_at - marker.confirmed_at).total_seconds() for node, marker in markers.items()}
     highest = {node: (marker.written_at - marker.sent_at).total_seconds() for node, marker in markers.items()}
@@ -74,12 +74,12 @@ def clock_skew(markers: Mapping[str, WrittenMarker]) -> Skew:
 
 
 POSTGRESQL_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-# PostgreSQL has later times than Python.
+# PostgreSQL's times extend beyond Python's.
 LATEST_MICROSECONDS = (datetime.max.replace(tzinfo=UTC) - POSTGRESQL_EPOCH) // timedelta(microseconds=1)
 
 
 def with_last_commits(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
-    """The resolved cut with the time of each node's newest commit before it."""
+    """Add the time of each node's newest commit before the cut."""
     return replace(cut, nodes=tuple(_with_last_commit(windows[node.node], node) for node in cut.nodes))
 
 
@@ -94,6 +94,6 @@ def _with_last_commit(window: NodeWindow, cut: NodeCut) -> NodeCut:
 
 
 def _newest(times: Ints) -> Time | UnsetType:
-    """The latest of these times of commits; UNSET if there is none."""
+    """Return the latest of these commit times; UNSET if there are none."""
     newest = min(int(times.max(initial=0)), LATEST_MICROSECONDS)
     return Time.of(POSTGRESQL_EPOCH + timedelta(microseconds=newest)) if newest else UNSET

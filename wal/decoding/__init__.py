@@ -1,5 +1,5 @@
 """Decoding: turn pgoutput's messages into changes and events, by whole columns.
 
-Every message is checked against the format of its kind before any of its fields is used. Decoded rows are the same
-bytes that COPY writes for the same rows.
+Every message is checked against the format of its kind before any of its fields is used. A decoded row
+consists of exactly the bytes that COPY writes for it.
 """

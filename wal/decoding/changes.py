@@ -20,9 +20,9 @@ from cutline.wal.decoding.pgoutput import Messages, read_tuples, refuse
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, UPSERT
 
 NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
-# By replica identity, the tuple that identifies the old row of an UPDATE or DELETE; OLD_KEY for all others.
+# The tuple that identifies the old row of an UPDATE or DELETE, by replica identity; OLD_KEY for all others.
 OLD_TUPLES = {"full": OLD_ROW}
-# Rows are read in blocks of about this many values: each temporarily costs about 100 bytes of places and lengths.
+# Rows are read in blocks of about this many values: each value temporarily takes about 100 bytes.
 VALUES_PER_BLOCK = 1 << 18
 
 
@@ -37,7 +37,7 @@ class ChangeColumns:
     rows: BytesColumn
 
     def partitions(self, group: Group) -> npt.NDArray[np.int32]:
-        """The partition of every change: by its key, or by its line if the group has no key."""
+        """Return the partition of every change: by its key, or by its line if the group has no key."""
         return partition_of(self.rows if group.is_multiset else self.keys, group.partitions)
 
 
@@ -106,7 +106,7 @@ def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[C
 def _inserted_rows(
     messages: Messages, numbers: Ints, columns: list[Values], group: Group, second: int
 ) -> Iterator[ChangeColumns]:
-    """New rows: first complete rows, then rows with unchanged values."""
+    """Yield the new rows: first complete rows, then rows with unchanged values."""
     width = len(columns)
     _check_no_unchanged(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
     is_partial = np.zeros(len(numbers), np.bool_)

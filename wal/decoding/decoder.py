@@ -1,11 +1,11 @@
 """Decoder: convert pgoutput's messages to row changes and transaction events, by whole columns.
 
 A Decoder gets a node's messages in order. Between batches it keeps only the open transaction and the last description
-of each table. Changes of tables that are not in a group are dropped and counted. It never guesses: a changed table that
-matches none of its definitions raises SchemaMovedError.
+of each table. Changes of tables that are not in a group are dropped and counted. A Decoder never guesses: a changed
+table that matches none of its definitions raises SchemaMovedError.
 
 If a prepared transaction was rolled back before it is decoded, PostgreSQL may omit any of its changes. If it changed
-nothing, PostgreSQL may omit it completely. No caller may rely on either.
+nothing, PostgreSQL may omit the whole transaction. Callers must not rely on these changes.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from cutline.wal.decoding.pgoutput import DecodingError, Messages, messages_of, 
 from cutline.wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions, events_of
 from cutline.wal.segments.segments import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE, Definition
 
-# PostgreSQL's MaxAllocSize without the byte that ends a string: neither COPY TO nor COPY FROM takes a longer line, its
-# newline included. Lines in WAL may be longer: there no character is escaped.
+# PostgreSQL's MaxAllocSize minus the terminating byte: the longest line, including its newline, that COPY TO and COPY
+# FROM accept. A row from WAL may give a longer line, because WAL does not escape characters.
 LINE_BYTES_MAX = (1 << 30) - 2
-# "Program limit exceeded", as COPY itself says on versions that say so at all.
+# "Program limit exceeded", which COPY itself reports on newer versions.
 TOO_LONG = "54000"
 
 
 class RowUndecodableError(RefusedError):
-    """A row was written that a node can't print, or whose line COPY can't read, so that the chain ends before it."""
+    """A node can't print a row that was written, or COPY can't read its line, so the chain ends before this row."""
 
     def __init__(self, *, node: str, table: str, what: str, row: str, sqlstate: str, slot: str = "") -> None:
         super().__init__(
             f"node {node}: table {table}: {what}{f' ({row})' if row else ''}",
-            hint=f"{NEW_CHAIN}; the chain can't go on beyond this row. Before that: {row_hint(sqlstate)}",
+            hint=f"{NEW_CHAIN}; the chain can't continue after this row. First: {row_hint(sqlstate)}",
             ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node, "group": table, "row": row, **({"slot": slot} if slot else {})},
         )
 
 
 def refuse_long_lines(node: str, group: Group, part: ChangeColumns) -> None:
-    """Raise RowUndecodableError if COPY could not read one of the lines: only a restore would find out."""
+    """Raise RowUndecodableError if COPY could not read one of the lines; otherwise only a restore would find out."""
     lengths = part.rows.lengths
     row = int(lengths.argmax()) if len(lengths) else 0
     if not len(lengths) or lengths[row] <= LINE_BYTES_MAX:
@@ -134,7 +134,7 @@ class Decoder:
         return Decoded(changes, events, through, self.open, ignored)
 
     def _locate(self, error: DecodingError, column: BytesColumn) -> DecodingError:
-        """The same error with its place: the number of the message among all read, and its transaction."""
+        """Return the error with its place: the number of the message among all read, and its transaction."""
         number = error.number or 0
         read = [column.data[low:high] for low, high in pairwise(column.offsets[: number + 2].tolist())]
         lsn = self.open.lsn if self.open else ORIGIN
@@ -152,7 +152,7 @@ class Decoder:
         )
 
     def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, int]:
-        """The changes of tables in groups, and the number of other changes."""
+        """Return the changes of tables in groups, and the number of other changes."""
         tables: list[pa.Table] = []
         ignored = 0
         moved: dict[int, TableDescription] = {}
@@ -181,7 +181,7 @@ class Decoder:
             yield _change_table(part, group, transactions)
 
     def _by_description(self, messages: Messages) -> Iterator[tuple[TableDescription, Ints]]:
-        """The message numbers of changes, with the description of the table under which they were made.
+        """Yield the message numbers of changes, with the description of the table under which they were made.
 
         The number of a TRUNCATE is yielded once per table, separate from row changes.
         """
@@ -220,9 +220,9 @@ class Decoder:
 
     def _events(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, Lsn]:
         events = events_of(messages, transactions, self.global_id_form)
-        # PostgreSQL sends commits in the order of their records, so the highest position is that of the last one.
-        # Logical messages of other programs count too; else a chunk of nothing but those would seem to end where it
-        # begins.
+        # PostgreSQL sends commits in the order of their records, so the highest position is that of the last commit.
+        # Logical messages of other programs count, too; otherwise a chunk of only such messages would seem to end where
+        # it begins.
         others = messages.u64(messages.starts[messages.kinds == pgoutput.MESSAGE] + 2)
         return events, Lsn(max(to_numpy(events["end_lsn"]).max(initial=0), others.max(initial=0)))
 

@@ -1,9 +1,9 @@
 """Find the definition of its table under which a decoded change was made.
 
-A relation message describes a table as it was when the changes after it were made. It is matched by oid and by all its
-content: name, columns with their types, key, identity. If it matches no definition, the changes are dropped only where
-nothing needs them: of a dropped table, and of a table that is copied again, before its copy. All other changes raise
-SchemaMovedError.
+A relation message describes a table as it was when the changes after it were made. It is matched by oid and by its
+whole content: name, columns with their types, key, replica identity. If it matches no definition, changes are dropped
+only if nothing needs them: those of a dropped table, and those before the copy of a table that is copied again. All
+other changes raise SchemaMovedError.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EVERYWHERE = 1 << 63
 
 
 class SchemaMovedError(SchemaChangedError):
-    """A table was changed under an unknown definition. `details` has node, group and oid of the first such table.
+    """A table was changed under an unknown definition. `details` names the first such table, by node, group and oid.
 
-    `details["moved"]` has node, group and oid of all such tables. The driver plans again and copies them again.
+    `details["moved"]` names all such tables. The driver plans again and copies the tables again.
     """
 
     def __init__(self, *, node: str, moved: Iterable[TableDescription]) -> None:
@@ -43,7 +43,7 @@ class SchemaMovedError(SchemaChangedError):
 class TableDescription:
     """How to decode the rows that follow a relation message.
 
-    They belong to `group`. If that is None, rows before `dropped_before` are dropped, and others raise
+    The rows belong to `group`. If `group` is None, rows before `dropped_before` are dropped, and other rows raise
     SchemaMovedError.
     """
 
@@ -55,7 +55,7 @@ class TableDescription:
 
 @dataclass(slots=True)
 class KnownDefinitions:
-    """The definitions of a node's tables; the definitions of a table are in the order of their begin."""
+    """The definitions of a node's tables; those of each table are in the order in which they began."""
 
     known: tuple[Definition, ...]
     _of_oid: Mapping[int, tuple[Definition, ...]] = field(init=False)
@@ -86,7 +86,7 @@ class KnownDefinitions:
 
 
 def signature_of(relation: Relation) -> Signature:
-    """The content of a relation message, to compare with Group.signature."""
+    """Return the content of a relation message in the form of Group.signature."""
     columns = tuple(
         ColumnSignature(relation_column.name, relation_column.type_oid, relation_column.type_modifier)
         for relation_column in relation.columns

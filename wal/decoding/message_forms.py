@@ -1,11 +1,11 @@
-"""Check a batch of messages before its fields are used: each has its kind's format, and they form transactions.
+"""Check a batch of messages before its fields are used: each message's format, and the nesting of transactions.
 
-Row messages are the exception: their tuples are checked when they are read. Checks work on whole columns, except for
-rare kinds: relation and type messages, TRUNCATEs.
-Source: PostgreSQL manual, "Logical Replication Message Formats"; flags that it calls unused are zero.
+Only the tuples of row messages are checked later, when they are read. Checks work on whole columns, except for rare
+kinds: relation and type messages, TRUNCATEs. Source: PostgreSQL manual, "Logical Replication Message Formats"; flags
+that it calls unused must be zero.
 
-A slot yields each transaction in one piece, in the order of the records that ended them. Between them are messages
-outside of any transaction. Relation and type messages may be anywhere: they change nothing by themselves.
+A slot yields each transaction in one piece, in the order of the records that ended the transactions. Between
+transactions there may be other messages. Relation and type messages may be anywhere, because they change no rows.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check_positions(messages: Messages, kind: int, numbers: Ints) -> None:
 
 
 def _check_name(messages: Messages, numbers: Ints, skip: int) -> None:
-    """Check that after `skip` bytes a zero-terminated name follows, and nothing else."""
+    """Check that `skip` bytes are followed by a zero-terminated name and nothing else."""
     what = "a message does not end with a complete name"
     starts, ends = messages.starts[numbers] + skip, messages.ends[numbers]
     refuse(numbers, starts >= ends, what)
@@ -135,8 +135,8 @@ BEGINS = (pgoutput.BEGIN, pgoutput.BEGIN_PREPARE)
 ENDS = (pgoutput.COMMIT_LOCAL, pgoutput.PREPARED)
 WITHIN = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRUNCATED, pgoutput.ORIGIN)
 BETWEEN = (pgoutput.COMMIT_OF_PREPARED, pgoutput.ROLLBACK_OF_PREPARED)
-# Messages that begin with kind and flags and have the end of their record at the same offset, and that come in the
-# order of these ends. A PREPARE may not: one from before the slot was created comes with its COMMIT PREPARED.
+# Messages that begin with kind and flags, have the end of their record at the same offset, and are ordered by these
+# ends. PREPARE is not: a PREPARE from before the slot was created is sent with its COMMIT PREPARED.
 ORDERED = (pgoutput.COMMIT_LOCAL, *BETWEEN)
 POSITION_BYTES = 8
 
@@ -150,7 +150,7 @@ def check_nesting(messages: Messages, before: OpenTransactionHead | None) -> Non
     begins, ends = np.isin(kinds, BEGINS), np.isin(kinds, ENDS)
     # How many transactions are open after each message: 0 or 1, up to the first invalid message.
     open_after = np.cumsum(begins.astype(np.int64) - ends) + (before is not None)
-    refuse(everything, open_after > 1, "a transaction begins within another one")
+    refuse(everything, open_after > 1, "a transaction begins inside another transaction")
     refuse(everything, open_after < 0, "a transaction ends without a BEGIN")
     is_within = np.isin(kinds, WITHIN)
     loose = np.flatnonzero(kinds == pgoutput.MESSAGE)
@@ -165,7 +165,7 @@ def check_nesting(messages: Messages, before: OpenTransactionHead | None) -> Non
 
 
 def check_order(messages: Messages, after: int) -> int:
-    """Raise DecodingError unless records come in the order of their ends, from `after` on; return the last end."""
+    """Raise DecodingError unless records are ordered by their ends, from `after` on; return the last end."""
     loose = np.flatnonzero(messages.kinds == pgoutput.MESSAGE)
     loose = loose[messages.u8(messages.starts[loose] + 1) == 0]
     ended = np.flatnonzero(np.isin(messages.kinds, ORDERED))

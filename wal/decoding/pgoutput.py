@@ -1,8 +1,8 @@
 """pgoutput's messages as columns: a field is read from all messages of a kind at once.
 
 Source: PostgreSQL manual, "Logical Replication Message Formats", protocol version 3. Numbers are big-endian.
-Code here knows nothing of groups or of the archive. No field is read beyond the end of its message:
-`wal.decoding.message_forms` ensures that for all messages, `read_tuples` for tuples.
+This module knows nothing about groups or the archive. No field is read beyond the end of its message:
+`wal.decoding.message_forms` ensures this for all messages, `read_tuples` for tuples.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ KNOWN = (
 
 
 class DecodingError(SnapshotError):
-    """A decoded message of the server violates the protocol; nothing of it was stored.
+    """A message from the server violates the protocol; nothing of it was stored.
 
-    `number` is the index of the message in its batch. The decoder turns it into the message's place among all read.
+    `number` is the index of the message in its batch, which the decoder replaces by its place among all messages read.
     """
 
     def __init__(
@@ -95,21 +95,21 @@ class Messages:
         return BytesColumn(self.source, np.append(self.starts, self.data_bytes))
 
     def u8(self, at: Ints) -> Bytes:
-        """The bytes at these offsets."""
+        """Return the bytes at these offsets."""
         return self.source[at]
 
     def u32(self, at: Ints) -> Ints:
-        """The 32-bit numbers at these offsets."""
+        """Return the 32-bit numbers at these offsets."""
         view = np.ndarray((len(self.source) - 3,), np.dtype(">u4"), self.source, strides=(1,))
         return view[at].astype(np.int64)
 
     def u64(self, at: Ints) -> Ints:
-        """The 64-bit numbers at these offsets."""
+        """Return the 64-bit numbers at these offsets."""
         view = np.ndarray((len(self.source) - 7,), np.dtype(">u8"), self.source, strides=(1,))
         return view[at].astype(np.int64)
 
     def names(self, numbers: Ints, skip: int) -> pa.Array[Any]:
-        """The names that follow `skip` bytes at the ends of these messages, without their zeros, as Arrow strings."""
+        """Return the names with which these messages end, after `skip` bytes, as Arrow strings without their zeros."""
         starts = self.starts[numbers] + skip
         binary = gather(self.source, starts, self.ends[numbers] - 1 - starts).to_arrow()
         if self.convert is not None:
@@ -132,7 +132,7 @@ class Messages:
         return numbers, self.starts[numbers] + 14 + len(expected)
 
     def bytes_at(self, number: int) -> bytes:
-        """The bytes of message `number`."""
+        """Return the bytes of message `number`."""
         return self.source[self.starts[number] : self.ends[number]].tobytes()
 
 
@@ -171,8 +171,8 @@ def messages_of(column: BytesColumn, convert: Texts | None = None) -> Messages:
 def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_last: bool) -> tuple[list[Values], Ints]:
     """Read the tuples of these messages at the offsets `at`, all of `width` columns; also return their ends.
 
-    A tuple that `is_last` must end where its message ends, any other tuple before that. Raises DecodingError if it does
-    not, or if a tuple has another number of columns or binary values.
+    If `is_last`, a tuple must end where its message ends, otherwise before that. Raises DecodingError if it does not,
+    or if a tuple has a different number of columns or binary values.
     """
     ends = messages.ends[numbers]
     refuse(numbers, at + 2 > ends, "a row ends within its number of columns")
@@ -182,7 +182,7 @@ def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_l
     offset = at + 2
     columns: list[Values] = []
     for _ in range(width):
-        # A row that runs past its message may yield garbage here. It is refused below, as offsets only grow.
+        # A row that runs past its message may yield garbage here. It is refused below, because offsets only grow.
         read = np.minimum(offset, messages.data_bytes)
         kinds = messages.u8(read)
         is_text = kinds == ord("t")
@@ -218,7 +218,7 @@ def read_relation(message: bytes, number: int = 0, convert: Texts | None = None)
         type_oid, modifier = fields.number(4), fields.number(4)
         if flags > 1:
             raise DecodingError(f"a relation message has a column with unknown flags {flags}", number=number)
-        # The name follows below: all names are decoded at once.
+        # The name is set below: all names are decoded at once.
         columns.append(RelationColumn("", type_oid, (modifier ^ 1 << 31) - (1 << 31), bool(flags)))
     fields.end()
     if replica_identity not in b"dnfi":
@@ -245,18 +245,18 @@ class Fields:
     offset: int = 1
 
     def number(self, size: int) -> int:
-        """The next field, an unsigned number of `size` bytes."""
+        """Read the next field, an unsigned number of `size` bytes."""
         return int.from_bytes(self.content(size), "big")
 
     def name(self) -> bytes:
-        """The next field, a zero-terminated string in the server's encoding."""
+        """Read the next field, a zero-terminated string in the server's encoding."""
         end = self.message.find(b"\0", self.offset)
         content = self.content(end - self.offset if end >= 0 else len(self.message))
         self.offset += 1
         return content
 
     def content(self, size: int) -> bytes:
-        """The next field, `size` bytes."""
+        """Read the next field, `size` bytes."""
         if size > len(self.message) - self.offset:
             raise DecodingError(f"a message {chr(self.message[0])!r} is too short", number=self.of)
         self.offset += size

@@ -1,13 +1,13 @@
 """Assign messages to their transactions, and extract transaction events and markers from a batch.
 
-The parts of a distributed transaction have a *global id* in common. `[cut] global_id` in fleet.toml is the rule that
-derives it from a two-phase gid. A gid that the rule does not match is its own global id.
+The parts of a distributed transaction share a *global id*. `[cut] global_id` in fleet.toml is the rule that derives it
+from a two-phase gid. A gid that the rule does not match is its own global id.
 
 A slot yields a transaction's messages in one piece, between its BEGIN and its COMMIT or PREPARE.
 
 A transaction that commits in one phase can be tagged with a global id, by a transactional logical message with the
-prefix `snapshot.gid` whose content is a gid. The last tag counts. A content that PostgreSQL would not accept as a gid
-is ignored, and so is a tag of a prepared transaction, which has its own gid.
+prefix `snapshot.gid` whose content is a gid. The last tag counts. Content that PostgreSQL would not accept as a gid is
+ignored. So is a tag of a prepared transaction, which has its own gid.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from cutline.wal.segments.segments import (
     SEGMENT_SCHEMA,
 )
 
-# The JDBC driver's gids (RecoveredXid.xidToString): format id, which is a signed integer, global transaction id,
-# branch qualifier, the last two in base64.
+# Gids of the JDBC driver (RecoveredXid.xidToString): format id (a signed integer), global transaction id and branch
+# qualifier (both in base64).
 XA = r"^(?P<global>-?\d+_[A-Za-z0-9+/=]+)_[A-Za-z0-9+/=]*$"
-# Citus's (Assign2PCIdentifier): citus_<initiating group>_<process>_<transaction number>_<connection number>, all
-# of them unsigned.
+# Gids of Citus (Assign2PCIdentifier): citus_<initiating group>_<process>_<transaction number>_<connection number>, all
+# unsigned.
 CITUS = r"^(?P<global>citus_\d+_\d+_\d+)_\d+$"
 
 
 def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
-    """The global id of each gid; `form` is exact, xa, citus, or a regular expression with a group named global."""
+    """Return the global id of each gid; `form` is exact, xa, citus, or a regular expression with a group `global`."""
     if form == "exact" or len(gids) == 0:
         return gids
     builtin = {"xa": XA, "citus": CITUS}.get(form)
     if builtin:
         return pc.coalesce(pc.struct_field(pc.extract_regex(gids, builtin), "global"), gids)
     # Arrow's regular expressions are RE2: no look-around, no unnamed groups. The operator's rule was validated as a
-    # Python regular expression, so Python matches it, once per distinct gid.
+    # Python regular expression, so Python evaluates it, once per distinct gid.
     encoded = gids.dictionary_encode()
     pattern = re.compile(form)
     names = texts_array(_global_id(pattern, gid) for gid in encoded.dictionary.to_pylist())
@@ -145,9 +145,9 @@ class Transactions:
 def _tags(
     messages: Messages, of_message: Ints, is_prepared: Flags, before: OpenTransactionHead | None, form: str
 ) -> pa.Array[Any]:
-    """The last tag of every transaction that was not prepared."""
+    """Return the last tag of every transaction that was not prepared."""
     numbers, starts = messages.find_prefix(TAG_PREFIX)
-    # A message that is not transactional belongs to no transaction.
+    # A non-transactional message belongs to no transaction.
     is_tag = messages.u8(messages.starts[numbers] + 1) == 1
     is_tag &= (messages.ends[numbers] > starts) & (messages.ends[numbers] - starts <= GID_BYTES_MAX)
     is_tag &= ~is_prepared[of_message[numbers]]
@@ -170,7 +170,7 @@ def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any],
     try:
         return binary.cast(pa.string()), np.ones(len(contents), np.bool_)
     except pa.ArrowInvalid:
-        # Only if a tag is not valid UTF-8, check them one by one.
+        # Tags are checked separately only if one of them is not valid UTF-8.
         are_texts = np.array([is_text(content) for content in binary.to_pylist()], np.bool_)
         return binary.filter(to_mask(are_texts)).cast(pa.string()), are_texts
 
@@ -193,7 +193,7 @@ NO_GID = from_list([b""]).to_arrow()[0]
 
 
 def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
-    """The events of a batch, ordered by their end positions; `form` is the rule for global ids."""
+    """Return the events of a batch, ordered by their end positions; `form` is the rule for global ids."""
     parts = [
         _commits(messages, transactions),
         _prepares(messages, transactions, form),
@@ -221,7 +221,7 @@ def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.T
     at = messages.starts[numbers]
     gids = messages.names(numbers, 30)
     names = global_ids(gids, form)
-    # The position of its changes: where the PREPARE record begins.
+    # The position of the transaction's changes is where its PREPARE record begins.
     lsn = transactions.lsn[transactions.of_message[numbers]]
     other_gids = pc.if_else(pc.equal(gids, names), NO_GID, gids.cast(pa.binary()))
     of_records = _Numbers(lsn, messages.u64(at + 10), messages.u64(at + 18), messages.u32(at + 26))
@@ -233,8 +233,8 @@ def _settlements(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
     at = messages.starts[numbers]
     is_commit = kind == pgoutput.COMMIT_OF_PREPARED
     names = global_ids(messages.names(numbers, 30 if is_commit else 38), form)
-    # The message of a rollback identifies the transaction by the end of its PREPARE, not by its beginning; it has the
-    # time of its PREPARE before its own.
+    # The message of a rollback identifies the transaction by the end of its PREPARE, not by its beginning. It
+    # contains the time of the PREPARE before its own time.
     ended_at = at + (18 if is_commit else 26)
     of_records = _Numbers(
         messages.u64(at + 2), messages.u64(at + 10), messages.u64(ended_at), messages.u32(ended_at + 8)
@@ -254,7 +254,7 @@ def _markers(messages: Messages) -> list[pa.Table]:
 
 
 class _Numbers(NamedTuple):
-    """Of the records of events: where each begins and ends, when it was written, and of which transaction it is."""
+    """The records of events: where each begins and ends, when it was written, and its transaction."""
 
     lsn: Ints
     end_lsn: Ints

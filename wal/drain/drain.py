@@ -1,10 +1,10 @@
 """Drain a node's slot into its archive: a task of the drain job, run in an executor.
 
-For each chunk the order is: peek, decode, create its segments, see whose store it is, advance the slot; within a
-chunk the first three overlap. A drain that dies in between leaves WAL that is decoded again, or a segment after which
-the next drain continues. So nothing is lost, and nothing is archived twice. If Spark repeats a task while its first
-attempt still runs, the segments of the first count, and the second continues after them. A transaction that is too
-large for one segment is stored in several; the slot is advanced after the last one.
+The steps for each chunk are: peek, decode, create segments, verify that the store is still the fleet's, advance the
+slot. The first three overlap. If a drain dies, the next drain decodes the same WAL again, or continues after the last
+stored segment, so nothing is lost or archived twice. If Spark repeats a task while its first attempt is still running,
+the second attempt continues after the segments of the first. A transaction that is too large for one segment is stored
+in several segments; the slot is advanced after the last of them.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from cutline.wal.segments.segments import (
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
 CHUNK_BYTES = 256 << 20
-# Size of rows in memory. Creating a segment takes several times as much.
+# The size of a segment's rows in memory. Creating the segment takes several times as much.
 SEGMENT_BYTES_MAX = 40 << 20
-# Of rows that exceed it by so much no others are held while they are stored.
+# While rows larger than this are stored, no other rows are held.
 LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
@@ -92,8 +92,8 @@ class _Archive:
         return self.last.open if self.last else None
 
     def read_new_segments(self) -> None:
-        """Read the segments that other processes have stored after the last one."""
-        # Read by key: a listing may lag behind, and a slot ahead of the archive would be taken for lost WAL.
+        """Read the segments that other processes have stored after the last known segment."""
+        # Read by key: a listing may lag behind, and a slot ahead of the archive would be mistaken for lost WAL.
         number, through, before = self.number, self.through, len(self.segments)
         for segment in list_unlisted(self.store, self.prefix, number):
             if segment.segment.number > self.task.planned and segment.definitions != self.task.unlisted_definitions:
@@ -126,8 +126,8 @@ def drain(task: DrainTask) -> DrainReport:
             _drain(task, archive)
             return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, time.monotonic() - began)
         except (SlotInUseError, DrainBusyError) as error:
-            # A killed command or task may read the slot, and even store segments, until its process notices. Both
-            # would store the same, so wait and continue after its last segment.
+            # A killed command or task may read the slot, and even store segments, until its process notices. These
+            # are the segments that this drain would store, so wait and continue after the last of them.
             if archive is None or time.monotonic() - max(began, archive.grown_at) > SLOT_IN_USE_SECONDS_MAX:
                 return DrainReport(task.node.id, problem=report_of(error))
             time.sleep(SLOT_IN_USE_POLL_SECONDS)
@@ -139,7 +139,7 @@ def drain(task: DrainTask) -> DrainReport:
 
 def _drain(task: DrainTask, archive: _Archive) -> None:
     with connect(task.node) as connection:
-        # Read the slot before the archive: a slot ahead of the archive as read later means lost WAL, not a race.
+        # Read the slot before the archive: then a slot that is ahead of the archive means lost WAL, not a race.
         state = slot_state(connection, task.slot)
         archive.read_new_segments()
         state = check_slot(task.node.id, task.slot, state, archive.through)
@@ -174,7 +174,7 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
 
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:
     through = archive.through
-    # Segments written where the fleet's store no longer is do not count as archived.
+    # Segments that were written to a store in the place of the fleet's store do not count as archived.
     if task.fleet_id is not None:
         check_own_store(archive.store, task.fleet_id)
     # PostgreSQL refuses if another process has advanced the slot further, or dropped it.
@@ -218,7 +218,7 @@ class _Chunk:
             read_ahead(lambda: peek(task.node, task.slot, task.publications, task.finish, messages_max)) as batches,
         ):
             for batch in batches:
-                # A row may have 100 MB: release everything as early as possible.
+                # A row may be 100 MB: release everything as early as possible.
                 messages = decoder.view(from_arrow(batch))
                 del batch
                 decoded = decoder.decode(messages)
@@ -231,7 +231,7 @@ class _Chunk:
         if decoder.open:
             raise _incomplete_error(task, decoder.open.lsn)
         if decoder.read < messages_max:
-            # The slot has no more messages: everything up to the finish marker has been read, even if it was nothing.
+            # The slot has no more messages: everything up to the finish marker has been read, even if it was empty.
             self.through = task.finish
         if self.tables or self.through > self.archive.through:
             self._store(None)
@@ -269,7 +269,7 @@ class _Chunk:
             return
         storing.run(lambda: self._add(through, opened, tables))
         if is_large:
-            # Rows of 100 MB: hold no more of them at once.
+            # The rows may be 100 MB: hold no others at the same time.
             storing.wait()
 
     def _add(self, through: Lsn, opened: OpenTransaction | None, tables: list[tuple[pa.Table, pa.Table]]) -> None:
@@ -279,7 +279,7 @@ class _Chunk:
         tables.clear()
         self.archive.add(through, opened, (changes, events))
         del changes, events
-        # After encoding, Arrow still holds as much memory as the segment takes.
+        # After encoding, Arrow still holds as much memory as the segment needed.
         pa.default_memory_pool().release_unused()
 
 
@@ -292,7 +292,7 @@ def _incomplete_error(task: DrainTask, lsn: Lsn) -> DecodingError:
 
 
 def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:
-    """If the archive ends inside a transaction, drop the changes of it that are already archived."""
+    """If the archive ends inside a transaction, drop its changes that are already archived."""
     if resumed is None or len(changes) == 0:
         return changes
     is_held = (to_numpy(changes["lsn"]) == resumed.lsn) & (to_numpy(changes["seq"]) <= resumed.seq)

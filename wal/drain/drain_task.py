@@ -20,10 +20,10 @@ class DrainTask:
     """Everything an executor needs to bring one node's archive up to `finish`.
 
     `base` is where the archive begins, `last` its last segment that a commit lists; later segments are found in the
-    store. `definitions` has the tables' definitions, for each table in the order of their begin; `unlisted_numbers` are
-    the numbers of definitions that no commit lists yet. `planned` is the number of the last segment that existed when
-    the task was planned: later segments must have been written under the same definitions. The slot is advanced only
-    while the store belongs to the fleet with `fleet_id`, if that is known.
+    store. `definitions` are the tables' definitions, those of each table in the order in which they began;
+    `unlisted_numbers` are the group numbers of definitions that no commit lists yet. `planned` is the number of the
+    last segment that existed when the task was planned: later segments must have been written under the same
+    definitions. The slot is advanced only while the store belongs to the fleet with `fleet_id`, if that is known.
     """
 
     node: Node
@@ -44,7 +44,7 @@ class DrainTask:
 
     @property
     def wal_bytes(self) -> int:
-        """How many bytes of WAL lie between what commits list and `finish`."""
+        """The bytes of WAL between the last segment that a commit lists and `finish`."""
         return max(self.finish - (self.last.through if self.last else self.base), 0)
 
     @property
@@ -68,7 +68,7 @@ class DrainReport:
 
 
 def archive_busy_error(task: DrainTask) -> DrainBusyError:
-    """The error for an archive to which another process is writing."""
+    """Return the error for an archive to which another process is writing."""
     return DrainBusyError(
         f"node {task.node.id}: another process is archiving WAL of snapshot {task.snapshot}",
         hint="wait until it has ended, then repeat the command",

@@ -1,7 +1,7 @@
-"""How far nodes, slots and standbys are in their WAL, and how much WAL nodes retain for Cutline's slots.
+"""The positions of nodes, slots and standbys in WAL, and how much WAL nodes retain for Cutline's slots.
 
-One query per node, within a time limit, as nodes may be away. A primary and its standbys have positions in the same
-WAL; positions of different shards never compare.
+Each node is sent one query, with a time limit, because it may be unreachable. The positions of a primary and its
+standbys are comparable; those of different shards never are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cutline.nodes.watch import NodeAnswers, NodesQuery
 from cutline.wal.drain.slots import POSITION, RETAINING_SLOTS
 
 ASKING_SECONDS_MAX = 2.0
-# Every function is evaluated once: a slot's lag is that of the position that is reported with it.
+# Every function is evaluated once, so a slot's lag refers to the position that is reported with it.
 LAGS_QUERY = f"""
 WITH here AS MATERIALIZED (
     SELECT pg_is_in_recovery() AS recovers,
@@ -38,7 +38,7 @@ SELECT recovers, at::text, age, slot_name,
 
 @dataclass(frozen=True, slots=True)
 class SlotLag:
-    """How much WAL lies between a slot's confirmed position and its node's, and how much the node keeps for it."""
+    """The WAL between a slot's confirmed position and its node's position, and the WAL retained for the slot."""
 
     slot: str
     lag_bytes: int
@@ -47,9 +47,10 @@ class SlotLag:
 
 @dataclass(frozen=True, slots=True)
 class ReplayLag:
-    """How far a standby's replay is behind its primary; `seconds` is 0 if it has replayed everything.
+    """How far a standby's replay is behind its primary.
 
-    Otherwise it is the age of the last commit that it has replayed, which is more than the lag after an idle time.
+    `seconds` is 0 if the standby has replayed everything. Otherwise it is the age of the last replayed commit, which
+    after an idle period is more than the lag.
     """
 
     size_bytes: int
@@ -58,10 +59,10 @@ class ReplayLag:
 
 @dataclass(frozen=True, slots=True)
 class NodeLags:
-    """How far one node is. `problem` says why the node gave no answer: then nothing else is known.
+    """The position and lags of one node. If it gave no answer, `problem` says why, and nothing else is known.
 
-    `position` is where a primary writes, and a standby replays. `replay` is that of a standby whose primary has
-    answered, too; None of others.
+    `position` is where a primary writes or a standby replays. `replay` is None except for a standby whose primary
+    answered, too.
     """
 
     node: str
@@ -72,19 +73,19 @@ class NodeLags:
     replay: ReplayLag | None = None
 
     def behind(self, archived: Lsn | None) -> int | None:
-        """The bytes of WAL between an archived position and the node's; None if one of them is not known."""
+        """Return the bytes of WAL between an archived position and the node's; None if either is unknown."""
         return None if archived is None or self.position is None else max(self.position - archived, 0)
 
 
 class LagsQuery:
-    """Asks all `nodes` at once, for ASKING_SECONDS_MAX, in background threads that start with this object."""
+    """Queries all `nodes` in parallel for ASKING_SECONDS_MAX, in background threads that start with this object."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = tuple(nodes)
         self._query = NodesQuery(self._nodes, _ask, ASKING_SECONDS_MAX)
 
     def lags(self) -> dict[str, NodeLags]:
-        """How far the nodes are, by node in their order; waits until the time limit."""
+        """Return the lags by node, in the order of the nodes; wait at most until the time limit."""
         answers = self._query.answers()
         return {node.id: _lags_of(node, answers) for node in self._nodes}
 
@@ -125,7 +126,7 @@ def _replay(own: _Position, found: Mapping[str, _Position], primary: str | None)
     return ReplayLag(size_bytes, own.age_seconds if size_bytes else 0.0)
 
 
-# Little WAL, of a node and of all nodes together (docs/architecture/draining.md).
+# The limits of `is_little`, for a node and for all nodes together (docs/architecture/draining.md).
 LITTLE_BYTES, LITTLE_BYTES_TOTAL = 64 << 20, 256 << 20
 RETAINED_QUERY = f"""
 SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint
@@ -147,7 +148,7 @@ class Retained:
 
     @property
     def is_past_half(self) -> bool:
-        """Whether the node retains more than half of its limit: time to warn."""
+        """Whether the node retains more than half of its limit, which deserves a warning."""
         return 2 * self.size_bytes > self.limit_bytes
 
     @property
@@ -158,9 +159,9 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class RetainedAnswers:
-    """What nodes retain: WAL, and `old` databases that restores have put aside.
+    """The WAL that nodes retain, and the `old` databases that restores have put aside.
 
-    `not_asked` says, by node, why others gave no answer.
+    `not_asked` contains, by node, the reason why other nodes gave no answer.
     """
 
     retained: tuple[Retained, ...]
@@ -168,7 +169,7 @@ class RetainedAnswers:
     old: tuple[OldDatabase, ...] = ()
 
     def of_slot(self, slot: str) -> tuple[Retained, ...]:
-        """The WAL that the nodes retain for `slot`."""
+        """Return the WAL that the nodes retain for `slot`."""
         return tuple(retained for retained in self.retained if retained.slot == slot)
 
 
@@ -182,7 +183,7 @@ def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retai
 
 
 def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
-    """The bytes of WAL, by node, that the slot has not been advanced past. Raises NodeUnreachableError."""
+    """Return the bytes of WAL after the slot's position, by node. Raises NodeUnreachableError."""
 
     def read(node: Node) -> int:
         with raising_unreachable(node):
@@ -193,16 +194,16 @@ def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
 
 
 def is_little(waiting: Mapping[str, int]) -> bool:
-    """Whether so much WAL, by node, is archived in less time than Spark takes to start.
+    """Whether this much WAL, by node, is archived in less time than Spark takes to start.
 
-    A transaction that began before the slot's position and ends after it adds to the WAL that is decoded.
+    A transaction that began before the slot's position and ended after it adds to the WAL that is decoded.
     """
     sizes = waiting.values()
     return max(sizes, default=0) <= LITTLE_BYTES and sum(sizes) <= LITTLE_BYTES_TOTAL
 
 
 class RetainedQuery:
-    """Asks all `nodes` at once, in background threads that start with this object."""
+    """Queries all `nodes` in parallel, in background threads that start with this object."""
 
     def __init__(self, nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> None:
         self._query = NodesQuery(nodes, _ask_retained, seconds_max)
@@ -219,8 +220,6 @@ class RetainedQuery:
 
 @dataclass(frozen=True, slots=True)
 class _NodeAnswer:
-    """What one node retains, and its databases that restores have put aside."""
-
     retained: list[Retained]
     old: list[OldDatabase]
 

@@ -1,7 +1,7 @@
-"""Read a slot's messages one by one, and overlap reading, decoding and storing by threads.
+"""Read a slot's messages one by one, and overlap reading, decoding and storing in threads.
 
-The server decodes WAL in one stream, so a node's drain is one task. The task's other work should add no time: libpq,
-Arrow's encoder and the store's client release Python's lock while they work.
+The server decodes WAL in one stream, so a node's drain is one task. The task's other work adds almost no time, because
+libpq, Arrow's encoder and the store's client release Python's global lock while they work.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from psycopg.pq import DiagnosticField, ExecStatus
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.storage.process_limits import TooLittleMemoryError
 
-# A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default. Unless
-# it is answered, the server ends the session after that time.
+# A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default.
+# Without an answer, the server ends the session when the timeout has passed.
 SILENCE_SECONDS_MAX = 60.0
 STREAM_SECONDS_MAX = 900.0
-# The answer, with no position: nothing was received that the slot could be advanced to.
+# The answer, without a position, so that the slot is not advanced.
 STATUS = b"r" + bytes(33)
 
 
@@ -42,8 +42,8 @@ def stream_messages(
 ) -> Iterator[bytes]:
     """Yield the slot's messages (pgoutput, protocol 3) up to `finish`, or until reading ends for any reason.
 
-    Does not advance the slot. Values are text, or `binary` where their types have that form. If the server ends it by
-    an error, `refused` is given its SQLSTATE and text.
+    Does not advance the slot. Values are text, or with `binary`, binary where their types have that form. If the
+    server ends the stream with an error, `refused` is called with its SQLSTATE and text.
     """
     names = ",".join(f'"{name}"' for name in publications)
     options = f"proto_version '3', publication_names '{names}', messages 'true', binary '{str(binary).lower()}'"
@@ -86,7 +86,7 @@ def stream_messages(
 
 
 def await_input(pgconn: Any, seconds_max: float) -> bool:
-    """Wait until the server has sent something; whether it did, in this time."""
+    """Wait until the server has sent something; return whether it did in this time."""
     # select() refuses descriptors above 1,023.
     with selectors.DefaultSelector() as selector:
         selector.register(pgconn.socket, selectors.EVENT_READ)
@@ -94,22 +94,22 @@ def await_input(pgconn: Any, seconds_max: float) -> bool:
 
 
 Batches: TypeAlias = "Generator[pa.Array[Any], None, None]"
-# Reading pauses at this size of the batches that are not released yet; one more batch may exceed it.
+# Reading pauses once the batches that are not released yet have this size, which the last batch may exceed.
 AHEAD_BYTES = 16 << 20
 LOOK_SECONDS = 1.0
 
 
 class _Ahead:
-    """Batches that a thread reads, bounded by their bytes; a batch counts until the next one is asked for.
+    """Batches that a thread reads ahead, limited by size; a batch counts until the next batch is requested.
 
-    The two threads share queues alone, which no interrupt can leave locked.
+    The two threads share only queues, which no interrupt can leave locked.
     """
 
     def __init__(self, read: Callable[[], Batches]) -> None:
         self._read = read
-        # Of each batch its size and then itself; at last None.
+        # For each batch, its size and then the batch; None at the end.
         self._ready: SimpleQueue[Any] = SimpleQueue()
-        # The sizes of the batches that were used; None to stop.
+        # The sizes of the batches that were consumed; None to stop.
         self._released: SimpleQueue[int | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name="read ahead", daemon=True)
@@ -122,14 +122,14 @@ class _Ahead:
                     held_bytes += batch.nbytes
                     self._ready.put(batch.nbytes)
                     self._ready.put(batch)
-                    # A batch may have 100 MB.
+                    # A batch may be 100 MB.
                     del batch
                     while held_bytes >= AHEAD_BYTES or not self._released.empty():
                         released_bytes = self._released.get()
                         if released_bytes is None:
                             return
                         held_bytes -= released_bytes
-        except BaseException as error:  # noqa: BLE001  # raised where the batches are used
+        except BaseException as error:  # noqa: BLE001  # raised where the batches are consumed
             self._error = error
         finally:
             self._ready.put(None)
@@ -138,7 +138,7 @@ class _Ahead:
         """Yield the batches; raise the reading thread's error."""
         self._thread.start()
         while (size_bytes := self._next()) is not None:
-            # Hold no reference to a batch: one may have 100 MB.
+            # Hold no reference to a batch, which may be 100 MB.
             yield self._next()
             self._released.put(size_bytes)
         if self._error is not None:
@@ -155,7 +155,7 @@ class _Ahead:
     def stop(self) -> None:
         """Stop reading after the current batch, and wait for the thread.
 
-        If an interrupt came while the thread was starting, it may not be joined yet: it ends after its first batch.
+        After an interrupt while the thread was starting, it can't be joined; it ends after its first batch.
         """
         self._released.put(None)
         if self._thread.is_alive():
@@ -187,7 +187,7 @@ class BackgroundCalls:
         self._running: Future[None] | None = None
 
     def run(self, call: Callable[[], None]) -> None:
-        """Wait for the previous call, and start `call` in this thread's context, which also stops its requests."""
+        """Wait for the previous call, and start `call` in this thread's context, for `stoppable_requests`."""
         self.wait()
         self._running = self._threads.submit(copy_context().run, call)
 

@@ -34,7 +34,7 @@ from cutline.nodes.encodings import RAW
 from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
 
 _lock = threading.Lock()
-# How many sessions are being opened, and what `stderr` was before the first of them.
+# The number of sessions being opened, and the value of `stderr` before the first of them.
 _opening = 0
 _before: int | None = None
 _stream: int | None = None
@@ -42,16 +42,16 @@ _stream: int | None = None
 
 @contextmanager
 def quiet_connecting() -> Iterator[None]:
-    """While the block runs, in any number of threads, C code writes nothing on stderr.
+    """Keep C code from writing to stderr while the block runs, in any number of threads.
 
-    While libpq opens a session, the server may warn, for example of a database whose collation version differs. It
+    While libpq opens a session, the server may warn, for example about a database whose collation version differs. It
     ignores the session's client_min_messages, which it reads later (PostgreSQL's postinit.c). libpq writes such a
-    warning on C's `stderr`, because the driver sets a function for warnings only once the session is open. Between
+    warning to C's `stderr`, because the driver sets a function for warnings only after the session is open. Between
     lines of progress or JSON the warning has no context; Cutline reports it itself (nodes/collation_versions.py).
 
-    The descriptor stays as it is: Python and started programs write as before.
+    The file descriptor does not change: Python and child processes write as before.
     """
-    global _opening, _before  # C's variable is one for the process
+    global _opening, _before  # C has one variable for the process
     variable = _stderr_variable()
     if variable is None:
         yield
@@ -71,14 +71,14 @@ def quiet_connecting() -> Iterator[None]:
 
 @cache
 def _stderr_variable() -> ctypes.c_void_p | None:
-    """C's `stderr`; None if it is not glibc's: elsewhere it has another name, or can't be changed."""
+    """Return C's `stderr` of glibc; None for other C libraries, in which it has another name or can't be changed."""
     if platform.libc_ver()[0] != "glibc":
         return None
     return ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stderr")
 
 
 def _null_stream() -> int | None:
-    """A C stream that leads nowhere; None if no more files can be opened: then the session can't be, either."""
+    """Return a C stream to the null device; None if no more files, and so no session, can be opened."""
     global _stream  # one for the process
     if _stream is None:
         fopen = ctypes.CDLL(None).fopen
@@ -88,7 +88,7 @@ def _null_stream() -> int | None:
 
 
 OBJECT_IN_USE = "55006"
-# So that several batches fit into AHEAD_BYTES (message_stream.py).
+# Several batches fit into AHEAD_BYTES (message_stream.py).
 BATCH_BYTES = 4 << 20
 
 
@@ -112,18 +112,18 @@ def peek(
             )
             statement.set_sql_query(query)
             stream, _ = statement.execute_query()
-            # Hold no reference to a batch: one may have 100 MB.
+            # Hold no reference to a batch, which may be 100 MB.
             yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        # Errors of the server during the transfer come through the stream, as Arrow errors.
+        # During the transfer, errors of the server are raised by the stream, as Arrow errors.
         raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
 
 
 @contextmanager
 def open_reader(node: Node) -> Iterator[adbc.AdbcConnection]:
-    """Open a session of `node` that reads a slot as Arrow arrays, in the server's encoding.
+    """Open a session on `node` that reads a slot as Arrow arrays, in the server's encoding.
 
-    Raises OtherServerError, SessionUnfitError if it can't have its settings, and errors of ADBC.
+    Raises OtherServerError, SessionUnfitError if the server refuses the session's settings, and errors of ADBC.
     """
     asked = conninfo(node.dsn, client_encoding=RAW)
     wanted = wanted_settings(asked)
@@ -160,7 +160,7 @@ def _ask_state(node: Node, connection: adbc.AdbcConnection, wanted: Mapping[str,
 
 
 def _ask(connection: adbc.AdbcConnection, query: str) -> list[Any]:
-    """The only row of the query."""
+    """Return the only row of the query."""
     with adbc.AdbcStatement(connection) as statement:
         statement.set_sql_query(query)
         stream, _ = statement.execute_query()
@@ -169,7 +169,7 @@ def _ask(connection: adbc.AdbcConnection, query: str) -> list[Any]:
 
 
 def peek_query(slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int) -> str:
-    """The query of `peek`."""
+    """Return the query of `peek`."""
     names = ",".join(f'"{name}"' for name in publications)
     return (
         f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', '{finish}', {messages_max},"
@@ -182,7 +182,7 @@ def _messages_of(batch: Any) -> pa.Array[Any]:
 
 
 def slot_in_use(node: Node, slot: str) -> SlotInUseError:
-    """The error for a slot that another process is reading."""
+    """Return the error for a slot that another process is reading."""
     return SlotInUseError(
         f"node {node.id}: another process is reading slot {slot}",
         hint="wait until it has ended; pg_replication_slots.active_pid is the process id of its session",

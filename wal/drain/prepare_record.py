@@ -1,9 +1,9 @@
 """PREPARE records in WAL: their count of catalog changes, and prepared transactions that can't be decoded.
 
-A prepared transaction keeps the invalidation messages of its catalog changes in this record, for its COMMIT PREPARED to
-send them (twophase.c, xl_xact_prepare). Rows have none. So the count tells DDL from rows exactly, for every kind of
-object, and changes rolled back to a savepoint don't count. Physical replication sends the record's bytes; a session for
-logical replication may ask for it, too.
+A prepared transaction keeps the invalidation messages of its catalog changes in this record, so that COMMIT PREPARED
+can send them (twophase.c, xl_xact_prepare). Row changes have no such messages. So the count distinguishes DDL from rows
+exactly, for every kind of object, and excludes changes that were rolled back to a savepoint. Physical replication sends
+the record's bytes; a session for logical replication may start it, too.
 
 A transaction sees its own catalog changes, so decoding it needs them too. After its rollback, pruning and VACUUM remove
 the catalog rows that it wrote. PostgreSQL handles this: it stops decoding a prepared transaction at the first catalog
@@ -14,8 +14,8 @@ tests it on the subtransaction). If a table was truncated, rewritten or created 
 happens every time. If columns or replica identity of a table were changed there, its rows are decoded with the wrong
 table description: the result does not match the description, or is wrong.
 
-Such a transaction belongs to no state. It is skipped as if PostgreSQL had noticed the rollback before its first change;
-then PostgreSQL sends its PREPARE and no changes.
+Such a transaction is not part of any state. It is skipped as if PostgreSQL had noticed the rollback before its first
+change: in that case PostgreSQL sends the PREPARE without changes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SELECT current_setting('wal_block_size')::int, setting::int FROM pg_settings WHE
 def changes_catalogs(node: Node, lsn: Lsn, xid: int) -> bool | None:
     """Whether the transaction whose PREPARE begins at `lsn` has changed catalogs.
 
-    None if the record can't be read: its WAL is gone, or the server lets nobody read WAL, or has it in another form.
+    Returns None if the record can't be read: its WAL was removed, reading WAL is forbidden, or its format is unknown.
     """
     try:
         with closing(connect_replication(node)) as connection:
@@ -69,7 +69,7 @@ def changes_catalogs(node: Node, lsn: Lsn, xid: int) -> bool | None:
 
 
 def parse_prepare(record: bytes, xid: int) -> bool | None:
-    """Whether the PREPARE record counts changes of catalogs; `record` is its first RECORD_BYTES_MAX bytes."""
+    """Whether the PREPARE record counts catalog changes; `record` is its first RECORD_BYTES_MAX bytes."""
     try:
         _, found_xid, _, info, manager, _ = RECORD.unpack_from(record)
         if (found_xid, manager, info & XACT_OPERATION_MASK) != (xid, XACT_RESOURCE_MANAGER, XACT_PREPARE):
@@ -84,9 +84,9 @@ def parse_prepare(record: bytes, xid: int) -> bool | None:
 
 
 def _read(pgconn: Any, lsn: Lsn, block_bytes: int, segment_bytes: int) -> bytes:
-    """The first bytes of the record at `lsn`, without the header of the page that it continues on.
+    """Return the first bytes of the record at `lsn`, without the header of the page on which it continues.
 
-    Some other record must have been written after it: the server sends only WAL that exists.
+    Another record must have been written after it, because the server sends only WAL that exists.
     """
     if pgconn.exec_(f"START_REPLICATION PHYSICAL {lsn}".encode()).status != ExecStatus.COPY_BOTH:
         return b""
@@ -108,7 +108,7 @@ def _read(pgconn: Any, lsn: Lsn, block_bytes: int, segment_bytes: int) -> bytes:
 
 
 XIDS = 1 << 32
-# How many bytes of a message are used here, by kind.
+# The bytes of a message that are used here, by kind.
 USED_BYTES = {b"b": 29, b"C": 18, b"P": 18, b"K": 18, b"r": 18, b"M": 10}
 STATUS_QUERY = "SELECT pg_xact_status(%s::xid8)"
 NEXT_XID_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
@@ -118,7 +118,7 @@ NEXT_XID_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 class RolledBack:
     """A transaction that was prepared and rolled back, as pgoutput messages BEGIN PREPARE and PREPARE.
 
-    `before` is the end of the last record that the slot yields before it, ORIGIN if there is none.
+    `before` is the end of the last record that the slot yields before this transaction, ORIGIN if there is none.
     """
 
     messages: tuple[bytes, bytes]
@@ -131,8 +131,8 @@ def find_undecodable(
     """Find the transaction at which reading the slot up to `finish` fails; return None unless it was rolled back.
 
     With `lsn`, check the transaction prepared there instead, because its messages are invalid. Reads the slot message
-    by message, as a standby does, because a query that fails returns none of the messages it read. Does not advance the
-    slot. Raises NodeUnreachableError.
+    by message, as a standby does, because a query that fails returns none of the messages that it read. Does not
+    advance the slot. Raises NodeUnreachableError.
     """
     begin, before = b"", ORIGIN
     with closing(connect_replication(node, client_encoding=RAW)) as connection:

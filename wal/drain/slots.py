@@ -1,7 +1,7 @@
-"""Logical replication slots: with them, nodes retain the WAL that the archive does not hold yet.
+"""Logical replication slots, for which nodes retain the WAL that is not archived yet.
 
 A slot is never advanced past the end of the archive (docs/architecture.md, invariant 4). Its name is derived from the
-chain's operation id, so no two chains share one.
+chain's operation id, so no two chains share a slot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DROP_CONNECT_SECONDS_MAX = 5
 
 STATE_QUERY = """
 SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status, ''), two_phase,
-       -- 17 says why a slot is invalid; 16 has only this one reason besides lost WAL.
+       -- Version 17 says why a slot is invalid; in 16, this is the only reason other than lost WAL.
        coalesce(to_jsonb(s) ->> 'invalidation_reason',
                 CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict with recovery' END, '')
   FROM pg_replication_slots s WHERE slot_name = %s AND database = current_database()
@@ -84,17 +84,17 @@ class ExportedSlot:
 
 
 def slot_name(chain: str) -> str:
-    """The name of a chain's slot, the same on every node: `cutline_` and the operation id in valid characters."""
+    """Return the name of a chain's slot on every node: `cutline_` and the operation id in valid characters."""
     return "cutline_" + re.sub(r"[^a-z0-9]", "_", chain.lower())
 
 
 def copy_slot_name(operation: str) -> str:
-    """The name of the slot that an operation has while it copies tables again, the same on every node."""
+    """Return the name of an operation's slot for copying tables again, the same on every node."""
     return slot_name(operation) + COPY_SUFFIX
 
 
 def chain_of_slot(name: str) -> str:
-    """The operation that created a slot: the inverse of `slot_name` and `copy_slot_name`."""
+    """Return the operation that created a slot: the inverse of `slot_name` and `copy_slot_name`."""
     name = name.removesuffix(COPY_SUFFIX)
     return name.removeprefix("cutline_").upper()[:16] + "-" + name[-10:]
 
@@ -109,16 +109,16 @@ def create_exported_slot(
 ) -> ExportedSlot:
     """Create a two-phase slot on `node` with an exported snapshot.
 
-    PostgreSQL waits for all transactions that run on the server, prepared transactions included. They are reported to
+    PostgreSQL waits for all running transactions of the server, including prepared transactions. They are reported to
     `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
-    names them, and leaves no slot. For a standby, `primary` is made to log its running transactions meanwhile; if it
-    does not replay that, ReplayLagError says why. Also raises SlotLostError if no slot is free, and
-    NodeUnreachableError.
+    names them, and leaves no slot. For a standby, `primary` is made to log its running transactions; if the standby
+    does not replay this record, raises a ReplayLagError with the reason. Also raises SlotLostError if no slot is free,
+    and NodeUnreachableError.
     """
     connection = connect_replication(node)
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
     try:
-        # statement_timeout does not bound replication commands.
+        # statement_timeout does not apply to replication commands.
         with waiting.running():
             query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE)"
             row = connection.execute(sql.SQL(query)).fetchone()
@@ -147,7 +147,7 @@ def create_exported_slot(
 
 
 class _SlotWait:
-    """Watches a session that creates a slot: reports the transactions it waits for, cancels it after the time limit.
+    """Watches a session that creates a slot: reports the transactions that block it, cancels it after the time limit.
 
     While a slot is created on a standby, makes the primary log its running transactions repeatedly: the standby needs
     such records.
@@ -164,9 +164,9 @@ class _SlotWait:
     ) -> None:
         self.what = f"slot on node {node.id}"
         self.notes = WaitNotes(self.what, progress)
-        # Of a standby that has not replayed the first record of running transactions that was logged for it.
+        # Set while a standby has not replayed the first record of running transactions that was logged for it.
         self.behind: ReplayState | None = None
-        # Its own: a busy standby is behind every now and then, which says nothing new of the transactions.
+        # Kept apart from `notes`: a busy standby is often behind, which is no news about the transactions.
         self._replay_notes = WaitNotes(self.what, progress)
         self._needed: Lsn | None = None
         self.awaited: list[Awaited] = []
@@ -194,7 +194,7 @@ class _SlotWait:
         try:
             while not self._done.wait(WATCH_SECONDS):
                 if self.notes.waited_seconds > self._seconds_max or self._abandoned.is_set() or self._problem:
-                    # Repeatedly: a cancel request that arrives before the command is lost.
+                    # Cancel repeatedly: a request that arrives before the command is lost.
                     with suppress(psycopg.Error):
                         self._connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
                     continue
@@ -211,7 +211,7 @@ class _SlotWait:
         node: Node,
         look: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
-        """Look at a node in its one session; connect anew the next time if that fails."""
+        """Call `look` with the node's session; reconnect the next time if that fails."""
         try:
             if node.id not in sessions:
                 sessions[node.id] = connect(node)
@@ -248,7 +248,7 @@ class _SlotWait:
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:
-    """Read the state of the slot, None if there is none."""
+    """Read the state of the slot, None if it does not exist."""
     row = connection.execute(STATE_QUERY, (name,)).fetchone()
     if row is None:
         return None
@@ -256,7 +256,7 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
 
 
 def slot_problem(name: str, state: SlotState | None) -> str:
-    """Why no chain can be continued in the slot, "" if its state says nothing against it."""
+    """Return why the slot can't continue its chain, "" if nothing in its state prevents that."""
     if state is None:
         return f"slot {name} does not exist"
     if state.wal_status == "lost" or state.invalid:
@@ -312,16 +312,16 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
 
 
 def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
-    """Drop a chain's slot on all nodes in parallel; return the nodes on which it may be left."""
+    """Drop a chain's slot on all nodes in parallel; return the nodes on which it may still exist."""
     targets = list(nodes)
     dropped = in_parallel(lambda node: drop_slot(node, name), targets, let_end)
     return [node.id for node, is_dropped in zip(targets, dropped, strict=True) if not is_dropped]
 
 
 OWN_SLOTS = "slot_name ^@ 'cutline_'"
-# Those in the session's database that retain WAL: a slot that the server has invalidated has no restart_lsn.
+# Cutline's slots in the session's database that retain WAL; an invalidated slot has no restart_lsn.
 RETAINING_SLOTS = f"{OWN_SLOTS} AND database = current_database() AND restart_lsn IS NOT NULL"
-# Where a primary writes, and a standby replays.
+# Where a primary writes or a standby replays.
 POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
 NAMES_QUERY = f"""
 SELECT slot_name FROM pg_replication_slots
@@ -330,5 +330,5 @@ SELECT slot_name FROM pg_replication_slots
 
 
 def list_own_slots(connection: psycopg.Connection[Any], database: int | None = None) -> list[str]:
-    """The names of Cutline's slots in the session's database, or in another one of the server, given by its oid."""
+    """Return the names of Cutline's slots in the database with the oid `database`, or in the session's database."""
     return [name for (name,) in connection.execute(NAMES_QUERY, (database,))]

@@ -1,7 +1,8 @@
 """Find the row that a server can't print for decoding: it is too large, or its type's output function refuses it.
 
-Reading the slot ends there, every time: no later WAL can be archived. The messages are counted up to the error. In
-binary form, which takes half the space of a bytea and needs no output function, the message after them is the row.
+Reading the slot fails at this row every time, so no later WAL can be archived. To find the row, the messages before the
+error are counted. Then the slot is read in binary form, which takes half the space of a bytea and needs no output
+function: the next message is the row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cutline.storage.errors import SnapshotError
 from cutline.wal.decoding.decoder import RowUndecodableError
 from cutline.wal.drain.message_stream import stream_messages
 
-# Printing a value of another type may run somebody's code.
+# Printing a value of any other type may run a user's code.
 BUILTIN_OID_MAX = 16383
 OUT_OF_MEMORY = "53200"
 
@@ -45,7 +46,7 @@ class _Relation:
 
 
 def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finish: Lsn) -> RowUndecodableError | None:
-    """The error that names the row at which reading the slot up to `finish` fails; None if no row is the reason."""
+    """Return an error naming the row at which reading the slot up to `finish` fails; None if no row is the cause."""
     problems: list[tuple[str, str]] = []
     with closing(connect_replication(node, client_encoding=RAW)) as connection:
         read = sum(
@@ -67,10 +68,7 @@ def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finis
 
 
 def _find_row(node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, number: int) -> _Found | None:
-    """The table and the key, as texts, of the row in the slot's message of this number; None if that message is no row.
-
-    Then no row is the cause.
-    """
+    """Return the table and key, as text, of the row in the slot's message of this number; None if it is not a row."""
     relations: dict[int, _Relation] = {}
     with closing(connect_replication(node, client_encoding=RAW)) as connection:
         messages = stream_messages(connection.pgconn, slot, publications, finish, binary=True)
@@ -94,7 +92,7 @@ def _relation(message: bytes) -> _Relation:
 
 
 def _key_text(node: Node, table: _Relation, message: bytes) -> str:
-    """The key of the row in the message: `id = 7`; "" if it is not known. A changed key comes before the row."""
+    """Return the row's key as `id = 7`, "" if unknown. If an UPDATE changed the key, it is the old key."""
     at, parts = 8, []
     try:
         with connect(node) as connection:
@@ -111,7 +109,7 @@ def _key_text(node: Node, table: _Relation, message: bytes) -> str:
 
 
 def _print(connection: psycopg.Connection[Any], oid: int, kind: bytes, value: bytes) -> str:
-    """The text of a value; PostgreSQL prints one in binary form."""
+    """Return the text of a value; PostgreSQL prints binary values."""
     if kind == b"t":
         return value.decode(errors="replace")
     result = connection.pgconn.exec_params(b"SELECT $1::text", [value], [oid], [Format.BINARY])

@@ -1,10 +1,10 @@
-"""What creating a slot or a chain's first cut waits for: transactions, and standbys that have yet to replay WAL.
+"""Wait, during the creation of a slot or a chain's first cut, for transactions to end and standbys to replay WAL.
 
-Only transactions with a transaction id, which have changed something, are waited for. When PostgreSQL creates a slot,
-it waits for those of all databases of the server (PostgreSQL manual, "Logical Decoding Concepts"; snapbuild.c).
+Only transactions with a transaction id, which have changed something, matter. When PostgreSQL creates a slot, it waits
+for those of all databases of the server (PostgreSQL manual, "Logical Decoding Concepts"; snapbuild.c).
 
-Replay may be paused or delayed on purpose, held up by a query, or behind because nothing arrives. After two seconds the
-reason is reported, with the statement that ends the wait.
+Replay may be paused or delayed on purpose, held up by a query, or behind because no WAL arrives. The reason is reported
+after two seconds; if the wait is given up, the hint has the statements that end it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from cutline.nodes.problems import comment
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError, UnreachableError
 
-# The first note comes after this time, so that a short wait is not reported.
+# The first note is reported after this time, so that a short wait is not reported.
 NOTE_SECONDS = 2.0
 # While nothing changes, the note is repeated at this interval.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
-# Gids and role names may come from another database, in that database's encoding.
+# Gids and role names may belong to another database and be in its encoding.
 PREPARED = f"""
 SELECT 'prepared', {readable("gid")}, extract(epoch FROM now() - prepared)::float8,
        '', {readable("owner::text")}, 'prepared', database::text, transaction::text
@@ -63,7 +63,7 @@ class AwaitedKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A transaction that is waited for. `kind` is process or prepared; `name` is the process id or the gid.
+    """A transaction that an operation waits for. `kind` is process or prepared; `name` is the process id or the gid.
 
     `is_committed_elsewhere`: another node has committed its part, so this part must be committed too.
     """
@@ -93,10 +93,10 @@ class Awaited:
         return f"node {self.node}: process {self.name} ({self.state}{application}), {where}"
 
     def remedy(self) -> list[str]:
-        """The statement that ends the transaction, after a comment that says where to run it.
+        """Return the statement that ends the transaction, after a comment that says where to run it.
 
-        For most prepared transactions it is unknown here whether another node has committed its part; both statements
-        are given.
+        For most prepared transactions it is unknown whether another node has committed its part; then both statements
+        are returned.
         """
         if self.kind != "prepared":
             return [comment(f"on node {self.node}:"), f"SELECT pg_terminate_backend({self.name});"]
@@ -108,7 +108,7 @@ class Awaited:
         return [*either, comment("otherwise:"), rollback]
 
     def details(self) -> dict[str, object]:
-        """The fields of the transaction, for error details."""
+        """Return the fields of the transaction, for error details."""
         hidden = ("name", "xid", "is_committed_elsewhere")
         fields = {name: value for name, value in asdict(self).items() if name not in hidden}
         return fields | ({"gid": self.name} if self.kind == "prepared" else {"pid": int(self.name)})
@@ -140,7 +140,7 @@ class WaitNotes:
         return time.monotonic() - self.began
 
     def report(self, key: Hashable, text: str) -> None:
-        """Note that `what` waits and why, if a note is due; a `key` that differs from the last note's makes it due."""
+        """Report that `what` waits, and why, if a note is due; a `key` unlike the last note's makes it due."""
         now = time.monotonic()
         if now - self.began < NOTE_SECONDS or (key == self._reported and now - self._reported_at < REPEAT_SECONDS):
             return
@@ -148,7 +148,7 @@ class WaitNotes:
         self.progress.note(News(f"{self.what} waits for {text}"))
 
     def report_transactions(self, awaited: Collection[Awaited]) -> None:
-        """Report the transactions that are waited for now, if there are any."""
+        """Report the awaited transactions, if there are any."""
         if awaited:
             self.report(frozenset(one.key for one in awaited), describe_waits(awaited))
 
@@ -159,7 +159,7 @@ def describe_waits(awaited: Iterable[Awaited]) -> str:
 
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:
-    """The error for a wait that is given up; its hint has the statements that end the transactions."""
+    """Return the error for a wait that was given up; its hint has the statements that end the transactions."""
     remedies = [line for one in awaited[:NAMED_MAX] for line in one.remedy()]
     end = "wait until these transactions end, or wait longer: --wait SECONDS; or end them"
     if awaited and all(one.is_committed_elsewhere for one in awaited):
@@ -176,7 +176,7 @@ def _literal(text: str) -> str:
 
 
 REPLAY_POLL_SECONDS = 0.05
-# A task waits no longer: the driver has waited for the standby before.
+# A task waits no longer than this: the driver has already waited for the standby.
 REPLAYED_SECONDS_MAX = 30.0
 STATE_QUERY = """
 SELECT pg_is_in_recovery(),
@@ -188,10 +188,10 @@ SELECT pg_is_in_recovery(),
        coalesce((SELECT concat_ws(' ', wait_event_type, wait_event) FROM pg_stat_activity
                   WHERE backend_type = 'startup'), '')
 """
-# It replays nothing more.
+# The standby was promoted, so it replays no more WAL.
 PROMOTED = "promoted"
 DELAYED = "Timeout RecoveryApplyDelay"
-# The reason why replay waits when sessions are in its way.
+# The wait events of replay that sessions block.
 CONFLICTS = "IPC RecoveryConflict", "BufferPin", "Lock"
 RECEIVER = "SELECT status, latest_end_lsn, pg_last_wal_replay_lsn() FROM pg_stat_wal_receiver;"
 CONNINFO = "SHOW primary_conninfo;"
@@ -206,11 +206,10 @@ class ReplayLagError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayState:
-    """A standby's state of replay, `behind_bytes` before the WAL that is waited for.
+    """The state of a standby's replay, which is `behind_bytes` short of the needed position.
 
-    `age_seconds` is that of the last commit that it has replayed, if there was any. `why` it is behind is one of:
-    promoted, paused, delayed, conflict, not receiving, slow. `delay` is recovery_min_apply_delay, as the server shows
-    it.
+    `age_seconds` is the age of the last replayed commit, if any. `why` is the reason: promoted, paused, delayed,
+    conflict, not receiving or slow. `delay` is recovery_min_apply_delay, as the server shows it.
     """
 
     node: str
@@ -222,46 +221,46 @@ class ReplayState:
 
     @property
     def text(self) -> str:
-        """By how much it is behind, and why, for messages."""
+        """How far the standby is behind, and why, for messages."""
         age = f", its last commit is {self.age_seconds:.0f} s old" if self.age_seconds is not None else ""
         return f"standby {self.node} is {size_text(self.behind_bytes)} behind{age}: {self._reason}"
 
     @property
     def _reason(self) -> str:
         return {
-            "promoted": "it is no standby any more",
+            "promoted": "it is no longer a standby",
             "paused": "its replay is paused",
             "delayed": f"its recovery_min_apply_delay is {self.delay}",
-            "conflict": "a session on it is in the way of its replay",
+            "conflict": "a session on it blocks its replay",
             "not receiving": "it receives no WAL",
-        }.get(self.why, "it has not replayed more yet")
+        }.get(self.why, "it has not replayed further yet")
 
     @property
     def remedies(self) -> list[str]:
-        """What ends it, as lines of a hint."""
+        """The statements that end the wait, as lines of a hint."""
         on = f"on node {self.node}"
         lines = {
             PROMOTED: ["correct its backup_of in fleet.toml"],
             "paused": [
-                comment(f"{on}, if its log does not say that the server paused it because of a setting:"),
+                comment(f"{on}, unless its log says that the server paused replay because of a setting:"),
                 "SELECT pg_wal_replay_resume();",
             ],
             "delayed": [
-                comment(f"{on}, if it need not be late:"),
+                comment(f"{on}, if the delay is not needed:"),
                 "ALTER SYSTEM SET recovery_min_apply_delay = 0;",
                 "SELECT pg_reload_conf();",
             ],
             "conflict": [
-                comment(f"{on}, to see which sessions; pg_terminate_backend(pid) ends one:"),
+                comment(f"{on}, to see the sessions; pg_terminate_backend(pid) ends a session:"),
                 "SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE xact_start IS NOT NULL;",
             ],
-            "not receiving": [comment(f"{on}, to see whether it leads to its primary; see its log, too:"), CONNINFO],
-        }.get(self.why, [comment(f"{on}, to see how far it gets:"), RECEIVER])
+            "not receiving": [comment(f"{on}, to see whether this is its primary; see its log, too:"), CONNINFO],
+        }.get(self.why, [comment(f"{on}, to see its progress:"), RECEIVER])
         return [*lines, WITHOUT_STANDBYS]
 
 
 def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> ReplayState | None:
-    """The state of the standby's replay; None once it has replayed everything up to `needed`."""
+    """Return the state of the standby's replay; None once it has replayed everything up to `needed`."""
     row = connection.execute(STATE_QUERY).fetchone()
     if row is None:
         raise RuntimeError("a query without a table returned no row")
@@ -285,7 +284,7 @@ def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> 
 
 
 def replay_error(state: ReplayState, what: str, seconds: float) -> ReplayLagError:
-    """The error for a wait for a standby that is given up; `what` has waited."""
+    """Return the error of `what`, which gave up waiting for a standby."""
     return ReplayLagError(
         f"{what}: gave up after waiting {seconds:.0f} s: {state.text}",
         hint=state.remedies,
@@ -294,16 +293,16 @@ def replay_error(state: ReplayState, what: str, seconds: float) -> ReplayLagErro
 
 
 def report_replay(notes: WaitNotes, state: ReplayState, seconds_max: float) -> None:
-    """Report that a standby is waited for, `seconds_max` at most, if a note is due: again if the cause changes."""
+    """Report the wait for a standby, of at most `seconds_max`, if a note is due; a new cause makes it due."""
     notes.report(state.why, f"up to {seconds_max:.0f} s: {state.text}")
 
 
 def await_standbys(
     standbys: Collection[Node], needed: Mapping[str, Lsn], seconds_max: float, progress: Progress, what: str
 ) -> None:
-    """Wait until each standby has replayed what its shard has in `needed`, for `seconds_max` at most.
+    """Wait until each standby has replayed up to its shard's position in `needed`, for `seconds_max` at most.
 
-    Raises ReplayLagError, and NodeUnreachableError. `what` names what waits.
+    `what` names the waiting operation in messages. Raises ReplayLagError and NodeUnreachableError.
     """
     is_over = threading.Event()
     began = time.monotonic()

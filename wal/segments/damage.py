@@ -18,7 +18,7 @@ from cutline.storage.stored_form import UndecryptableError, stored_form
 class ObjectDamagedError(RefusedError):
     """A stored object does not match its commit. `kind` is missing, size, digest, unreadable, rows or partition.
 
-    `hints` are lines before the hint that any damaged object has, `more` are further details.
+    `hints` are lines before the usual hint for damaged objects, `more` are further details.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str]
 
 
 class OpensStore(Protocol):
-    """The source of a store: its location, or objects of it that are held in memory."""
+    """The source of a store: its location, or a HeldObjects."""
 
     def open(self) -> ObjectStore:
         """Open the store without contacting it; raise StoreUrlError."""
@@ -82,16 +82,16 @@ class OpensStore(Protocol):
 
 @dataclass
 class HeldObjects:
-    """The store at `location` for this process, which reads each object from it once. It can't be pickled.
+    """The store at `location`, of which this process reads each object only once. It can't be pickled.
 
-    Objects never change, so the held bytes stay right. All of them are held: the caller knows how large they are.
+    Objects never change, so the held bytes stay valid. All objects that are read are held: use it for small objects.
     """
 
     location: StoreLocation
 
     @classmethod
     def of(cls, store: OpensStore) -> HeldObjects:
-        """The held objects of `store`: `store` itself if it holds them."""
+        """Return `store` if it is a HeldObjects, else a HeldObjects for it."""
         return store if isinstance(store, HeldObjects) else cls(cast("StoreLocation", store))
 
     def open(self) -> ObjectStore:
@@ -113,7 +113,7 @@ class _HoldingStore:
     bodies: dict[str, bytes] = field(default_factory=dict)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        # Readers ask for a byte more than there should be. An answer that was cut short is asked for again.
+        # Readers request a byte more than the object should have. Don't reuse an answer that was cut short.
         if len(held := self.bodies.get(key, b"")) >= start + length - 1 > 0:
             return held[start : start + length]
         found = self.raw.read_range(key, start, length)

@@ -1,4 +1,4 @@
-"""Whether a store is still that of the fleet: where its file system was unmounted, another one may be in its place."""
+"""Check that a store is still the fleet's: after its file system was unmounted, another store may be in its place."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cutline.storage.store import ObjectMissingError, ObjectStore
 
 FLEET_KEY = "fleet.json"
 FLEET_BYTES_MAX = 1 << 16
-HINT = "put it back, or mount its file system; then repeat the command"
+HINT = "put the store back, or mount its file system; then repeat the command"
 
 
 class StoreGoneError(RefusedError):
-    """The store with which this command began is not there any more."""
+    """The store with which this command began is no longer there."""
 
 
 def check_own_store(store: ObjectStore, fleet_id: str) -> None:
-    """Raise StoreGoneError unless the store's fleet.json has this id; whether it is whole is not looked at."""
+    """Raise StoreGoneError unless the store's fleet.json contains this id; nothing else in it is checked."""
     try:
         body = store.read_range(FLEET_KEY, 0, FLEET_BYTES_MAX)
     except ObjectMissingError as error:
@@ -28,7 +28,7 @@ def check_own_store(store: ObjectStore, fleet_id: str) -> None:
 
 
 def store_gone_error(store: ObjectStore, found: str | None, hint: str) -> StoreGoneError:
-    """The error for a store in whose place that of the fleet with the id `found` is; None: nothing."""
+    """Return the error for a store that is gone; in its place is the store of fleet `found`, or nothing if None."""
     place = "nothing is in its place" if found is None else f"in its place is a store of fleet {found}"
     return StoreGoneError(
         f"the store that was at {store.url} is gone: {place}", hint=hint, details={"store": store.url}

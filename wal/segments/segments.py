@@ -2,24 +2,22 @@
 
 A segment holds row changes and transaction events, in separate row groups. The `lsn` of a change is the position where
 the commit record of its transaction begins (of a prepared one: its PREPARE record); the `lsn` of an event is the
-position of its own record. `end_lsn` is where that record ends. Of a marker only the end is known. A ROLLBACK PREPARED
-has its own end, and as `lsn` the end of the PREPARE that it undid.
+position of its own record. `end_lsn` is where that record ends. For a marker, only the end is known. The `end_lsn` of a
+ROLLBACK PREPARED is its own end, its `lsn` the end of the PREPARE that it rolled back.
 
-A few kilobytes can hold gigabytes: a value that is stored once in a dictionary, for every row. Cutline writes keys,
-rows and the data of large objects as they are, so their size is that of the pages; only columns of short values have
-dictionaries.
+With a dictionary, a few kilobytes can expand to gigabytes, because a value is stored once for any number of rows.
+Cutline writes keys, rows and the data of large objects without dictionaries, so that their size is that of the pages;
+only columns of short values have dictionaries.
 
-A segment is created once, under the number after the last. Its metadata says which operation wrote it and which range
-of the node's WAL it holds. Segment n + 1 begins where segment n ends. This is checked whenever an archive is read,
+A segment is created once, under the number after the last. Its metadata names the operation that wrote it and the range
+of the node's WAL that it holds. Segment n + 1 begins where segment n ends. This is checked whenever an archive is read,
 never assumed.
 
-The metadata also has the definitions of tables under which it was written and which no commit lists yet. If a failed
-attempt leaves the segment at the end of an archive, the next attempt learns from them what its group numbers mean.
+The metadata also contains those definitions of its tables that no commit lists yet. If a failed attempt leaves the
+segment at the end of an archive, they tell the next attempt what its group numbers mean.
 
-A segment that a commit lists is verified against the commit. One that no commit lists yet is verified by its seal: the
-digest of the whole file, with zeros in the place of the seal.
-
-Pure values: code here reads no object.
+A segment that a commit lists is verified against the commit. Until then it is verified by its seal: the digest of the
+whole file, with zeros in the place of the seal.
 """
 
 from __future__ import annotations
@@ -63,11 +61,11 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 #   C  COMMIT   P  PREPARE; `row` is its gid if that is not the global id   K  COMMIT PREPARED   R  ROLLBACK PREPARED
 #   M  a marker; `row` is its content
 #
-# seq: on a change, its number within its transaction. On an event, when the transaction ended, or was prepared: by the
-# node's clock, in microseconds since 2000, as PostgreSQL has it. 0 on markers.
+# seq: for a change, its number within its transaction. For an event, when the transaction ended or was prepared, by the
+# node's clock, in microseconds since 2000, as in PostgreSQL. 0 for markers.
 #
-# global_id: that of a two-phase transaction, on its changes and events. On a COMMIT: the transaction's tag
-# (wal.decoding.transactions), which names the distributed transaction of which its node committed a part in one phase.
+# global_id: for changes and events of a two-phase transaction, its global id. For a COMMIT, the transaction's tag
+# (wal.decoding.transactions): the distributed transaction of which this node committed a part in one phase.
 SEGMENT_SCHEMA = pa.schema(
     [
         pa.field("lsn", pa.int64(), nullable=False),
@@ -90,7 +88,7 @@ EVENTS = (COMMIT, *OF_TWO_PHASES, MARKER)
 
 
 def check_rows(table: pa.Table) -> None:
-    """Raise ValueError unless each row is a change of a group, or an event of none with the global id that it needs."""
+    """Raise ValueError unless each row is a change with a group, or an event without a group but with its global id."""
     op, group = to_numpy(table["op"]), to_numpy(table["group"])
     is_change = np.isin(op, CHANGES)
     if not (is_change | np.isin(op, EVENTS)).all():
@@ -102,11 +100,11 @@ def check_rows(table: pa.Table) -> None:
         raise ValueError("it has an event of a two-phase transaction without a global id")
 
 
-# Arrow writes no row group with more rows, and a line of COPY has at most 1 GB, besides its key.
+# Arrow writes no row group with more rows. A line of COPY is at most 1 GB, and its key is stored again.
 ROW_GROUP_ROWS_MAX, ROW_GROUP_BYTES_MAX = 1 << 20, 4 << 30
 INCREASING = frozenset({"lsn", "end_lsn", "seq", "xid"})
 REPEATED = frozenset({"group", "partition", "op", "global_id"})
-# The only texts with a dictionary. PostgreSQL's own have less than 200 bytes, before they are escaped.
+# The only texts with a dictionary. PostgreSQL's gids are shorter than 200 bytes, before escaping.
 GLOBAL_ID, GLOBAL_ID_BYTES_MAX = "global_id", 4096
 BYTES = "BYTE_ARRAY"
 # RLE and BIT_PACKED are for the definition levels, which mark missing values.
@@ -114,7 +112,7 @@ PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """The encoding of all our Parquet objects: zstd; increasing numbers as differences, repeated values as runs."""
+    """Return the encoding of all Parquet objects: zstd, increasing numbers as differences, repeated values as runs."""
     names = frozenset(schema.names)
     return {
         "compression": "zstd",
@@ -122,14 +120,14 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": sorted(names & REPEATED),
         "column_encoding": dict.fromkeys(sorted(names & INCREASING), "DELTA_BINARY_PACKED"),
         "write_statistics": False,
-        # Of a page of version 1 Arrow makes one more copy before it compresses it.
+        # Arrow copies a page of version 1 once more before it compresses the page.
         "data_page_version": "2.0",
         "store_schema": False,
     }
 
 
 def open_parquet(source: Any) -> pq.ParquetFile:
-    """Open an object whose footer declares no more than Cutline writes; raise ValueError, or a pa.ArrowException."""
+    """Open a Parquet object; raise ValueError if it declares more than Cutline writes, or a pa.ArrowException."""
     file = pq.ParquetFile(source)
     footer = file.metadata
     if GLOBAL_ID in footer.schema.names:
@@ -141,19 +139,19 @@ def open_parquet(source: Any) -> pq.ParquetFile:
         for column in map(group.column, range(group.num_columns)):
             is_text = column.physical_type == BYTES and column.path_in_schema != GLOBAL_ID
             if is_text and not PLAIN.issuperset(column.encodings):
-                raise ValueError(f"column {column.path_in_schema} is encoded as Cutline writes none")
+                raise ValueError(f"column {column.path_in_schema} has an encoding that Cutline does not write")
     return file
 
 
 def expand_global_ids(table: pa.Table) -> pa.Table:
-    """Replace the dictionary of a table's global ids by the texts; raise ValueError if one is longer than any is."""
+    """Replace the dictionary of a table's global ids by the texts; raise ValueError if one is too long."""
     place = table.schema.get_field_index(GLOBAL_ID)
     if place < 0 or not pa.types.is_dictionary(table.schema.field(place).type):
         return table
     column = table.column(place)
     lengths = [pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in column.chunks]
     if max(lengths, default=0) > GLOBAL_ID_BYTES_MAX:
-        raise ValueError(f"a global id has {max(lengths)} bytes, more than PostgreSQL takes")
+        raise ValueError(f"a global id has {max(lengths)} bytes, more than PostgreSQL allows")
     return table.set_column(place, pa.field(GLOBAL_ID, pa.string()), column.cast(pa.string()))
 
 
@@ -207,7 +205,7 @@ class ArchiveError(SnapshotError):
 
 
 class OpenTransaction(Record, frozen=True):
-    """Where a segment ends within a transaction that is too large for one segment: after the change `seq`."""
+    """The place where a segment ends inside a transaction that is too large for one segment: after the change `seq`."""
 
     lsn: Lsn
     seq: Integer
@@ -229,8 +227,8 @@ class SegmentRange(Record, frozen=True):
 class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One stored segment, as commits list it. The counts cover its whole content, regardless of any cut.
 
-    `node` to `open` are its range. The events can be read from the end of the object alone, from `events_at` on;
-    `events_digest` is the digest of that part. Older commits have neither.
+    `node` to `open` describe its range. The events can be read from the end of the object alone, from `events_at` on;
+    `events_digest` is the digest of that part. Older commits have neither field.
     """
 
     key: str
@@ -252,7 +250,7 @@ class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSegment:
-    """A segment with those of its metadata that commits do not list.
+    """A segment with the metadata that commits don't contain.
 
     `definitions` are those that no commit listed when the segment was written. `first_changes` are the positions of the
     first changes under them, by group number.
@@ -264,17 +262,17 @@ class ArchivedSegment:
 
 
 def archive_prefix(snapshot: str, node: str, chain: str) -> str:
-    """The folder of one node's archive in one chain."""
+    """Return the folder of one node's archive in one chain."""
     return f"snapshots/{snapshot}/wal/{node}/{chain}"
 
 
 def segment_key(prefix: str, number: int) -> str:
-    """The key of segment `number` of the archive; numbers start at 1."""
+    """Return the key of segment `number` of the archive; numbers start at 1."""
     return f"{prefix}/{number:020d}.parquet"
 
 
 def last_number(segments: Sequence[Segment]) -> int:
-    """The number of the last of a node's segments, which are in order; 0 without any."""
+    """Return the number of a node's last segment, 0 if there is none; `segments` are in order."""
     return segments[-1].number if segments else 0
 
 
@@ -304,8 +302,8 @@ FORMAT = "cutline/segment/3"
 NO_SEAL = "0" * 64
 # A reader of changes holds one row group at a time.
 ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
-# No segment is larger: it ends after 64 MiB of changes, and its last message, at most 1 GiB from the server, at most
-# doubles in size when text is escaped.
+# No segment is larger. It ends soon after 40 MiB of changes (drain.py); its last message is at most 1 GiB, and escaping
+# at most doubles its size.
 SEGMENT_BYTES_MAX = 4 << 30
 # A segment up to this size is read in one request even if only its events are needed.
 READ_WHOLE_BYTES_MAX = 4 << 20
@@ -365,8 +363,8 @@ def create_segment(
 
 
 def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table) -> bytes:
-    """Build the Parquet file of a segment: row groups of changes, then row groups of events; with its seal."""
-    # To any other sink Arrow passes a copy of each page, which may have 1 GB.
+    """Build the sealed Parquet file of a segment: row groups of changes, then row groups of events."""
+    # Arrow would pass a copy of each page, which may be 1 GB, to any other sink.
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, SEGMENT_SCHEMA, **parquet_options(SEGMENT_SCHEMA)) as writer:
         # Metadata of the Arrow schema would be lost, because store_schema is off.
@@ -384,21 +382,21 @@ def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table
 
 
 def _seal_offset(body: memoryview, seal: str) -> int:
-    """Find the offset of the seal in the footer, as rows may hold the same text; raise ValueError if it has none."""
+    """Find the offset of the seal in the footer, as rows may contain the same text; raise ValueError if it has none."""
     footer = max(len(body) - 8 - int.from_bytes(body[-8:-4], "little"), 0)
     return footer + bytes(body[footer:]).rindex(f'"seal": "{seal}"}}'.encode()) + len('"seal": "')
 
 
 def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
-    """Read a stored segment that no commit lists yet; raise ArchiveError unless it is intact and belongs there.
+    """Read a stored segment that no commit lists yet; raise ArchiveError unless it is intact and belongs under `key`.
 
-    Never reads more than a segment of SEGMENT_BYTES_MAX. Raises ObjectMissingError.
+    Never reads more than SEGMENT_BYTES_MAX. Raises ObjectMissingError.
     """
     form = stored_form(store)
     size = form.raw.size(key)
     if size > form.stored_size(SEGMENT_BYTES_MAX):
         raise ArchiveError(
-            f"object {key} is larger than any segment: it has {size} bytes",
+            f"object {key} is larger than any segment: it is {size} bytes",
             hint=f"Cutline did not write it: put it back from a copy of the store, or {NEW_CHAIN}",
             ends_chain=ChainEnd.PERHAPS,
             details={"object": key},
@@ -431,7 +429,7 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
 
 
 def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
-    """Yield the segments after `after_number`, the last that a commit lists.
+    """Yield the segments after `after_number`, which is the last segment that a commit lists.
 
     They are read by key, because a listing may lag behind. Raises ArchiveError.
     """
@@ -487,9 +485,9 @@ def _read_archived(
 
 
 def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
-    """Read only a segment's events; verify all bytes that are used. Raise ObjectDamagedError.
+    """Read a segment's events; verify all bytes that are used, and raise ObjectDamagedError.
 
-    Of a large segment, only the end is read.
+    Only the end of a large segment is read.
     """
     key, node, whole = segment.key, segment.node, (segment.size, segment.digest)
     source: Any
@@ -515,7 +513,7 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
 
 
 def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set[int]:
-    """The groups changed by transactions whose commit (if prepared: PREPARE) is at or after the position `after`.
+    """Return the groups changed by transactions whose COMMIT (if prepared, PREPARE) is at or after position `after`.
 
     Raises ObjectDamagedError.
     """
@@ -551,7 +549,7 @@ def _event_row_groups(metadata: Any, changes: int) -> list[int]:
 
 
 def _first_changes(changes: pa.Table, definitions: Iterable[Definition]) -> dict[int, Lsn]:
-    """The position of the first change under each of the definitions, by group number; without those unused."""
+    """Return the position of the first change under each used definition, by group number."""
     groups, lsns = to_numpy(changes["group"]), to_numpy(changes["lsn"])
     positions = ((definition.group.number, lsns[groups == definition.group.number]) for definition in definitions)
     return {number: Lsn(found.min()) for number, found in positions if len(found)}

@@ -1,1 +1,1 @@
-"""Base copy: the rows of tables as an exported snapshot of a node shows them, stored as Parquet objects."""
+"""Base copy: the rows of tables in an exported snapshot of a node, stored as Parquet objects."""

@@ -1,7 +1,7 @@
 """Copy page ranges: the work of one task of the base copy, in an executor.
 
 Each task opens its own session in the node's exported snapshot and copies page ranges with COPY. The lines are split
-into key and row by whole columns, and stored as Parquet objects of BASE_SCHEMA, the same for all tables.
+into key and row by operations on whole columns, and stored as Parquet objects of BASE_SCHEMA, the same for all tables.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from cutline.wal.segments.segments import parquet_options
 
 @dataclass(frozen=True, slots=True)
 class CopyDestination:
-    """The snapshot and the operation that a base copy belongs to, and the store that holds it.
+    """The snapshot, the operation and the store of a base copy.
 
-    A task that stored more than `reported_max` objects stores lists of them and reports the lists.
+    A task that has stored more than `reported_max` objects stores and reports lists of them.
     """
 
     snapshot: str
@@ -54,7 +54,7 @@ class CopyDestination:
     reported_max: int = 100
 
     def prefix(self, node: str) -> str:
-        """The folder of one node's objects."""
+        """Return the folder of one node's objects."""
         return base_prefix(self.snapshot, node, self.operation)
 
 
@@ -62,8 +62,8 @@ class CopyDestination:
 class ObjectWriter:
     """Writes objects of `schema`, of the same `kind` and node, under keys that begin with `beginning`.
 
-    An object is full at `object_bytes` as stored, or at `object_raw_bytes` before compression. `objects` are those
-    stored, with the rows counted for each.
+    An object is full at `object_bytes` as stored, or at `object_raw_bytes` before compression. `objects` lists the
+    stored objects with their numbers of rows.
     """
 
     store: ObjectStore
@@ -98,12 +98,12 @@ class ObjectWriter:
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Store the current object, if anything was written to it; the next write begins another."""
+        """Store the current object if anything was written to it; the next write begins a new object."""
         if self._writer is None:
             return
         self._writer.close()
         body = self._sink.getvalue().to_pybytes()
-        # A row may have 1 GB: what holds as much ends before the body is encrypted and stored.
+        # A row may be 1 GB: release the buffers before the body is encrypted and stored.
         self._sink = self._writer = None
         # The random part distinguishes the attempts of a task that Spark repeats.
         key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
@@ -123,8 +123,8 @@ BASE_SCHEMA = pa.schema(
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 LOCK_NOT_AVAILABLE = b"55P03"
-# pg_class is read as of the snapshot; to_regclass and pg_relation_filenode, which a view has none of, as of now. Up to
-# version 15 an empty table can be made a view that keeps its oid.
+# pg_class is read as of the snapshot, to_regclass and pg_relation_filenode as of now. Views have no file node: up to
+# version 15, an empty table can be turned into a view with the same oid.
 REPLACED_QUERY = """
 SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
  WHERE to_regclass(p.name) IS DISTINCT FROM p.oid::regclass OR pg_relation_filenode(p.oid::regclass) IS NULL
@@ -138,7 +138,7 @@ class RowUnreadableError(RefusedError):
 
 
 class _StoppedAtRowError(Exception):
-    """The server could not print the row that follows the first `rows` of `part`, for the reason `text`."""
+    """The server could not print the row after the first `rows` rows of `part`; `text` is the reason."""
 
     def __init__(self, part: PageRange, rows: int, text: str, sqlstate: str) -> None:
         super().__init__(text)
@@ -147,7 +147,7 @@ class _StoppedAtRowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """The pages from `low` to `high`, exclusive, of a group's table with this `oid`; to its end if `high` is None."""
+    """The pages from `low` to before `high` of a group's table `oid`, or to its end if `high` is None."""
 
     group: Group
     oid: int
@@ -169,7 +169,7 @@ class CopyTask:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """The objects that a CopyTask stored, or lists of them, or the error that ended it."""
+    """The objects that a CopyTask stored, or lists of these objects, or the error that ended the task."""
 
     entries: tuple[NamedObject, ...] = ()
     problem: ErrorReport | None = None
@@ -195,7 +195,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
             for part in task.ranges:
                 for lines in _copy(connection, task.node, part):
                     rows.add(part.group, lines)
-                    # A line may have 1 GB: release it before the next one is read.
+                    # A line may be 1 GB: release it before the next line is read.
                     del lines
             rows.close()
             stored = objects.objects
@@ -206,13 +206,13 @@ def copy_ranges(task: CopyTask) -> CopyReport:
 
 @contextmanager
 def _naming_rows(task: CopyTask) -> Iterator[None]:
-    """Raise RowUnreadableError, which names the row, for _StoppedAtRowError."""
+    """Turn _StoppedAtRowError into RowUnreadableError, which names the row."""
     try:
         yield
     except _StoppedAtRowError as stopped:
         part, rows = stopped.part, stopped.rows
         where = f"row {rows + 1} from page {part.low} on; the table has no key"
-        # The transaction is over. Another session of the snapshot reads the keys in the same order.
+        # The transaction has failed. A new session in the same snapshot reads the keys in the same order.
         with suppress(SnapshotError, _StoppedAtRowError), open_exported(task.node, task.exported) as connection:
             lock_tables(connection, task.node, [part])
             where = _key_text(connection, task.node, part, rows) or where
@@ -225,14 +225,14 @@ def _naming_rows(task: CopyTask) -> Iterator[None]:
 
 
 def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, rows: int) -> str:
-    """The key of the row after the first `rows` of the range: `id = 7`; "" if the table has none."""
+    """Return the key of the row after the first `rows` rows of the range, as `id = 7`; "" if the table has no key."""
     key = part.group.columns[: part.group.key_width]
     if not key:
         return ""
     keys = replace(part, group=structs.replace(part.group, columns=key))
     for lines in _copy(connection, node, keys):
         if rows < len(lines):
-            # In the middle of a COPY.
+            # The COPY has not ended.
             connection.close()
             begin, end = lines.offsets[rows : rows + 2].tolist()
             text = bytes(lines.data[begin:end]).decode(errors="replace").rstrip("\n")
@@ -243,11 +243,10 @@ def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, 
 
 
 def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> None:
-    """Lock the tables of the ranges, and raise CopyError unless each still has the planned oid.
+    """Lock the tables of the ranges; raise CopyError if a table no longer has the planned oid.
 
-    Raises RelationLockedError if that takes too long.
-
-    Without the lock an owner could put another table or a view in its place, whose functions would run as our role.
+    Raises RelationLockedError if that takes too long. Without the lock an owner could replace the table by a view or a
+    different table, whose functions would run as our role.
     """
     planned = {qualify(part.group): part.oid for part in ranges}
     try:
@@ -260,11 +259,11 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
             raise
         if (error.sqlstate or "").startswith(OTHER_CAUSES):
             raise _stopped(node, ranges[0], str(error).encode(), error.sqlstate or "") from error
-        # Dropped, renamed, no longer readable for our role, or a deadlock with a session that changes them.
+        # A table was dropped, renamed or is no longer readable for our role, or a session that changes it deadlocked.
         raise _replaced_error(node, str(error.diag.message_primary)) from error
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
-        raise _replaced_error(node, f"{name} is another relation now")
+        raise _replaced_error(node, f"{name} is a different relation now")
 
 
 def _replaced_error(node: Node, reason: str) -> CopyError:
@@ -276,9 +275,9 @@ def _replaced_error(node: Node, reason: str) -> CopyError:
 
 
 def copy_query(part: PageRange) -> str:
-    """The COPY that prints the range's rows, key columns first, in the server's encoding.
+    """Return the COPY that prints the range's rows, key columns first, in the server's encoding.
 
-    That of a whole table needs no planner, which might run code of the table's owner (nodes/left_out.py).
+    The COPY of a whole table is not planned: the planner might run code of the table's owner (nodes/left_out.py).
     """
     if part.low == 0 and part.high is None and part.group.columns:
         return f"COPY {qualify(part.group)} ({column_list(part.group)}) TO STDOUT (ENCODING '{RAW}')"
@@ -301,10 +300,10 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
     for lines in _read_lines(raw, node, part):
         rows += len(lines)
         yield lines
-        # A line may have 1 GB: release it before the next one is read.
+        # A line may be 1 GB: release it before the next line is read.
         del lines
     ended = raw.get_result()
-    # The session is used again, or closed in order.
+    # Read to the end, so that the session can be reused or closed properly.
     while ended is not None and raw.get_result() is not None:
         pass
     if ended is None:
@@ -315,7 +314,7 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
 
 
 def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
-    """Yield the lines of a COPY that has begun; one above CHUNK_BYTES alone and as libpq gave it, others together."""
+    """Yield chunks of the lines of a COPY that has begun; a line above CHUNK_BYTES comes alone and is not copied."""
     length = 1
     while length > 0:
         data = bytearray()
@@ -324,11 +323,11 @@ def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
             try:
                 length, line = raw.get_copy_data(0)
             except psycopg.OperationalError as error:
-                # A session that is terminated while it sends says no more.
+                # The server gives no further reason if it terminates the session while sending.
                 raise _stopped(node, part, str(error).encode()) from error
             if length <= 0 or length > CHUNK_BYTES:
                 break
-            # Appended at once: holding libpq's own buffers takes six times the memory (measured).
+            # Append each line at once: keeping libpq's buffers takes six times the memory (measured).
             data += line
             lengths.append(length)
         if lengths:
@@ -345,7 +344,7 @@ def _column(data: bytes | bytearray | memoryview, lengths: list[int]) -> BytesCo
 
 
 def _copy_error(node: Node, part: PageRange, result: PGresult, rows: int | None = None) -> Exception:
-    """The error for the server's; `rows` have been printed before it, None if it had not begun to."""
+    """Return the error for the server's; `rows` rows were printed before it, None if the COPY had not begun."""
     state = (result.error_field(libpq.DiagnosticField.SQLSTATE) or b"").decode()
     if rows is None or not is_row_error(state):
         return _stopped(node, part, result.error_message, state)
@@ -363,7 +362,7 @@ def _stopped(node: Node, part: PageRange, message: bytes, sqlstate: str = "") ->
 
 
 def base_table(group: Group, lines: BytesColumn) -> pa.Table:
-    """BASE_SCHEMA rows of these COPY lines."""
+    """Convert COPY lines to BASE_SCHEMA rows."""
     keys = keys_of(lines, group.key_width, len(group.columns))
     partitions = partition_of(lines if group.is_multiset else keys, group.partitions)
     numbers = np.full(len(lines), group.number, np.int32)

@@ -1,10 +1,11 @@
-"""The slots whose exported snapshots a base copy reads, sessions that use them, and transactions that fall between.
+"""The slots whose exported snapshots a base copy reads, the sessions that use them, and the transactions they miss.
 
 A copy shows the transactions committed before its position. Changes committed later are decoded from that position on,
-except those of a transaction that was prepared before the position and is decided after it: they lie at its PREPARE.
-Creating the copy's slot waits for all transactions in progress, so only those that began meanwhile are affected.
+except those of a transaction that was prepared before the position and is decided after it: they are decoded at its
+PREPARE. Creating the copy's slot waits for all transactions in progress, so only transactions that begin while it waits
+are affected.
 
-A full snapshot keeps its slots for the chain's WAL. An increment drops those that it made to copy tables.
+A full snapshot keeps its slots for the chain's WAL. An increment drops the slots that it created to copy tables.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from cutline.wal.segments.segments import (
 
 @contextmanager
 def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
-    """Open a read-only session of `node` in the snapshot `exported`; it ends with the block.
+    """Open a read-only session of `node` in the snapshot `exported` for the block.
 
-    Raises RelationLockedError if a wait for a lock is too long, and NodeUnreachableError for any other error of the
-    server or libpq, within the block too. A snapshot disappears with the session that exported it, which ends when the
-    server restarts or somebody terminates it.
+    Raises RelationLockedError if a wait for a lock takes too long, and NodeUnreachableError for any other error of the
+    server or libpq, also within the block. A snapshot disappears with the session that exported it, for example when
+    the server restarts.
     """
     try:
         with connect(node) as connection:
@@ -66,9 +67,9 @@ def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]
 def find_late_writers(
     store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]
 ) -> list[str]:
-    """Return the gids, or global ids, of such transactions that changed the groups `numbers`.
+    """Return the gids or global ids of transactions that changed the groups `numbers` and that the copy misses.
 
-    `position` is the copy's position on the node.
+    They were prepared before `position`, the copy's position on the node, and not decided by then.
     """
     segments = list(segments)
     tables = [read_events(store, segment).cast(SEGMENT_SCHEMA) for segment in segments]
@@ -91,9 +92,9 @@ def find_late_writers(
 def export_snapshots(
     fleet: Fleet, nodes: Sequence[Node], name: str, wait_seconds: float, progress: Progress
 ) -> Iterator[dict[str, ExportedSlot]]:
-    """Create the slot `name` on all `nodes`; yields the slots by node id, whose exported snapshots last for the block.
+    """Create the slot `name` on all `nodes`; yield the slots by node id, whose exported snapshots last for the block.
 
-    Raises SlotWaitError if older transactions don't end within `wait_seconds`, SlotLostError, NodeUnreachableError.
+    Raises SlotWaitError if older transactions don't end within `wait_seconds`, SlotLostError and NodeUnreachableError.
     """
     progress.step("slots", total=len(nodes), unit="nodes")
     abandoned = threading.Event()
@@ -107,21 +108,21 @@ def export_snapshots(
             made[node.id] = create_exported_slot(node, primary, name, wait_seconds, progress, abandoned)
             progress.advance(1)
             progress.reached(CrashPoint.SLOT_MADE, node=node.id)
-        except BaseException as error:  # noqa: BLE001  # raised below, once all have ended
-            # At once: the others may wait for long, and then give up for a reason that matters less.
+        except BaseException as error:  # noqa: BLE001  # raised below, once all threads have ended
+            # Stop the other threads at once: they may wait for long, and then fail for a less important reason.
             problems.append(error)
             abandoned.set()
 
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
         stack.callback(_close_made, futures, made)
         try:
-            # An interrupt leaves those that have begun.
+            # An interrupt does not stop threads that have begun.
             for node in nodes:
                 futures.append(threads.submit(create, node))
-            # Not their results: an interrupt may be handled as late as one of them has failed, and matters more.
+            # Don't ask for the results: an interrupt may be handled only after a thread fails, and matters more.
             wait(futures)
         except BaseException:
-            # The executor waits for all that have begun.
+            # The executor waits for all threads that have begun.
             abandoned.set()
             raise
         if problems:
@@ -130,16 +131,16 @@ def export_snapshots(
 
 
 def _close_made(futures: Sequence[Future[None]], made: Mapping[str, ExportedSlot]) -> None:
-    # Another interrupt may have ended the executor's wait for a slot that is made all the same.
+    # A second interrupt may have ended the executor's wait while a slot was still being created.
     wait(futures)
     for slot in made.values():
         slot.connection.close()
 
 
 def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:
-    """Raise ChangedError unless the catalogs in every exported snapshot have these `fingerprints`, by shard.
+    """Raise ChangedError unless the catalogs in all exported snapshots have the `fingerprints`, by shard.
 
-    Otherwise the copied rows would not match the definitions that the commit lists.
+    Otherwise the copied rows would not match the definitions in the commit.
     """
 
     def check(node: Node) -> None:
@@ -152,9 +153,9 @@ def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fin
 
 
 def drop_copy_slots(nodes: Sequence[Node], name: str, progress: Progress) -> None:
-    """Drop the slot `name` on all nodes; raise NodeUnreachableError if one is left."""
+    """Drop the slot `name` on all nodes; raise NodeUnreachableError if a slot remains."""
     if left := drop_slots(nodes, name):
-        # The next command drops it when it settles this operation.
+        # The next command drops the slot when it settles this operation.
         raise NodeUnreachableError(
             f"node{'s' if len(left) > 1 else ''} {', '.join(left)}: slot {name} could not be dropped",
             hint="see the server's log; the next create drops the slot",

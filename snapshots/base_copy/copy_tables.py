@@ -1,4 +1,4 @@
-"""The base copy as a Spark job: large tables by ranges of pages, small tables several to a task."""
+"""Run the base copy as a Spark job: split large tables into ranges of pages, and put several small tables in a task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TASK_TABLES = 500
 class TableSource:
     """The tables to copy from one node, as its exported snapshot shows them.
 
-    `undivided` are the oids of tables that a single session copies whole, even large ones.
+    `undivided` contains the oids of tables that a single session must copy whole, even if they are large.
     """
 
     node: Node
@@ -62,7 +62,7 @@ def plan_ranges(
 ) -> list[PlannedRanges]:
     """Plan the ranges of each task: a range of a large table, a table of `undivided`, or several whole small tables.
 
-    The last range of a table has no upper bound: it includes pages added after the size was read.
+    The last range of a table has no upper bound, so that it includes pages added after the size was read.
     """
     planned: list[PlannedRanges] = []
     together: list[PageRange] = []
@@ -96,13 +96,13 @@ def plan_ranges(
 
 
 def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
-    """The pages of a task, so that a copy of these sources has about `tasks_max` tasks at most."""
+    """Return the number of pages per task for which a copy of `sources` has at most about `tasks_max` tasks."""
     pages = sum(table.size_bytes for source in sources for table in source.tables) // PAGE_BYTES
     return max(TASK_PAGES, -(-pages // tasks_max))
 
 
 def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:
-    """The tasks that copy all sources, in turn from each node; a few more than `tasks_max` if there is much to copy."""
+    """Return the tasks that copy all sources, alternating between nodes; slightly more than `tasks_max` at most."""
     task_pages = task_pages_for(sources, tasks_max)
     queues = [(source, plan_ranges(source.tables, task_pages, source.undivided)) for source in sources]
     tasks: list[CopyTask] = []
@@ -123,7 +123,7 @@ def copy_tables(
     spark: SparkSource,
     progress: Progress,
 ) -> list[NamedObject]:
-    """Copy the tables of all sources in a Spark job; return the objects that it stored, or lists of them.
+    """Copy the tables of all sources in a Spark job; return the stored objects, or lists of them.
 
     Raises the first error that a task reports; the job is cancelled if a node falls silent.
     """
@@ -142,7 +142,7 @@ def copy_tables(
 
 
 def _with_undivided(source: TableSource, connection: psycopg.Connection[Any]) -> TableSource:
-    """The source with its large tables that no query may read: see nodes/left_out.py."""
+    """Set `undivided` to the large tables that no query may read (nodes/left_out.py)."""
     large = [table.oid for table in source.tables if table.size_bytes > TASK_PAGES * PAGE_BYTES]
     with raising_unreachable(source.node):
         return replace(source, undivided=find_planned_code(connection, large))

@@ -1,10 +1,10 @@
-"""Copy large objects, the work of one task in an executor, and read them back.
+"""Copy large objects (the work of one task in an executor), and read stored large objects.
 
-A task reads a range of oids in the exported snapshot of the base copy with lo_get, which needs only the privileges of
-each large object; pg_largeobject is for superusers. Holes are read as zeros, as by every reader.
+A task reads a range of oids in the exported snapshot of the base copy with lo_get, which needs only privileges on each
+large object; reading pg_largeobject would require a superuser. Holes are read as zeros, as by every reader.
 
 Stored objects are read strictly, because anybody with write access to an unencrypted store can seal anything: the
-columns are those of LARGE_SCHEMA, definitions are valid, and the parts follow each other as a task writes them.
+columns must be those of LARGE_SCHEMA, definitions valid, and the parts in the order in which a task writes them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cutline.storage.errors import SnapshotError, report_of
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import open_parquet
 
-# `definition` is JSON in the row of a large object's first part: owner, grants (None: the owner's own), comment.
+# `definition` is JSON in the row of a large object's first part: owner, comment and grants (null for the default).
 LARGE_SCHEMA = pa.schema(
     [
         pa.field("oid", pa.int64(), nullable=False),
@@ -42,12 +42,12 @@ LARGE_SCHEMA = pa.schema(
         pa.field("definition", pa.string()),
     ]
 )
-# Every part is as long but the last of its large object, so a shorter one is the last.
+# Every part of a large object except the last has this size, so a shorter part is the last.
 PART_BYTES = 256 << 10
 OID_MAX = 2**32 - 1
 # A worker holds about five copies of an object while it writes it (measured).
 OBJECT_BYTES, OBJECT_RAW_BYTES = 32 << 20, 256 << 20
-# Parts held at a time, 8 MiB at most; a large object is read in batches of as many.
+# The number of parts in memory at a time (at most 8 MiB). Large objects are read in batches of this many parts.
 PARTS_TOGETHER = 32
 TASKS_PER_NODE_MAX = 8
 LARGE_OBJECT_TABLES = ("pg_largeobject", "pg_largeobject_metadata")
@@ -84,7 +84,7 @@ class StoredPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LargeObjectTask:
-    """The large objects of one node with oids from `low` to `high`, exclusive; to the end if `high` is None."""
+    """The large objects of one node with oids from `low` to before `high`, or to the end if `high` is None."""
 
     node: Node
     number: int
@@ -96,7 +96,7 @@ class LargeObjectTask:
 
 @dataclass(frozen=True, slots=True)
 class LargeObjectSource:
-    """A primary with its exported snapshot, and a session that counts its large objects."""
+    """A primary with its exported snapshot, and a session that finds the ranges of its oids."""
 
     node: Node
     exported: str
@@ -104,7 +104,7 @@ class LargeObjectSource:
 
 
 def plan_large_objects(sources: Iterable[LargeObjectSource], destination: CopyDestination) -> list[LargeObjectTask]:
-    """The tasks that copy the large objects of all sources."""
+    """Return the tasks that copy the large objects of all sources."""
     return [
         LargeObjectTask(source.node, number, source.exported, low, high, destination)
         for source in sources
@@ -139,7 +139,7 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
 
 
 def _read(connection: psycopg.Connection[Any], task: LargeObjectTask) -> Iterator[list[LargeObjectPart]]:
-    """Yield the parts of the task's large objects: batches of first parts, each followed by the further parts."""
+    """Yield the parts of the task's large objects: batches of first parts, each followed by their further parts."""
     high = "NULL" if task.high is None else str(task.high)
     connection.execute(FIRST_PARTS.format(part_bytes=PART_BYTES, low=task.low, high=high).encode())
     while first := connection.execute(f"FETCH {PARTS_TOGETHER} FROM first_parts", binary=True).fetchall():
@@ -173,25 +173,25 @@ def _add(objects: ObjectWriter, parts: list[LargeObjectPart]) -> None:
 
 
 class PartOrder:
-    """Verifies that parts follow each other as a copy task writes them, through all objects of the task.
+    """Verifies, through all objects of a copy task, that parts are in the order in which the task writes them.
 
-    First parts come by ascending oid and begin at 0; each further part begins at the end of the previous part.
+    First parts have ascending oids and offset 0. Each further part begins at the end of the previous part.
     """
 
     def __init__(self) -> None:
         self._last_oid, self._is_interrupted = 0, False
-        # The ends of those large objects only that may have another part: a task may have read millions.
+        # Only the ends of large objects that may have a further part, since a task may read millions.
         self._ends: dict[int, int] = {}
 
     def interrupt(self) -> None:
-        """Accept further parts of large objects that are unknown: an object that may have their first is damaged."""
+        """Accept further parts of unknown large objects, because a damaged object may contain their first parts."""
         self._is_interrupted = True
 
     def follow(self, part: StoredPart) -> None:
-        """Raise ValueError unless `part` may come next."""
+        """Raise ValueError unless `part` can be the next part."""
         oid, offset, size_bytes = part.oid, part.offset, len(part.data)
         if not 0 < oid <= OID_MAX or size_bytes > PART_BYTES:
-            raise ValueError(f"a part of large object {oid} has {size_bytes} bytes")
+            raise ValueError(f"a part of large object {oid} is {size_bytes} bytes")
         if part.definition:
             expected: int | None = 0
             if oid <= self._last_oid:
@@ -211,7 +211,7 @@ class PartOrder:
 def read_parts(stored: StoredObject, body: bytes, order: PartOrder) -> Iterator[list[StoredPart]]:
     """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
 
-    `order` has followed the parts in the objects before it that the same copy task wrote.
+    `order` must have followed the parts in the previous objects of the same copy task.
     """
     for rows in _read_rows(stored, body, LARGE_SCHEMA.names):
         parts = [StoredPart(oid, offset, data, _parse(stored, oid, text)) for oid, offset, data, text in rows]

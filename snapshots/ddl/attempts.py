@@ -15,24 +15,24 @@ from cutline.nodes.groups import SchemaChangedError
 from cutline.nodes.programs import ProgramFailedError
 from cutline.storage.errors import ChainEnd, SnapshotError
 
-# The errors that concurrent DDL causes: an object that was read from the catalogs is gone or has changed, or there is a
+# The errors that concurrent DDL causes: an object that was read from the catalogs was dropped or changed, or there is a
 # deadlock with the session that changes it.
 DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
-# These invalidate an attempt even if no change is found: an object that was created and dropped meanwhile leaves no
-# trace.
+# Errors that invalidate an attempt even if no change is found: an object that was created and dropped in the meantime
+# leaves no trace.
 DROPPED_ERRORS = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedObject,
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.DeadlockDetected,
 )
-# An operator or a server's shutdown (57), or a lack of resources (53, 58), is never caused by DDL.
+# SQLSTATE classes that DDL never causes: operator intervention or shutdown (57), and lack of resources (53, 58).
 OTHER_CAUSES = ("53", "57", "58")
 Result = TypeVar("Result")
 
 
 class ChangedError(Exception):
-    """An attempt is invalid. The text says what changed; `moved` are the oids of tables to copy again, by shard."""
+    """An attempt is invalid. The text names the change; `moved` holds the oids of tables to copy again, by shard."""
 
     def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
         super().__init__(cause)
@@ -60,9 +60,9 @@ def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress:
 
 @contextmanager
 def invalidate_if(find_change: Callable[[], str]) -> Iterator[None]:
-    """Turn an error of PostgreSQL or pg_dump into ChangedError if an object is gone or `find_change` returns a change.
+    """Turn an error of PostgreSQL or pg_dump into ChangedError if an object is missing or `find_change` finds a change.
 
-    Otherwise the error is raised as it is.
+    Other errors are raised unchanged.
     """
     try:
         yield

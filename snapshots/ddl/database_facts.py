@@ -1,18 +1,18 @@
-"""Read from a shard the facts about its database for the commit: settings, search_path, fingerprint.
+"""Read the facts about a shard's database for the commit: settings, search_path, fingerprint.
 
-COPY calls functions in CHECK constraints, domains and generated columns, and some of them name tables and other
-functions without a schema. The search_path of our sessions is pg_catalog alone, so such rows could never be loaded. The
-setting of the database (ALTER DATABASE … SET) is stored with its DDL.
+COPY calls functions in CHECK constraints, domains and generated columns, and some of these functions name tables and
+other functions without a schema. The search_path of our sessions is only pg_catalog, with which such rows could not be
+loaded. Therefore the database's setting of search_path (ALTER DATABASE … SET) is stored with its DDL.
 
-One query reads every catalog that pg_dump reads. It hashes the key and the xmin of each row. No two versions of a row
-have the same xmin, so a change that is reverted is detected too, for every object that exists at both readings. An
-object that is created and dropped between two readings leaves no trace, and matters to neither. In-place updates of the
-server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
+The fingerprint is a hash, computed by a single query, of the key and the xmin of each row in all catalogs that pg_dump
+reads. No two versions of a row have the same xmin, so that a reverted change is detected too, for every object that
+exists at both readings. An object that is created and dropped between two readings leaves no trace, but neither reading
+depends on it. In-place updates by the server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
 
-Temporary objects are left out: a busy application creates them all the time. Of pg_class the columns count, not xmin:
-TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation another file, and change nothing in a dump. The xmin of a
-sequence counts: with another file it was restarted, and its value is not that of the cut. Cutline's own publications
-are left out too; nodes/table_state.py compares them table by table.
+Temporary objects are omitted, because busy applications create them all the time. For pg_class, the columns are hashed
+instead of xmin: TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation a new file without changing its dump. The
+xmin of sequences is hashed, because a sequence with a new file was restarted and its value is not that of the cut.
+Cutline's own publications are omitted too: nodes/table_state.py compares them table by table.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from cutline.snapshots.records.commit import (
 
 SEARCH_PATH = "search_path"
 ELEMENT = re.compile(r'\s*("(?:[^"]|"")*"|[^,]*)\s*(?:,|\Z)')
-# As PostgreSQL folds identifiers in UTF-8 (scansup.c): no other letters.
+# PostgreSQL folds only these letters of identifiers in UTF-8 (scansup.c).
 FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-# PostgreSQL's default.
+# PostgreSQL's default search_path.
 DEFAULT = '"$user", public'
 PATH_QUERY = """
 SELECT substr(setting, length('search_path=') + 1)
@@ -55,9 +55,9 @@ SELECT substr(setting, length('search_path=') + 1)
 
 
 def list_elements(value: str, *, folds: bool = True) -> list[str]:
-    """The names in the value of a setting that is a list, as pg_db_role_setting has it.
+    """Parse the value of a list setting, as in pg_db_role_setting, into names.
 
-    In names without quotes `folds` makes A to Z small letters, as PostgreSQL does in identifiers, but not in files.
+    With `folds`, A to Z become lower case in names without quotes, as in identifiers but not in file names.
     """
     texts = (match[1].strip() for match in ELEMENT.finditer(value))
     return [
@@ -68,22 +68,22 @@ def list_elements(value: str, *, folds: bool = True) -> list[str]:
 
 
 def read_search_path(connection: psycopg.Connection[Any]) -> str | None:
-    """The search_path that is set for the database; None if none is set."""
+    """Read the search_path that is set for the database; None if it is not set."""
     (path,) = connection.execute(PATH_QUERY).fetchone() or (None,)
     return path
 
 
 def search_path_of(path: str | None) -> str:
-    """The search_path to load rows with, if `path` is set. pg_catalog comes first, so nothing hides its names."""
+    """Return the search_path for loading rows if `path` is set. pg_catalog comes first, so nothing hides its names."""
     return f"pg_catalog, {DEFAULT if path is None else path}"
 
 
 @contextmanager
 def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterator[None]:
-    """While the block runs, let the session have the search_path of its database, after pg_catalog.
+    """For the block, set the session's search_path to pg_catalog and the search_path of its database.
 
     The planner calls functions of a table's indexes for any query, and these may name other functions without a schema.
-    The block's own queries use names without a schema only where pg_catalog has them with exactly their types.
+    The block's own queries use names without a schema only if pg_catalog contains them with exactly the types used.
     """
     connection.execute(
         "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)",
@@ -92,9 +92,9 @@ def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterat
     try:
         yield
     finally:
-        # A transaction that has failed takes the setting back.
+        # A failed transaction reverts the setting.
         if connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
-            # Not RESET: behind a pooler the session began with another one.
+            # Don't use RESET: behind a pooler, the session began with a different search_path.
             connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)")
 
 
@@ -109,7 +109,7 @@ relations AS MATERIALIZED (
     SELECT oid FROM pg_class
      WHERE relpersistence = 't' OR relkind = 't' OR relnamespace IN (SELECT oid FROM schemas))
 """.replace("OWN_PUBLICATION", OWN_PUBLICATION)
-# relhasindex, relhasrules and relhastriggers are left out: they are not exact, and VACUUM corrects them.
+# relhasindex, relhasrules and relhastriggers are omitted: they are not exact, and VACUUM corrects them.
 PARTS = """
 SELECT 'pg_class', count(*), sum(hash_record_extended(ROW(c.oid, relname, relnamespace, relowner, relkind,
              relpersistence, relam, reltablespace, reloftype, relnatts, relreplident, relrowsecurity,
@@ -135,7 +135,7 @@ SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
 
 @dataclass(frozen=True, slots=True)
 class CatalogRows:
-    """A catalog whose rows count by key and xmin: `key` lists columns, `excluded` is a condition on rows left out."""
+    """A catalog in the fingerprint: `key` lists its key columns, `excluded` is a condition for rows to omit."""
 
     name: str
     key: str = "oid"
@@ -199,8 +199,9 @@ CATALOGS = (
     CatalogRows("pg_ts_template", excluded=_is_in("tmplnamespace", "schemas")),
     CatalogRows("pg_type", excluded=_is_in("pg_type.oid", "types")),
 )
-# By default nobody may read this catalog, as it has passwords. pg_dump reads the view, which shows a role only the
-# options that it may use: for a role that may not read the catalog the view's values count, all that it can dump.
+# By default only superusers may read this catalog, as it contains passwords. pg_dump reads the view, which shows a role
+# only the options that it may use. If our role may not read the catalog, hash the values in the view, which are all
+# that it can dump.
 USER_MAPPINGS = CatalogRows("pg_user_mapping")
 VISIBLE_USER_MAPPINGS = """
 SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, umuser, umoptions), 0))
@@ -208,7 +209,7 @@ SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, um
 """
 READS_USER_MAPPINGS = "SELECT has_table_privilege('pg_user_mapping', 'SELECT')"
 
-# What everybody may read by default.
+# The catalogs that everybody may read by default.
 PUBLIC_CATALOGS = (
     *(catalog.name for catalog in CATALOGS),
     "pg_class",
@@ -221,7 +222,7 @@ PUBLIC_CATALOGS = (
 
 
 def _part(catalog: CatalogRows) -> str:
-    # Sums, which are exact. With XOR, a hash difference that many rows have in common would cancel out.
+    # Sums are exact. With XOR, a difference that many hashes have in common would cancel out.
     rows = f"SELECT '{catalog.name}', count(*), sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
     return f"{rows} FROM {catalog.name}" + (f" WHERE NOT ({catalog.excluded})" if catalog.excluded else "")
 
@@ -238,7 +239,7 @@ QUERY, QUERY_OF_VISIBLE = _query(_part(USER_MAPPINGS)), _query(VISIBLE_USER_MAPP
 
 
 def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
-    """The fingerprint of the connection's database, 32 hexadecimal digits; one statement reads all catalogs."""
+    """Return the fingerprint of the connection's database, 32 hexadecimal digits; one statement reads all catalogs."""
     reads_all = connection.execute(READS_USER_MAPPINGS).fetchone() == (True,)
     (fingerprint,) = connection.execute(QUERY if reads_all else QUERY_OF_VISIBLE).fetchone() or ("",)
     return str(fingerprint)
@@ -246,7 +247,8 @@ def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
 
 SIZE_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = current_database()"
 EXTENSIONS_QUERY = f"SELECT {readable('extname')}, {readable('extversion')} FROM pg_extension ORDER BY 1"
-# Nothing depends on those that every server has, such as "C". 17 renamed the column of ICU locales, 15 introduced it.
+# pg_depend records no dependencies on collations that every server has, such as "C". PostgreSQL 15 introduced the
+# column of ICU locales, and 17 renamed it.
 COLLATIONS_QUERY = f"""
 SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
        ARRAY(SELECT DISTINCT one FROM unnest(ARRAY[c.collcollate, c.collctype,
@@ -259,7 +261,7 @@ SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
         OR EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_collation'::regclass AND d.refobjid = c.oid))
  ORDER BY 1, 2
 """
-# pg_dump writes the compression of columns; an extension sets that of its own columns.
+# pg_dump writes the compression of columns, except of those that belong to extensions.
 LZ4_COLUMNS_QUERY = f"""
 SELECT {readable("n.nspname")}, {readable("c.relname")}, {readable("a.attname")}
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -296,7 +298,7 @@ READ_ONLY = "default_transaction_read_only"
 
 
 def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts:
-    """The facts of the session's database."""
+    """Read the facts about the session's database."""
     (size,) = connection.execute(SIZE_QUERY).fetchone() or (0,)
     extensions = {str(name): str(version) for name, version in connection.execute(EXTENSIONS_QUERY)}
     collations = (
@@ -309,7 +311,7 @@ def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts
 
 
 def read_properties(node: Node, connection: psycopg.Connection[Any]) -> DatabaseProperties:
-    """The properties of the session's database itself; if it is read-only now, with its earlier settings."""
+    """Read the properties of the session's database itself; if it is read-only now, with its earlier settings."""
     ((owner, comment, tablespace, limit, is_template, has_privileges),) = fetch_texts(connection, DATABASE_QUERY)
     privileges = tuple(DatabasePrivilege(*row) for row in fetch_texts(connection, PRIVILEGES_QUERY))
     settings = (DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))
@@ -328,16 +330,16 @@ def read_properties(node: Node, connection: psycopg.Connection[Any]) -> Database
 def _without_freeze(
     node: Node, connection: psycopg.Connection[Any], settings: tuple[DatabaseSetting, ...]
 ) -> tuple[DatabaseSetting, ...]:
-    """The settings as they were before a terminal snapshot made the database read-only."""
+    """Return the settings from before a terminal snapshot made the database read-only."""
     try:
         frozen = read_record(node, connection)
     except FreezeRecordError:
-        # Its earlier value is unknown: the server's is taken.
+        # The earlier value is unknown: omit the setting, so that the server's value applies.
         return tuple(setting for setting in settings if setting.name != READ_ONLY or not is_on(setting.value))
     before = {setting.role or "": setting.value for setting in frozen.before} if frozen else {}
     kept: list[DatabaseSetting] = []
     for setting in settings:
-        # Another value was set since.
+        # Keep a different value that was set since.
         if setting.name != READ_ONLY or setting.role not in before or not is_on(setting.value):
             kept.append(setting)
         elif (value := before[setting.role]) is not None:

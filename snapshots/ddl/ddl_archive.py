@@ -1,10 +1,8 @@
-"""pg_dump's archive of a database's DDL: its entries, and archives made of it.
-
-Those made of it have other statements, or some of the entries alone.
+"""Read pg_dump's archive of a database's DDL, and write archives with changed statements or with a part of the entries.
 
 The format is that of PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc; pg_backup_custom.c).
-An archive of DDL alone is a header and a table of contents. Type, name, owner, statements and dependencies of an entry
-are values of their own, so nothing is ever found in a statement's text. Texts are raw (nodes.encodings).
+An archive that contains only DDL is a header and a table of contents. Type, name, owner, statements and dependencies of
+an entry are separate values, so there is no need to search in the text of a statement. Texts are raw (nodes.encodings).
 """
 
 from __future__ import annotations
@@ -17,22 +15,22 @@ from dataclasses import dataclass
 from cutline.nodes.encodings import raw_bytes, raw_text
 
 MAGIC, CUSTOM, INTEGER_BYTES, OFFSET_BYTES = b"PGDMP", 1, 4, 8
-# Its sign, and its value from the lowest byte on.
+# A sign and a little-endian value.
 INTEGER = struct.Struct("<BI")
-# Of version 1.14: lengths and numbers, a digit of each of two ids, and where its data would be.
+# For version 1.14: lengths and numbers, a digit for each of two ids, and the place for the offset of its data.
 ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
-# PostgreSQL 12, 16 and 17 began these versions of the format.
+# PostgreSQL 12, 16 and 17 introduced these versions of the format.
 VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
 DATE_PARTS = 7
-# The parts of an archive that pg_restore always reads, even if it runs few entries.
+# The entries of an archive that pg_restore always reads, even if it runs only a few others.
 SETTINGS = ("ENCODING", "STDSTRINGS", "SEARCHPATH")
 FOREIGN_KEY, PRIVILEGES, EXTENSION, SEQUENCE = "FK CONSTRAINT", "ACL", "EXTENSION", "SEQUENCE"
-# Sections, and that an entry has no data.
+# Two sections, and the mark of an entry without data.
 BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
 
 
 class DumpFormatError(ValueError):
-    """Bytes that are no archive of pg_dump, or none of a known version."""
+    """The bytes are not an archive of pg_dump, or its version is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +38,9 @@ class ArchiveEntry:
     """An entry of the table of contents. `kind`, `name` and `schema` are as pg_dump writes them, without quotes.
 
     `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
-    BEFORE_ROWS or AFTER_ROWS, or another number if it is that of the entry before. `begin` and `end` are where the
-    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none. The entry itself is the bytes from
-    `entry_begin` to `entry_end`.
+    BEFORE_ROWS or AFTER_ROWS; any other number means the section of the previous entry. `owner` is "" if there is no
+    owner. The offsets in the archive are `begin` and `end` for the statements, `owner_begin` and `owner_end` for the
+    owner, and `entry_begin` and `entry_end` for the whole entry.
     """
 
     number: int
@@ -66,7 +64,7 @@ class ArchiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of an archive; `writer` is pg_dump's major version, `count_at` the offset of the entries' number."""
+    """The contents of an archive; `writer` is pg_dump's major version, `count_at` the offset of the entry count."""
 
     version: tuple[int, int]
     writer: int
@@ -76,7 +74,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry that pg_dump did not write: statements, or only a name."""
+    """An entry that pg_dump did not write, with statements or only a name."""
 
     kind: str
     name: str
@@ -84,10 +82,10 @@ class NewEntry:
 
 
 def read_contents(body: bytes) -> Contents:
-    """Read the archive's table of contents; raise DumpFormatError if that is not possible."""
+    """Read the archive's table of contents; raise DumpFormatError if it can't be read."""
     reader = _Reader(body)
     if reader.take(len(MAGIC)) != MAGIC:
-        raise DumpFormatError("it is no archive of pg_dump")
+        raise DumpFormatError("it is not an archive of pg_dump")
     major, minor, _, integer_bytes, offset_bytes, form = reader.take(6)
     version = major, minor
     if version not in VERSIONS or (integer_bytes, offset_bytes, form) != (INTEGER_BYTES, OFFSET_BYTES, CUSTOM):
@@ -100,7 +98,7 @@ def read_contents(body: bytes) -> Contents:
         reader.integer()
     reader.text()
     reader.text()
-    # 18.6, 19devel, 19beta2
+    # For example 18.6, 19devel or 19beta2.
     version_text = reader.text()
     if not (writer := re.match("[0-9]{1,4}", version_text)):
         raise DumpFormatError(f"the version of its pg_dump is {version_text!r}")
@@ -161,7 +159,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:
-    """The statements that create the entry's object."""
+    """Return the statements that create the entry's object."""
     return _Reader(body, entry.begin).text()
 
 
@@ -172,7 +170,7 @@ def rewrite(
     first: Sequence[NewEntry] = (),
     owners: Mapping[int, str] | None = None,
 ) -> bytes:
-    """The archive with other `statements` and `owners` for the entries of these numbers, and new entries before all."""
+    """Replace `statements` and `owners` of entries, by number, and insert the entries `first` at the beginning."""
     number = max((entry.number for entry in contents.entries), default=0)
     begin = _Reader(body, contents.count_at)
     count = begin.integer()
@@ -190,7 +188,7 @@ def rewrite(
 
 
 def extract(body: bytes, contents: Contents, entries: Iterable[ArchiveEntry | NewEntry]) -> bytes:
-    """An archive of these entries, old ones from `contents` and new, in their order, with nothing else to run."""
+    """Return an archive of `entries` only, from `contents` or new, in the given order."""
     settings = (entry for entry in contents.entries if entry.kind in SETTINGS)
     number = max((entry.number for entry in contents.entries), default=0)
     pieces: list[bytes] = []
@@ -212,7 +210,7 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
         _string("0"),
         _string(entry.name),
         _string(entry.kind),
-        # No statement to drop or copy it, no schema, no tablespace, no access method.
+        # The entry has no statement to drop or copy it, no schema, no tablespace and no access method.
         _integer(BEFORE_ROWS),
         _string(entry.statements),
         _string(""),
@@ -228,7 +226,7 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
 
 
 def with_dependents(entries: Iterable[ArchiveEntry], numbers: Iterable[int]) -> set[int]:
-    """The `numbers`, and those of all entries that depend on one of them, directly or not."""
+    """Add to `numbers` those of all entries that depend on them directly or indirectly."""
     dependents: dict[int, list[int]] = {}
     for entry in entries:
         for dependency in entry.dependencies:
@@ -254,13 +252,13 @@ def _string(text: str) -> bytes:
 
 def _digits(body: bytes | None) -> int:
     if not body or len(body) > len(str(1 << 32)) or not body.isdigit():
-        raise DumpFormatError("an entry has something else in the place of a number")
+        raise DumpFormatError("a number of an entry is invalid")
     return int(body)
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads values of an archive one after another."""
+    """Reads consecutive values of an archive."""
 
     body: bytes
     offset: int = 0

@@ -1,11 +1,13 @@
-"""Dump the DDL of a shard, correct what pg_dump gets wrong, read it back, and list the roles that it names.
+"""Dump the DDL of a shard, correct pg_dump's faults, read the DDL back, and list the roles that it names.
 
-The stored object is pg_dump's own archive: pg_restore restores it, also without Cutline. Two things are added before
-its entries: statements that drop objects which every new database has and this database lacks, and its search_path.
+The stored object is pg_dump's own archive, which pg_restore can restore without Cutline. Two kinds of entries are added
+before pg_dump's: statements that drop objects which every new database has but this database lacks, and its
+search_path.
 
-The statement of a faulty identity sequence is written anew from the catalogs. In that of a faulty table, constraints
-are corrected where the catalogs say exactly what pg_dump wrote, and only outside of quotes: nothing else that an owner
-of tables can choose (names, defaults) stands outside. Texts are raw (nodes.encodings), all identifiers quoted.
+The statement of a faulty identity sequence is rewritten from the catalogs. In the statement of a faulty table,
+constraints are corrected where the text is exactly what pg_dump writes for them according to the catalogs, and only
+outside of quotes: names and defaults, which the owner of a table can choose, are never outside of quotes. Texts are raw
+(nodes.encodings), and all identifiers are quoted.
 """
 
 from __future__ import annotations
@@ -49,15 +51,15 @@ from cutline.storage.store import ObjectStore, stoppable_requests
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
-# From version 18 on pg_dump writes these names unquoted (dumpTableSchema, for inherited columns): a syntax error if the
-# name has a space, and another name if it has a capital letter.
+# From version 18 on, pg_dump writes these names unquoted (dumpTableSchema, for inherited columns). A name with a space
+# is then a syntax error, and a name with a capital letter becomes a different name.
 UNQUOTED_QUERY = """
 SELECT c.conrelid::bigint, namesend(c.conname), namesend(a.attname)
   FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
  WHERE c.contype = 'n' AND NOT a.attislocal AND quote_ident(c.conname) <> c.conname
  ORDER BY c.oid
 """
-# Of a server before 18 it writes them without a name, in a place where only 18 reads them.
+# For servers before 18, it writes these constraints without a name, in a place where only version 18 accepts them.
 INHERITED_QUERY = """
 SELECT c.oid::bigint, namesend(n.nspname), namesend(c.relname), namesend(a.attname)
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -65,9 +67,9 @@ SELECT c.oid::bigint, namesend(n.nspname), namesend(c.relname), namesend(a.attna
    AND a.attnotnull AND NOT a.attislocal AND NOT a.attisdropped
  ORDER BY c.oid, a.attnum
 """
-# pg_dump does not write the type of the sequence of an identity column (dumpSequence), so it would get its column's
-# type. That is an error if the type is too small for its bounds. CREATE TABLE … (LIKE … INCLUDING IDENTITY) and ALTER
-# SEQUENCE … AS make such sequences.
+# pg_dump does not write the type of an identity column's sequence (dumpSequence), so the sequence would get the type of
+# its column, which is an error if that type is too small for its bounds. CREATE TABLE … (LIKE … INCLUDING IDENTITY) and
+# ALTER SEQUENCE … AS create sequences with a different type.
 OTHER_TYPES_QUERY = """
 SELECT c.oid::bigint, namesend(tn.nspname), namesend(t.relname), namesend(a.attname), namesend(n.nspname),
        namesend(c.relname), a.attidentity = 'a', s.seqtypid::regtype::text, s.seqstart, s.seqmin, s.seqmax,
@@ -84,9 +86,9 @@ SELECT c.oid::bigint, namesend(tn.nspname), namesend(t.relname), namesend(a.attn
 """
 PG_CLASS, TABLES = 1259, ("TABLE", "FOREIGN TABLE")
 BEGIN, BEGIN_UNNAMED = "\n    CONSTRAINT ", "\n    NOT NULL "
-# The parts that a scan of a table's statement skips, and the places where such a name may stand. A doubled quote is
-# read as two adjacent strings. pg_dump writes no block comment and, for a table, no dollar quote. U& before a quote
-# changes nothing.
+# Matches the parts that a scan of a table's statement skips, and the beginning of such a constraint. A doubled quote is
+# read as two adjacent strings. pg_dump writes no block comments and, for tables, no dollar quotes. U& before a quote
+# makes no difference.
 QUOTED_OR_BEGIN = re.compile(
     rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*(?:'|\Z)|'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|(?P<begin>{BEGIN}|{BEGIN_UNNAMED})""",
     re.DOTALL,
@@ -104,7 +106,7 @@ class UnquotedName:
 
 @dataclass(frozen=True, slots=True)
 class InheritedNotNull:
-    """An inherited column that is NOT NULL, in a server whose NOT NULL constraints have no names."""
+    """An inherited column that is NOT NULL, on a server whose NOT NULL constraints have no names."""
 
     schema: str
     table: str
@@ -136,14 +138,14 @@ class OtherType:
 
 @dataclass(frozen=True, slots=True)
 class DumpFaults:
-    """The relations whose entries pg_dump writes wrong, by oid: tables with such constraints, and such sequences."""
+    """The relations whose entries pg_dump writes incorrectly, by oid: tables with constraints, and sequences."""
 
     names: Mapping[int, list[UnquotedName]] = field(default_factory=dict)
     inherited: Mapping[int, list[InheritedNotNull]] = field(default_factory=dict)
     types: Mapping[int, OtherType] = field(default_factory=dict)
 
     def correct(self, body: bytes, contents: Contents) -> dict[int, str]:
-        """The statements, by number, of the archive's entries that have a fault."""
+        """Return the corrected statements of the archive's faulty entries, by number."""
         corrected: dict[int, str] = {}
         for entry in contents.entries:
             oid = entry.oid if entry.catalog == PG_CLASS else 0
@@ -157,7 +159,7 @@ class DumpFaults:
 
 
 def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
-    """The database's relations whose entries pg_dump writes wrong. No transaction may be open."""
+    """Find the database's relations whose entries pg_dump writes incorrectly. No transaction may be open."""
     with connection.transaction():
         connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
         unquoted = connection.execute(UNQUOTED_QUERY).fetchall()
@@ -177,8 +179,8 @@ def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
 
 
 def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
-    """The statement of a table with the names of these constraints quoted, where they stand outside of quotes."""
-    # A longer name may begin with the text of a shorter one.
+    """Quote the names of these constraints in the statement of a table, where they are outside of quotes."""
+    # Try longer names first: a longer name may begin with a shorter name.
     corrections = [
         (
             f"{BEGIN}{unquoted_name.constraint} NOT NULL {column}",
@@ -202,9 +204,9 @@ def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
 
 
 def set_not_null(text: str, inherited: Iterable[InheritedNotNull]) -> str:
-    """The statement of a table without these constraints, and after it the statements that set the columns NOT NULL.
+    """Remove these constraints from the statement of a table, and append statements that set the columns NOT NULL.
 
-    So a pg_dump before 18 writes it; where it did, nothing is changed.
+    pg_dump before 18 writes such statements itself; these are not changed.
     """
     for null in inherited:
         column = quote_identifier(null.column)
@@ -213,7 +215,7 @@ def set_not_null(text: str, inherited: Iterable[InheritedNotNull]) -> str:
             start, end = match.start(), match.start() + len(written)
             if match["begin"] and text.startswith(written, start) and ENDS.match(text, end):
                 before, after = text[:start], text[end:]
-                # The comma after it is removed, or, at the end of the list, the comma before it.
+                # Remove the comma after the constraint or, at the end of the list, the comma before it.
                 text = before + after[1:] if after.startswith(",") else before.removesuffix(",") + after
                 table = f"{quote_identifier(null.schema)}.{quote_identifier(null.table)}"
                 text += f"\nALTER TABLE ONLY {table} ALTER COLUMN {column} SET NOT NULL;\n"
@@ -222,7 +224,7 @@ def set_not_null(text: str, inherited: Iterable[InheritedNotNull]) -> str:
 
 
 def write_identity(one: OtherType) -> str:
-    """The statements that make the column an identity column whose sequence has its own type and bounds."""
+    """Return the statements that make the column an identity column whose sequence has its own type and bounds."""
     name = f"{quote_identifier(one.schema)}.{quote_identifier(one.name)}"
     table = f"{quote_identifier(one.table_schema)}.{quote_identifier(one.table)}"
     statements = (
@@ -236,12 +238,12 @@ def write_identity(one: OtherType) -> str:
 
 
 DUMP_SECONDS_MAX = 3600
-# The archive of 10,000 tables has 10 MB.
+# The archive of 10,000 tables is 10 MB.
 DDL_BYTES_MAX = 512 << 20
 UNKNOWN_SIZE = -1
-# The kinds of the entries that are added to pg_dump's.
+# The kinds of entries that Cutline adds to pg_dump's.
 DROP, PATH_ENTRY = "DROP", "SEARCH PATH"
-# Owners and grantees. pg_shdepend does not list the bootstrap superuser (it is pinned), so its objects are looked up.
+# Owners and grantees. pg_shdepend does not list the bootstrap superuser, which is pinned, so its objects are looked up.
 ROLES_QUERY = """
 SELECT r.rolname FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
  WHERE d.refclassid = 'pg_authid'::regclass
@@ -263,7 +265,7 @@ SELECT pg_get_userbyid(10) WHERE EXISTS (
         WHERE oid >= 16384 AND owner = 10)
 ORDER BY 1
 """
-# Objects that every new database has: pg_dump does not write that they were dropped.
+# Objects that every new database has. pg_dump does not record that they were dropped.
 DROPPED_QUERY = """
 SELECT 'SCHEMA public', 'DROP SCHEMA "public";' WHERE NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'public')
 UNION ALL
@@ -273,14 +275,14 @@ SELECT 'EXTENSION plpgsql', 'DROP EXTENSION "plpgsql";'
 
 
 class ArchiveUnknownError(RefusedError):
-    """pg_dump wrote an archive of a version that Cutline can't read."""
+    """pg_dump wrote an archive in a format that Cutline can't read."""
 
 
 def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
     """Dump a database's DDL as an archive of pg_dump, without pg_dump's faults.
 
-    The dump shows the snapshot `exported`, or the current state if that is None. It is ended if `watch` finds a node
-    silent. Raises RelationLockedError if a table or view stays locked, ArchiveUnknownError.
+    The dump shows the snapshot `exported`, or the current state if that is None. It is ended if `watch` finds a silent
+    node. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
@@ -297,7 +299,7 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
 
         try:
             run_tool(
-                # Constants in the DDL depend on the session's settings, so the dump uses ours, as the restore does.
+                # Constants in the DDL depend on the session's settings, so dump and restore both use ours.
                 "pg_dump",
                 "--dbname",
                 access.conninfo,
@@ -305,8 +307,8 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
                 "--compress=0",
                 "--no-sync",
                 "--no-password",
-                # Not --schema-only, which omits the refresh of materialized views. Not --lock-wait-timeout, which
-                # bounds the locks of tables alone: LockWatch bounds all.
+                # --schema-only would omit the refresh of materialized views. --lock-wait-timeout would bound only the
+                # waits for locks on tables: LockWatch bounds all waits.
                 "--section=pre-data",
                 "--section=post-data",
                 "--no-large-objects" if programs.has("--no-large-objects") else "--no-blobs",
@@ -341,7 +343,7 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
 
 
 def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
-    """Dump a shard's DDL and store its archive, compressed with zstd. Ends as `dump_archive` does."""
+    """Dump a shard's DDL and store the archive, compressed with zstd. Raises the errors of `dump_archive`."""
     body = zstandard.compress(dump_archive(node, exported, watch))
     key = f"{prefix}/{DDL}-{secrets.token_hex(4)}.dump.zst"
     with stoppable_requests() as stop, watch.on_silence(stop):
@@ -350,7 +352,7 @@ def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None,
 
 
 def find_ddl(chain: Chain, shard: str) -> StoredObject:
-    """The archive of the shard's DDL; raise ManifestError if no commit lists it."""
+    """Return the archive of the shard's DDL; raise ManifestError if no commit lists it."""
     if (stored := chain.ddl_object(shard)) is not None:
         return stored
     raise ManifestError(
@@ -362,7 +364,7 @@ def find_ddl(chain: Chain, shard: str) -> StoredObject:
 
 
 def read_ddl(body: bytes, stored: StoredObject) -> bytes:
-    """A stored archive as it was before it was compressed; raise ObjectDamagedError if it can't be read.
+    """Decompress a stored archive; raise ObjectDamagedError if it can't be read.
 
     The caller has verified that `body` is the committed object.
     """
@@ -378,11 +380,11 @@ def read_ddl(body: bytes, stored: StoredObject) -> bytes:
 
 
 def read_stored_ddl(store: ObjectStore, chain: Chain, shard: str) -> bytes:
-    """The archive of a shard's DDL; raise ObjectDamagedError, ManifestError."""
+    """Return the archive of a shard's DDL; raise ObjectDamagedError or ManifestError."""
     stored = find_ddl(chain, shard)
     return read_ddl(read_listed(store, shard, stored.key, (stored.size, stored.digest)), stored)
 
 
 def read_roles(connection: psycopg.Connection[Any]) -> tuple[str, ...]:
-    """The roles that the database's DDL names."""
+    """Return the roles that the database's DDL names."""
     return tuple(row[0] for row in connection.execute(ROLES_QUERY))

@@ -1,9 +1,10 @@
 """Read the rows of extensions' configuration tables, store them, and read them back.
 
-An extension marks the tables whose rows CREATE EXTENSION does not make (pg_extension_config_dump; PostgreSQL manual,
-"Extension Configuration Tables"), most with a condition that leaves out its own. A publication can't have them where
-their owner is somebody else, so they are read by COPY after each cut, and stored whole with each commit. They are
-small: a table with more than BYTES_MAX of statements is left out, by name.
+An extension marks the tables that contain rows which CREATE EXTENSION does not create (pg_extension_config_dump;
+PostgreSQL manual, "Extension Configuration Tables"), mostly with a condition that excludes the extension's own rows. A
+publication can't contain such a table if it has a different owner, so the rows are read with COPY after each cut and
+stored completely with each commit. The tables are small: a table with more than BYTES_MAX of statements is left out and
+named.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
-# As a message of 16 MiB a script takes 150 MB of the server that runs it.
+# A server needs 150 MB to run a script that is a message of 16 MiB.
 BYTES_MAX = 16 << 20
-# Of all tables of a shard, as they are read back.
+# For all tables of a shard together, when they are read back.
 SCRIPT_BYTES_MAX, HEADER_BYTES_MAX = 256 << 20, 16 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "
 PAUSE_SECONDS, LOCK_SECONDS_MAX = 0.1, 10
-# For locks that can't be asked for without waiting. Others find a deadlock after a second (deadlock_timeout), so one of
-# them is ended only if its second is over within these milliseconds.
+# The wait for locks that can't be requested with NOWAIT. Other sessions look for a deadlock after a second
+# (deadlock_timeout), so one of them is cancelled only if that second ends within these milliseconds.
 LOCK_MILLISECONDS_MAX = 10
-# No partitioned tables, as pg_dump: their partitions may be marked.
+# Like pg_dump, omit partitioned tables: their partitions may be marked.
 MARKED_QUERY = f"""
 SELECT c.relkind = 'S', c.oid::bigint, e.extname, n.nspname, c.relname, {TABLE_NAME},
        coalesce(e.extcondition[m.place], '') <> '', t.rolsuper AND o.rolsuper,
@@ -64,10 +65,10 @@ LOCKS_QUERY = """
 SELECT c.oid::bigint, textsend(format('LOCK TABLE ONLY %%I.%%I IN ACCESS SHARE MODE NOWAIT', n.nspname, c.relname))
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])
 """
-# For one table: a query that tells whether its name is still its own, the beginning and the end of its INSERT
+# Returns for a table a query that checks whether its name still belongs to it, the beginning and the end of its INSERT
 # statements, and the COPY that prints the rows between them as lists of constants. COPY reads the table without its
-# children, and is planned only if there is a condition. A row of the snapshot replaces the row with the same key: the
-# primary key, or another whose columns are NOT NULL. Generated columns are not inserted, but may be part of a key.
+# children, and is planned only if there is a condition. A row of the snapshot replaces the row with the same key, which
+# is the primary key or a unique key of NOT NULL columns. Generated columns are not inserted, but may be part of a key.
 STATEMENTS_QUERY = """
 WITH key AS (
   SELECT i.indkey, i.indnkeyatts FROM pg_index i
@@ -106,7 +107,8 @@ SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid))
 """
 
 
-# The elements of the statements, as format() quotes names and COPY values. A byte 0 would end a message to the server.
+# The elements of the statements, with names quoted as by format() and values as by COPY. A NUL would end a message to
+# the server.
 NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_][a-z0-9_]*+)'
 VALUE = rb"(?:'(?:[^'\0]++|'')*+'|NULL)"
 NAMES = NAME + rb"(?:, " + NAME + rb")*+"
@@ -119,24 +121,24 @@ CONFLICT = re.compile(
     rb"(?:\nON CONFLICT \(" + NAMES + rb"\) DO (?:NOTHING|UPDATE SET " + SET + rb"(?:, " + SET + rb")*+))?+;\n"
 )
 NEXT_ROW = b",\n"
-# Not ASCII, also as fetch_texts escapes bytes that are no character.
+# Bytes that are not ASCII, also in the form in which fetch_texts escapes invalid bytes.
 OTHER_BYTES = re.compile(rb"(?:[\x80-\xff]|\\x[0-9a-f]{2})++")
 
 
 class _TooManyError(Exception):
-    """A table has more than is stored."""
+    """A table has more bytes than can be stored."""
 
 
 class _UnfitTableError(Exception):
-    """A table can't be stored, for the reason that this says."""
+    """A table can't be stored, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedTable:
-    """A configuration table as the catalogs have it; `label` is its name as rules and outputs have it.
+    """A configuration table in the catalogs; `label` is its name in rules and outputs.
 
-    `has_condition`: not all of its rows are dumped. `is_trusted`: it and its extension belong to superusers.
-    `references` are the tables of its foreign keys, by oid.
+    If `has_condition`, only some of its rows are dumped. If `is_trusted`, superusers own the table and its extension.
+    `references` are the oids of the tables that its foreign keys reference.
     """
 
     oid: int
@@ -151,7 +153,7 @@ class MarkedTable:
 
 @dataclass(frozen=True, slots=True)
 class _CompressedRows:
-    """The number of a table's rows, and their statements, compressed, with the size that these have uncompressed."""
+    """The number of a table's rows, and their statements: the size before compression, and the compressed bytes."""
 
     count: int
     size: int
@@ -168,19 +170,19 @@ class ConfigurationRows:
 
 @dataclass(frozen=True, slots=True)
 class ExtensionsOfShard:
-    """The rows of a shard's configuration tables, and the sequences that its extensions have marked, too."""
+    """The rows of a shard's configuration tables, and the sequences that its extensions have marked."""
 
     tables: tuple[ConfigurationRows, ...] = ()
     sequences: tuple[ExtensionSequence, ...] = ()
 
     def digests(self) -> dict[str, bytes]:
-        """For each table a digest of its rows and of the statements around them. It looks at every row."""
+        """Return, for each table, a digest of its rows and of the statements around them, reading every row."""
         return {
             table_name(table.table.schema, table.table.name): _digest_rows(table.statements) for table in self.tables
         }
 
     def of(self, extensions: Collection[str]) -> ExtensionsOfShard:
-        """What these extensions have."""
+        """Return the tables and sequences of these extensions."""
         tables = tuple(table for table in self.tables if table.table.extension in extensions)
         return replace(
             self,
@@ -192,7 +194,7 @@ class ExtensionsOfShard:
 def store_extension_rows(
     store: ObjectStore, sessions: Sessions, operation: Operation, rules: GroupRules
 ) -> tuple[tuple[StoredObject, ...], tuple[LeftOut, ...]]:
-    """Store the rows of each shard's configuration tables, if there are any; also return what could not be read.
+    """Store the rows of each shard's configuration tables; return the objects, and the tables that could not be read.
 
     Raises NodeUnreachableError.
     """
@@ -213,7 +215,7 @@ def store_extension_rows(
 def _read_rows(
     node: Node, connection: psycopg.Connection[Any], *, rules: GroupRules
 ) -> tuple[bytes, tuple[LeftOut, ...]]:
-    """The object's body, compressed and empty if there are no rows; and what could not be read."""
+    """Return the compressed body of the object, empty if there are no rows, and the tables that could not be read."""
     tables, sequences = _list_marked(connection, rules)
     if not tables:
         return b"", ()
@@ -240,7 +242,7 @@ def _read_rows(
 
 @contextmanager
 def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A read-only transaction that sees one state of all tables, and gets the server's own bytes."""
+    """Run the block in a read-only transaction that sees one state of all tables and gets the server's raw bytes."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         refuse_views(connection)
@@ -249,9 +251,9 @@ def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 class _TableReader:
-    """Reads tables in a session: `rows` of those that could be read, and `reasons` of the others, both by oid.
+    """Reads tables in a session: `rows` if they could be read, otherwise `reasons`, both by oid.
 
-    No table ends the command: a full snapshot would lose hours of copying.
+    A table that can't be read does not end the command: a full snapshot would lose hours of copying.
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -262,13 +264,13 @@ class _TableReader:
     def read_all(self, tables: Iterable[MarkedTable]) -> None:
         """Read the tables in one transaction; raise psycopg.Error if the session is lost.
 
-        Those that other sessions have locked, or something that their conditions need, are tried again for
-        LOCK_SECONDS_MAX, all in a new transaction. No lock is held meanwhile: a session that needs one of these tables
-        could otherwise deadlock with ours.
+        If another session has locked a table or a relation that a condition needs, all tables are read again in a new
+        transaction, for up to LOCK_SECONDS_MAX. No lock is held in between, because a session that needs one of these
+        tables could otherwise deadlock with ours.
         """
         chosen, refused = list[MarkedTable](), dict[int, str]()
         for table in tables:
-            # A query runs what its owner has made: casts and operators of the condition, indexes.
+            # A query runs code of the owner: casts and operators in the condition, and indexes.
             if table.has_condition and not table.is_trusted:
                 refused[table.oid] = "it is dumped by a condition, and its owner or its extension's is not a superuser"
             else:
@@ -276,7 +278,7 @@ class _TableReader:
         with _reading(self._connection):
             rows = self._connection.execute(LOCKS_QUERY, ([table.oid for table in chosen],)).fetchall()
         locks = {oid: bytes(lock) for oid, lock in rows}
-        # One that is not there was dropped after the cut.
+        # A missing table was dropped after the cut.
         chosen = [table for table in chosen if table.oid in locks]
         pause, ends_at, is_done = PAUSE_SECONDS, time.monotonic() + LOCK_SECONDS_MAX, False
         while not is_done:
@@ -287,16 +289,16 @@ class _TableReader:
                 pause *= 2
 
     def _try_all(self, tables: Sequence[MarkedTable], locks: Mapping[int, bytes], *, is_last: bool) -> bool:
-        """Read the tables in one transaction; return False once something is locked, and the last time go on then."""
+        """Read the tables in one transaction; return False at the first locked table, unless this is the last try."""
 
         def lock(table: MarkedTable) -> None:
             self._connection.execute(locks[table.oid])
 
         with _reading(self._connection):
-            # A condition needs its table's indexes, and others' tables; names need the catalogs.
+            # A condition needs indexes of its table, and possibly other tables; resolving names needs the catalogs.
             self._connection.execute(f"SET LOCAL lock_timeout = {LOCK_MILLISECONDS_MAX}")
-            # All are locked before the first query, which decides what state the transaction sees: of a table that
-            # somebody rewrites then it would see nothing.
+            # Lock all tables before the first query, which determines the state that the transaction sees: a table
+            # rewritten after that query would appear empty.
             for step in (lock, self._read):
                 for table in tables:
                     if table.oid not in self.reasons and not self._try(step, table) and not is_last:
@@ -304,7 +306,7 @@ class _TableReader:
         return True
 
     def _try(self, step: Callable[[MarkedTable], None], table: MarkedTable) -> bool:
-        """Do something with a table, and note why that can't be done; return False if it is for a lock of others."""
+        """Run a step for a table, and record the reason if it fails; return False if another session holds a lock."""
         try:
             with self._connection.transaction():
                 step(table)
@@ -312,7 +314,7 @@ class _TableReader:
             self.reasons[table.oid] = str(error)
         except psycopg.errors.LockNotAvailable:
             what = "it, or what its condition needs," if table.has_condition else "it"
-            self.reasons[table.oid] = f"others had {what} locked for {LOCK_SECONDS_MAX} s"
+            self.reasons[table.oid] = f"other sessions had {what} locked for {LOCK_SECONDS_MAX} s"
             return False
         except psycopg.Error as error:
             if self._connection.broken:
@@ -334,7 +336,7 @@ class _TableReader:
 def _list_marked(
     connection: psycopg.Connection[Any], rules: GroupRules
 ) -> tuple[list[MarkedTable], list[ExtensionSequence]]:
-    """The configuration tables that the rules do not exclude, referenced tables first; and the marked sequences."""
+    """List the configuration tables that the rules don't exclude, referenced tables first, and the marked sequences."""
     tables, sequences = dict[int, MarkedTable](), list[ExtensionSequence]()
     for is_sequence, oid, extension, schema, name, *more in fetch_texts(connection, MARKED_QUERY):
         if is_sequence:
@@ -349,23 +351,23 @@ def _list_marked(
     try:
         ordered = list(TopologicalSorter(needed).static_order())
     except CycleError:
-        # No order would do. A restore names the tables that it can't fill.
+        # There is no valid order. A restore names the tables that it can't fill.
         ordered = list(tables)
     return [tables[oid] for oid in ordered if is_included(tables[oid].label, rules)], sequences
 
 
 def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, bytes_max: int) -> _CompressedRows:
-    """The rows of the table, whose statements have at most `bytes_max`; raise _TooManyError, _UnfitTableError."""
+    """Read the table's rows as statements; raise _TooManyError above `bytes_max`, and _UnfitTableError."""
     statements = connection.execute(STATEMENTS_QUERY, {"table": table.oid}).fetchone()
     if statements is None:
-        # It has no columns, or no extension any more.
+        # The table has no columns, or no longer belongs to an extension.
         return _CompressedRows(0, 0, b"")
     is_same, begin, end, copy_rows = map(bytes, statements)
     if connection.execute(is_same).fetchone() != (True,):
-        raise _UnfitTableError("another table has its name since the cut")
+        raise _UnfitTableError("its name has belonged to a different table since the cut")
     if not _is_named(INSERT.match(begin), table):
-        raise _UnfitTableError("it has another name since the cut")
-    # Of a table that references itself, one statement may have a row before that which it needs.
+        raise _UnfitTableError("it was renamed after the cut")
+    # A table that references itself needs a single statement, because a row may precede the row that it references.
     at_once = None if table.oid in table.references else ROWS_AT_ONCE
     compressor, pieces, count, size = zstandard.ZstdCompressor().compressobj(), list[bytes](), 0, 0
     with connection.cursor().copy(copy_rows) as copy:
@@ -391,7 +393,7 @@ def _up_to(size_max: int, lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_extension_rows(store: ObjectStore, commit: Commit, shard: str) -> ExtensionsOfShard:
-    """The shard's configuration tables in the commit; raise ObjectDamagedError."""
+    """Read the shard's configuration tables in the commit; raise ObjectDamagedError."""
     for stored in commit.extension_rows:
         if stored.node == shard:
             return read_extension_rows_object(store, stored)
@@ -399,7 +401,7 @@ def read_extension_rows(store: ObjectStore, commit: Commit, shard: str) -> Exten
 
 
 def read_extension_rows_object(store: ObjectStore, stored: StoredObject) -> ExtensionsOfShard:
-    """The configuration tables in the object; raise ObjectDamagedError."""
+    """Read the configuration tables in the object; raise ObjectDamagedError."""
     body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
         return _divide(decompress(body, SCRIPT_BYTES_MAX))
@@ -409,13 +411,13 @@ def read_extension_rows_object(store: ObjectStore, stored: StoredObject) -> Exte
 
 
 def _divide(script: bytes) -> ExtensionsOfShard:
-    """The tables of a script, each with its statements; raise ValueError if they are not what its first line says."""
+    """Divide a script into tables with their statements; raise ValueError unless they match its first line."""
     first, _, statements = script.partition(b"\n")
     if not first.startswith(COMMENT):
         raise ValueError("its first line does not list its contents")
     document: ExtensionRows = from_json(first.removeprefix(COMMENT), ExtensionRows)
     if sum(table.size for table in document.tables) != len(statements):
-        raise ValueError("its first line says another size")
+        raise ValueError("its first line gives a different size")
     tables, begin = list[ConfigurationRows](), 0
     for table in document.tables:
         end = begin + table.size
@@ -428,7 +430,7 @@ def _divide(script: bytes) -> ExtensionsOfShard:
 
 
 def _is_filled_by(statements: bytes, table: ExtensionTable) -> bool:
-    """Whether these are INSERT statements of constants that STATEMENTS_QUERY makes for the table, and nothing else."""
+    """Whether these are only INSERT statements of constants as STATEMENTS_QUERY generates them for the table."""
     try:
         return all(_is_named(part, table) for part in _parts_of(statements) if part.re is INSERT)
     except ValueError:
@@ -441,24 +443,24 @@ def _is_named(begin: re.Match[bytes] | None, table: MarkedTable | ExtensionTable
 
 
 def _is_name(quoted: bytes, name: str) -> bool:
-    """Whether a quoted name in SQL may be `name`. Which character a byte of another encoding is, is not known here."""
+    """Whether a quoted name in SQL may be `name`. Non-ASCII characters are not compared: the encoding is unknown."""
     plain = quoted[1:-1].replace(b'""', b'"') if quoted.startswith(b'"') else quoted
     return OTHER_BYTES.sub(b"?", plain) == OTHER_BYTES.sub(b"?", name.encode())
 
 
 def _digest_rows(statements: bytes) -> bytes:
-    """COPY prints rows in no order, and they are divided into statements."""
+    """Return a digest that does not depend on the order of the rows: COPY prints them in any order."""
     return hashlib.sha256(b"\0".join(sorted(part[0] for part in _parts_of(statements)))).digest()
 
 
 def _parts_of(statements: bytes) -> Iterator[re.Match[bytes]]:
-    """The beginning of each INSERT statement, its rows and its end; raise ValueError for anything else."""
+    """Yield the beginning of each INSERT statement, its rows and its end; raise ValueError for anything else."""
     begin = 0
 
     def take(kind: re.Pattern[bytes]) -> re.Match[bytes]:
         nonlocal begin
         if (found := kind.match(statements, begin)) is None:
-            raise ValueError("this is no INSERT statement of Cutline")
+            raise ValueError("this is not an INSERT statement of Cutline")
         begin = found.end()
         return found
 

@@ -1,7 +1,7 @@
-"""Read a server's globals (all that it has outside its databases), store them, and read them back.
+"""Read a server's globals (the objects outside its databases), store them, and read them back.
 
-They are read once per create, along with the fingerprint: their changes never make a cut void. Verifiers of passwords
-are in pg_authid, which managed services show to nobody: without them everything else is stored.
+They are read once per create. The fingerprint does not cover them: their changes never invalidate a cut. The verifiers
+of passwords are in pg_authid, which managed services show to nobody. In that case everything else is stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 GLOBALS_BYTES_MAX = 256 << 20
-# Names that begin with pg_ are PostgreSQL's own.
+# Names that begin with pg_ are reserved for PostgreSQL.
 ROLES_QUERY = """
 SELECT r.rolname, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.rolcanlogin, r.rolreplication,
        r.rolbypassrls, r.rolconnlimit,
@@ -44,7 +44,7 @@ SELECT r.rolname, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.ro
   FROM pg_roles r WHERE r.rolname !~ '^pg_' ORDER BY 1
 """
 VERIFIERS_QUERY = "SELECT rolname, rolpassword FROM pg_authid WHERE rolpassword IS NOT NULL"
-# 16 introduced the options.
+# PostgreSQL 16 introduced the options.
 MEMBERSHIPS_QUERY = """
 SELECT r.rolname, m.rolname, coalesce(g.rolname, ''), a.admin_option, (to_jsonb(a) ->> 'inherit_option')::boolean,
        (to_jsonb(a) ->> 'set_option')::boolean
@@ -58,7 +58,7 @@ SELECT split_part(s.setting, '=', 1), substr(s.setting, strpos(s.setting, '=') +
  CROSS JOIN unnest(g.setconfig) WITH ORDINALITY AS s (setting, number)
  WHERE g.setdatabase = 0 ORDER BY 3, s.number
 """
-# The privileges of the first superuser, who also stands for all others as grantor, are everywhere.
+# The first superuser is the recorded grantor for all superusers. Its own privileges exist on every server.
 PARAMETERS_QUERY = """
 SELECT p.parname, a.privilege_type, coalesce(e.rolname, ''), CASE WHEN r.oid = 10 THEN '' ELSE r.rolname END,
        a.is_grantable
@@ -74,7 +74,7 @@ SELECT spcname, pg_get_userbyid(spcowner), pg_tablespace_location(oid), coalesce
 
 
 def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False) -> ServerGlobals:
-    """The globals of the session's server; with `passwords` the verifiers as well, if our role may read them."""
+    """Read the globals of the session's server; with `passwords`, also the verifiers if our role may read them."""
     verifiers: dict[str, str] = {}
     with_verifiers = passwords
     if passwords:
@@ -129,7 +129,7 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
 def store_globals(
     store: ObjectStore, sessions: Sessions, operation: Operation, chain: Chain | None, progress: Progress
 ) -> list[StoredObject]:
-    """Store the globals of every primary's server, unless the chain has the same already; return the new objects.
+    """Store the globals of every primary's server unless the chain already contains them; return the new objects.
 
     If an object that the chain lists is missing or altered in the store, it is stored again, with a note.
     """
@@ -144,7 +144,7 @@ def store_globals(
 
     def is_stored(shard: str) -> bool:
         try:
-            # Digests don't tell: those of encrypted objects differ.
+            # Compare the contents: the digests of encrypted objects always differ.
             return chain is not None and read_stored_globals(store, chain, shard) == primaries[shard]
         except ObjectDamagedError as error:
             progress.note(f"{error.message}; roles and tablespaces of {shard} are stored again")
@@ -162,13 +162,13 @@ def store_globals(
 
 
 def read_stored_globals(store: ObjectStore, chain: Chain, shard: str) -> ServerGlobals | None:
-    """The globals of the shard's server at the last commit; None if no commit has them. Raises ObjectDamagedError."""
+    """Read the shard's globals at the last commit; None if no commit lists them. Raises ObjectDamagedError."""
     stored = chain.globals_object(shard)
     return None if stored is None else read_globals_object(store, stored)
 
 
 def read_globals_object(store: ObjectStore, stored: StoredObject) -> ServerGlobals:
-    """The globals in the object; raise ObjectDamagedError."""
+    """Read the globals in the object; raise ObjectDamagedError."""
     body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
     try:
         found: ServerGlobals = from_json(decompress(body, GLOBALS_BYTES_MAX), ServerGlobals)

@@ -1,16 +1,15 @@
-"""Read all shards' tables from the nodes, and plan how each continues from the previous commit.
+"""Read all shards' tables from the nodes, and plan how each table continues from the previous commit.
 
-A table is *converted* to a new definition if all rows stored under the previous one can be converted
-(snapshots/fold/schema_at_cut.py), and every change in between is decoded under either definition. If that is not
-certain, the table is *copied again*, and its rows stored before no longer count. Nothing is guessed: columns are
-identified by their attribute numbers, which PostgreSQL never reuses.
+A table is *converted* to a new definition if all rows stored under the previous definition can be converted
+(snapshots/fold/schema_at_cut.py), and every change in between is decoded under one of the two definitions. If that is
+not certain, the table is *copied again*, and its previously stored rows no longer count. Columns are identified by
+their attribute numbers, which PostgreSQL never reuses.
 
-In a large database reading the tables and their states is the most expensive query. They are read once; after that the
-fingerprint and the stamps of the publications show whether they changed, and `read_current_tables` reads only changed
-nodes again.
+In a large database, the tables and their states are the most expensive data to read. They are read once; after that,
+the fingerprint and the stamps of the publications show whether they changed, and `read_current_tables` reads only
+changed nodes again.
 
-The plan is made of plain values alone. Only `add_to_publications` changes a node: it adds new tables to the
-publications.
+Planning works on plain values. Only `add_to_publications` changes a node: it adds new tables to the publications.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from cutline.storage.errors import ChainEnd
 if TYPE_CHECKING:
     from cutline.wal.segments.segments import Definition
 
-# text and varchar: their values have the same text, and changing one to the other rewrites nothing.
+# text and varchar: their values have the same text form, and changing a column from one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})
 
 
@@ -53,7 +52,7 @@ TEXTS = frozenset({25, 1043})
 class TableBefore:
     """A table as recorded in the previous commit, or in archived segments that no commit lists.
 
-    For the latter `state` is None, and `is_copied` says that the attempt that archived them copied the table.
+    In the latter case, `state` is None, and `is_copied` says whether the attempt that archived it copied the table.
     """
 
     oid: int
@@ -73,9 +72,9 @@ class ChangedTable:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """An increment's actions on a shard's tables. `gone` are the numbers of definitions that end.
+    """An increment's actions on a shard's tables.
 
-    `states` are the current states of the tables, by name.
+    `gone` contains the numbers of definitions that end, `states` the current states of the tables by name.
     """
 
     unchanged: tuple[Group, ...]
@@ -95,7 +94,7 @@ class ShardPlan:
 
     @property
     def successions(self) -> dict[int, int]:
-        """For the number of each definition that rows are converted to, the number of its predecessor."""
+        """The number of the predecessor of each definition to which rows are converted, by its number."""
         return {table.table.group.number: table.after for table in self.changed if table.after is not None}
 
     @property
@@ -112,10 +111,10 @@ def plan_shard(
     number: int,
     moved: Collection[int] = (),
 ) -> ShardPlan:
-    """Compare the shard's tables `now`, with their states by name, with those of the previous commit.
+    """Compare the shard's current tables and their states by name (`now`) with those of the previous commit.
 
-    `archived` are the definitions in segments that no commit lists; `moved` are the oids of tables of which WAL has
-    changes under an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
+    `archived` are the definitions in segments that no commit lists. `moved` are the oids of tables with changes in WAL
+    under an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
     """
     tables, states = now
     previous = {table_before.oid: table_before for table_before in before}
@@ -126,7 +125,7 @@ def plan_shard(
     changed: list[ChangedTable] = []
     for table in tables:
         was, state, tried = previous.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
-        # Append-only tables are in another publication, which a table leaves when it gets an identity.
+        # Append-only tables are in a publication of their own, which a table leaves when it gets an identity.
         is_same_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
         if was and was.state and state.membership and is_same_kind:
             check_publication(node, was.state, state)
@@ -157,7 +156,7 @@ def _assign_number(table: Table, number: int, partitions: int) -> Table:
 
 
 def check_publication(node: str, before: TableState, after: TableState) -> None:
-    """Raise PublicationChangedError if the publication itself was altered: all its tables may lack changes."""
+    """Raise PublicationChangedError if the publication itself was altered: changes of all its tables may be missing."""
     if before.publication != after.publication:
         raise PublicationChangedError(
             f"node {node}: table {after.table} is in a publication of Cutline that was altered since the last commit:"
@@ -171,15 +170,15 @@ def check_publication(node: str, before: TableState, after: TableState) -> None:
 def _why_copy(
     was: TableBefore | None, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool
 ) -> str:
-    """Why the table needs a new base copy, "" if it does not."""
+    """Return the reason why the table needs a new base copy, "" if it needs none."""
     if was is None:
         return "it is new"
     if is_moved:
-        return "its columns differed in between, and rows were written then"
+        return "its columns differed in between, while rows were written"
     if any(before.is_copied or before.group.definition() != table.group.definition() for before in tried):
-        return "a failed attempt archived it under another definition"
+        return "a failed attempt archived it under a different definition"
     if was.state is None:
-        return "its state at the last commit is not known"
+        return "its state at the last commit is unknown"
     return _why_state(was.state, state) or _why_columns(was.group, was.state, table.group)
 
 
@@ -211,14 +210,14 @@ def _why_columns(old: Group, before: TableState, new: Group) -> str:
     for number in was.keys() & now.keys():
         types = {was[number].type_oid, now[number].type_oid}
         if len(types) > 1 and not types <= TEXTS:
-            return f"column {now[number].name} has another type"
+            return f"column {now[number].name} has a different type"
     added, dropped = now.keys() - was.keys(), was.keys() - now.keys()
     if any(number <= before.attributes for number in added):
         return "a generated column became an ordinary one"
     if dropped and added:
-        # Decoding could take one for the other: the dropped column may have had the other's name and type in between,
+        # Decoding could confuse the two columns: the dropped column may have had the other's name and type in between,
         # and a change between some types leaves no trace.
-        return "a column was dropped and another added"
+        return "a column was dropped and another was added"
     return ""
 
 
@@ -227,7 +226,7 @@ def _is_append_only(group: Group) -> bool:
 
 
 def _kind(group: Group) -> str:
-    """The kind of identity; rows keep their keys if it does not change."""
+    """Return the kind of the replica identity; rows keep their keys if it does not change."""
     return "key" if group.key_width else group.identity
 
 
@@ -249,7 +248,7 @@ class TableSelection:
 
 @dataclass(frozen=True, slots=True)
 class KnownTables:
-    """The tables as the last commit has them, by shard; `highest` is the highest group number ever used."""
+    """The tables at the last commit, by shard; `highest` is the highest group number ever used."""
 
     groups: Mapping[str, tuple[Group, ...]]
     states: Mapping[str, Mapping[str, TableState]]
@@ -257,13 +256,13 @@ class KnownTables:
     highest: int
 
     def before(self, shard: str) -> list[TableBefore]:
-        """The shard's tables as the plan compares them."""
+        """Return the shard's tables for the plan's comparison."""
         states = self.states[shard]
         return [TableBefore(states[group.name].oid, group, states[group.name]) for group in self.groups[shard]]
 
 
 def known_tables(chain: Chain) -> KnownTables:
-    """The tables as the chain's last commit has them."""
+    """Return the tables at the chain's last commit."""
     shards = chain.full.groups
     highest = max((number for shard in shards for number in chain.definitions(shard)), default=0)
     return KnownTables(
@@ -276,7 +275,7 @@ def known_tables(chain: Chain) -> KnownTables:
 
 @dataclass(frozen=True, slots=True)
 class NodeTables:
-    """A primary's tables and their states at one moment, and the fingerprint of its catalogs then."""
+    """A primary's tables, their states, and the fingerprint of its catalogs, all at the same moment."""
 
     tables: tuple[Table, ...]
     states: Mapping[str, TableState]
@@ -285,7 +284,7 @@ class NodeTables:
 
 @dataclass(frozen=True, slots=True)
 class DdlPlan:
-    """An increment's actions on all shards' tables, and the tables that the plan is made from."""
+    """An increment's actions on all shards' tables, and the tables from which they were planned."""
 
     shards: Mapping[str, ShardPlan]
     node_tables: Mapping[str, NodeTables]
@@ -297,20 +296,20 @@ class DdlPlan:
 
     @property
     def unpublished(self) -> dict[str, list[str]]:
-        """The names of the tables in no publication of Cutline, by shard, without shards that have none."""
+        """The names of tables in no publication of Cutline, by shard; shards without such tables are omitted."""
         return list_unpublished(self.node_tables)
 
     @property
     def to_copy(self) -> dict[str, list[Table]]:
-        """The tables that need a new base copy, by shard, without shards that have none."""
+        """The tables that need a new base copy, by shard; shards without such tables are omitted."""
         return {shard: list(plan.to_copy) for shard, plan in self.shards.items() if plan.to_copy}
 
 
 def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: TableSelection) -> NodeTables:
-    """The node's tables, their states and the fingerprint, all from one snapshot of the server.
+    """Read the node's tables, their states and the fingerprint, all from one snapshot of the server.
 
-    Values from the server's functions (sizes, files, privileges) may be more recent, but a change in between gives the
-    catalogs another fingerprint, which a later comparison finds.
+    Values from the server's functions (sizes, files, privileges) may be more recent, but a change in between also
+    changes the fingerprint, so a later comparison detects it.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -320,7 +319,7 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
 
 
 def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[str]]:
-    """The names of the tables in no publication of Cutline, by shard, without shards that have none."""
+    """Return the names of tables in no publication of Cutline, by shard, without shards that have no such tables."""
     unpublished = {
         shard: [name for name, state in tables.states.items() if not state.membership]
         for shard, tables in node_tables.items()
@@ -329,9 +328,9 @@ def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[st
 
 
 def read_fleet_tables(sessions: Sessions, selection: TableSelection) -> dict[str, NodeTables]:
-    """The tables of all primaries, their groups numbered in the order of the names.
+    """Read the tables of all primaries, and number their groups in the order of their names.
 
-    Raises TableNotAdmissibleError, PublicationChangedError.
+    Raises TableNotAdmissibleError and PublicationChangedError.
     """
     return read_current_tables(sessions, selection, {})
 
@@ -339,7 +338,7 @@ def read_fleet_tables(sessions: Sessions, selection: TableSelection) -> dict[str
 def read_current_tables(
     sessions: Sessions, selection: TableSelection, seen: Mapping[str, NodeTables]
 ) -> dict[str, NodeTables]:
-    """The tables of all primaries as `read_fleet_tables` reads them; reads a `seen` node again only if it changed."""
+    """Do the same as `read_fleet_tables`, but read a node in `seen` again only if it changed."""
 
     def read(node: str) -> NodeTables:
         with raising_unreachable(sessions.fleet.node(node)):
@@ -364,10 +363,10 @@ def plan_ddl(
     archived: Mapping[str, Iterable[Definition]],
     moved: Mapping[str, set[int]],
 ) -> DdlPlan:
-    """Compare the current `node_tables` with those `known` from the last commit.
+    """Compare the current `node_tables` with the tables `known` from the last commit.
 
-    `archived` are the definitions in segments that no commit lists, by shard; `moved` are the oids of tables of which
-    WAL has changes under unknown definitions. Raises PublicationChangedError.
+    `archived` holds, by shard, the definitions in segments that no commit lists. `moved` holds the oids of tables with
+    changes in WAL under unknown definitions. Raises PublicationChangedError.
     """
     tried = {shard: [_archived_table(definition) for definition in archived.get(shard, ())] for shard in node_tables}
     highest = max([known.highest, *(table.group.number for tables in tried.values() for table in tables)])
@@ -384,7 +383,7 @@ def _archived_table(definition: Definition) -> TableBefore:
 
 
 def report_changes(plan: DdlPlan, progress: Progress) -> None:
-    """Note which tables changed, and the increment's actions on them."""
+    """Report the tables that changed, and the increment's actions on them."""
     for shard, shard_plan in plan.shards.items():
         for table in shard_plan.changed:
             what = f"needs a new base copy: {table.reason}" if table.after is None else "has a new definition"
@@ -398,9 +397,9 @@ def add_to_publications(
     wait_seconds: float,
     progress: Progress,
 ) -> None:
-    """Add the tables of these names, by shard, to the publications; raise RelationLockedError if one stays locked.
+    """Add the tables in `names`, by shard, to the publications; raise RelationLockedError if a table stays locked.
 
-    Raises ChangedError if a table was dropped or replaced meanwhile.
+    Raises ChangedError if concurrent DDL drops or replaces a table.
     """
     done: set[str] = set()
 
@@ -428,7 +427,7 @@ def add_to_publications(
 
 
 def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:
-    """A change on a primary since its tables were `seen`, "" if there is none.
+    """Return a change on a primary since its tables were `seen`, "" if nothing changed.
 
     Raises PublicationChangedError if a publication of Cutline itself was altered and still is.
     """
@@ -441,7 +440,10 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
 
 def _find_change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
-    """A change since the node's tables `was`, "" if there is none; the fingerprint omits Cutline's publications."""
+    """Return a change since the node's tables `was`, "" if nothing changed.
+
+    The fingerprint does not cover Cutline's publications, so these are compared separately.
+    """
     if read_fingerprint(connection) != was.fingerprint:
         return f"node {node}: its catalogs were changed"
     groups = [table.group for table in was.tables]

@@ -458,8 +458,8 @@ def test_tables_that_stay_locked_are_left_out(runs: Runs, monkeypatch: pytest.Mo
         connection.execute("SET statement_timeout = '5s'")
         body, left_out = _read_rows(node, connection, rules=GroupRules())
     assert {one.name: one.why.partition("(")[2].partition(")")[0] for one in left_out} == {
-        "kept.kind": "others had it, or what its condition needs, locked for 1 s",
-        "kept.loose": "others had it locked for 1 s",
+        "kept.kind": "other sessions had it, or what its condition needs, locked for 1 s",
+        "kept.loose": "other sessions had it locked for 1 s",
     }
     assert {one.table.name for one in _divide(uncompressed(body)).tables} == {*TABLES} - {"kind", "loose"}
     with connect(node) as connection:
@@ -479,12 +479,12 @@ def test_a_table_that_gets_the_name_of_another_is_not_read_for_it(runs: Runs) ->
         with _reading(connection):
             connection.execute("SELECT")
             execute(node.dsn, "ALTER TABLE kept.loose RENAME TO gone", "CREATE TABLE kept.loose (v text)")
-            with pytest.raises(_UnfitTableError, match="another table has its name since the cut"):
+            with pytest.raises(_UnfitTableError, match="its name has belonged to a different table since the cut"):
                 _compress_rows(connection, loose, BYTES_MAX)
         # What is stored for it would not be what its first line says.
         (setting,) = [table for table in tables if table.name == "setting"]
         execute(node.dsn, "ALTER TABLE kept.setting RENAME TO other")
-        with _reading(connection), pytest.raises(_UnfitTableError, match="it has another name since the cut"):
+        with _reading(connection), pytest.raises(_UnfitTableError, match="it was renamed after the cut"):
             _compress_rows(connection, setting, BYTES_MAX)
 
 

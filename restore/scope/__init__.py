@@ -1,5 +1,5 @@
-"""The scope of a restore: which shards and tables it restores, in which form, and which target each row goes to.
+"""The scope of a restore: its shards and tables, their form, and the target of each row.
 
-A *route* names the expression that divides the rows of some tables among targets, as `--route` gives it. A *table
-route* belongs to one table, resolved against its definition. Targets are numbered from 0, in the order of their file.
+A *route*, given by `--route`, divides the rows of some tables among targets by an expression. A *table route* belongs
+to one table and is resolved against its definition. Targets are numbered from 0, in the order of their file.
 """

@@ -1,6 +1,6 @@
 """The scope of a restore: its part of a snapshot, and its handling of roles.
 
-The records of restored databases have it, so that another process continues with the same scope.
+The records of restored databases contain the scope, so that another process continues with the same one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cutline.storage.errors import UsageError
 
 
 def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:
-    """Return the primaries that `nodes` names, all of them if it is empty. Raises UsageError naming an unknown id."""
+    """Return the primaries that `nodes` names, or all if it is empty; raise UsageError naming an unknown id."""
     wanted, primaries = set(nodes), list(primaries)
     if unknown := sorted(wanted - set(primaries)):
         raise UsageError(
@@ -26,26 +26,27 @@ def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> 
 
 
 def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
-    """The warning that only `nodes` of the snapshot's `shards` are restored; none if these are all."""
+    """Return the warning that only `nodes` of the snapshot's `shards` are restored, unless they are all."""
     chosen = set(nodes)
     others = sorted(set(shards) - chosen)
     if not chosen or not others:
         return []
     return [
-        f"not restored: {', '.join(others)}; what spans shards is as of the cut on {', '.join(sorted(chosen))} alone"
+        f"not restored: {', '.join(others)}; of transactions that span shards, only the part on"
+        f" {', '.join(sorted(chosen))} is restored"
     ]
 
 
-# No role has this name: it stands for all of them.
+# This name represents all roles. No role can have it.
 PUBLIC_ROLE = "public"
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChanges:
-    """Which role takes the place of which. All names are in one form: as text, or raw as in DDL.
+    """The replacements of roles. All names are in the same form, either text or raw as in DDL.
 
-    With `no_owner` all objects belong to `ours`, the role that restores, which also grants everything. Then `known` are
-    the roles that the target has, and grants to others are left out.
+    With `no_owner`, all objects belong to `ours`, the restoring role, which also grants all privileges. `known` are
+    then the roles that exist on the target; grants to other roles are left out.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -54,11 +55,11 @@ class RoleChanges:
     known: frozenset[str] = frozenset()
 
     def of(self, role: str) -> str:
-        """The role in the restored database."""
+        """Return the role in the restored database."""
         return self.names.get(role, role)
 
     def lacks(self, role: str) -> bool:
-        """Whether what `role` was granted is left out, because the target has no such role."""
+        """Whether privileges of `role` are left out because the target has no such role."""
         return self.no_owner and role != PUBLIC_ROLE and self.of(role) not in self.known
 
 
@@ -66,7 +67,7 @@ UNCHANGED = RoleChanges()
 
 
 class TableMove(Record, frozen=True):
-    """A table and the name under which it is restored."""
+    """A table and its name in the restored database."""
 
     schema: str
     table: str
@@ -75,18 +76,18 @@ class TableMove(Record, frozen=True):
 
     @property
     def label(self) -> str:
-        """Both names, as options and reports have them."""
+        """Both names, as in options and reports."""
         return f"{table_name(self.schema, self.table)}={table_name(self.to_schema, self.to_table)}"
 
 
 class RestoreScope(Record, frozen=True, kw_only=True):
-    """The part of a snapshot that is restored; without values all of it, as it was.
+    """The part of a snapshot to restore; by default the whole snapshot, unchanged.
 
-    `nodes`: these shards alone. `schemas`: the rows of the tables in these schemas. `schema_only`: the DDL without rows
-    and without values of sequences. `data_only`: the rows and the values of sequences, into tables that exist.
-    `no_owner`: all objects belong to the role that restores. `role_map`: pairs of a role and its replacement. `moves`:
-    the rows of these tables, which get other names. `analyze`: the planner's statistics are collected, too.
-    `no_database_settings`: what belongs to the database itself is left out.
+    `nodes`: only these shards. `schemas`: only rows of tables in these schemas. `schema_only`: the DDL without rows or
+    sequence values. `data_only`: rows and sequence values, into existing tables. `no_owner`: all objects belong to the
+    restoring role. `role_map`: pairs of a role and its replacement. `moves`: only rows of these tables, under new
+    names. `analyze`: also collect the planner's statistics. `no_database_settings`: leave out properties of the
+    database itself.
     """
 
     nodes: tuple[str, ...] = ()
@@ -105,7 +106,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
         return self.no_owner or bool(self.role_map)
 
     def roles_needed(self, roles: Iterable[str]) -> list[str]:
-        """The roles that a target must have, if the snapshot names `roles`."""
+        """Return the roles that a target must have if the snapshot names `roles`."""
         names = dict(self.role_map)
         kept = [] if self.no_owner else [names.get(role, role) for role in roles]
         return list(dict.fromkeys([*kept, *names.values()]))

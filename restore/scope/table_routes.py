@@ -1,4 +1,4 @@
-"""Table routes: as users write them, resolved against definitions and targets, and the target of each row."""
+"""Parse table routes, resolve them against definitions and targets, and compute the target of each row."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ FORMS = "hash(COLUMN), range(COLUMN, BOUND, …), column(COLUMN), node('ID') or 
 
 
 class RouteKind(StrEnum):
-    """The basis on which the rows of a table are divided among the targets."""
+    """How the rows of a table are divided among the targets."""
 
-    # The hash of a column's value.
+    # By the hash of a column's value.
     HASH = "hash"
-    # The range of a column's value.
+    # By ranges of a column's value.
     RANGE = "range"
-    # The target's id, in a column.
+    # By a column that contains the target's id.
     COLUMN = "column"
-    # All rows to one target.
+    # All rows go to one target.
     NODE = "node"
-    # All rows of the first source to every target.
+    # All rows of the first source go to every target.
     ALL = "all"
 
 
@@ -66,7 +66,7 @@ class Route:
 
 
 def parse_route(word: str) -> Route:
-    """The route in the value of an option; raise UsageError if it has none of the forms."""
+    """Parse the value of a --route option; raise UsageError if it has none of the FORMS."""
     match = ROUTE.fullmatch(word.strip())
     if match is None:
         raise UsageError(
@@ -78,7 +78,7 @@ def parse_route(word: str) -> Route:
     bounds = tuple(int(bound) for bound in re.findall(INTEGER, match["bounds"] or ""))
     if any(low >= high for low, high in pairwise((-BOUND_MAX - 2, *bounds, BOUND_MAX + 1))):
         raise UsageError(
-            f"--route {word!r}: the bounds do not ascend, or are no numbers of 64 bits",
+            f"--route {word!r}: the bounds are not ascending, or exceed 64 bits",
             hint="give the lower bound of each target, in the order of the target's file",
         )
     return Route(match["pattern"], match["text"], kind, column, bounds, match["id"] or "")
@@ -92,11 +92,11 @@ UUID = "uuid"
 
 @dataclass(frozen=True, slots=True)
 class TableRoute:
-    """Where the rows of one table go.
+    """The route of one table's rows.
 
-    `number` is the table's among those of the restore. `field` is the index of the route's column in a stored line of
-    `width` fields, whose first `key_width` are the key; `type` is the column's. `target` is the number of the only
-    target, where there is one.
+    `number` is the table's number in the restore. `field` is the index of the route's column in a stored line of
+    `width` fields, of which the first `key_width` are the key; `type` is the column's type. `target` is the number of
+    the only target of a route to one node.
     """
 
     table: str
@@ -113,12 +113,12 @@ class TableRoute:
 
     @property
     def divides_like(self) -> tuple[object, ...]:
-        """What two tables have in common whose rows with equal values in the routes' columns go to the same target."""
+        """A value that is equal for two tables if equal values in their routes' columns lead to the same target."""
         of_type = next((some for some in (INTEGERS, TEXTS) if self.type in some), self.type)
         return self.kind, self.bounds, self.target, of_type
 
     def share(self, target: int, count: int, *, is_first: bool) -> float:
-        """The part of a source's rows that target number `target` of `count` gets, an equal one if they are divided."""
+        """Return the fraction of a source's rows that target number `target` of `count` gets, assuming equal parts."""
         if self.kind is RouteKind.ALL:
             return float(is_first)
         return float(self.target == target) if self.kind is RouteKind.NODE else 1 / count
@@ -126,7 +126,7 @@ class TableRoute:
 
 @dataclass(frozen=True, slots=True)
 class SourceRoutes:
-    """A source's table routes, by its group numbers; of a table with route `all` only the first source counts.
+    """A source's table routes, by its group numbers; for a table with route `all`, only the first source's rows count.
 
     `targets` are the targets' ids, by number.
     """
@@ -137,15 +137,15 @@ class SourceRoutes:
     by_group: Mapping[int, TableRoute]
 
     def select(self, numbers: Iterable[int]) -> SourceRoutes:
-        """The same with only the groups of these `numbers`."""
+        """Return these routes with only the groups of these `numbers`."""
         chosen = {number: self.by_group[number] for number in numbers if number in self.by_group}
         return SourceRoutes(self.source, self.is_first, self.targets, chosen)
 
 
 def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tuple[str, ...]) -> dict[str, TableRoute]:
-    """The route of every table, by name: the first whose pattern matches. Of one target, no route is needed.
+    """Return the route of every table, by name: the first whose pattern matches. With a single target, none is needed.
 
-    Raises UsageError that lists all tables without a route, or for a route that does not fit its table or matches none.
+    Raises UsageError naming all tables without a route, or for a route that does not fit its table or matches none.
     """
     resolved: dict[str, TableRoute] = {}
     for number, group in enumerate(groups):
@@ -159,14 +159,14 @@ def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tu
             f"the rows of these tables have no route to {', '.join(targets)}: {list_some(lacking, NAMED_MAX)}",
             hint=[
                 f"give each a --route 'SCHEMA.TABLE=…' with {FORMS}; patterns such as 'public.*=hash(id)' are allowed",
-                "to restore each shard to a target of its own instead, leave out --route; targets need the shards' ids",
+                "to restore each shard to its own target instead, omit --route; the targets need the shards' ids",
             ],
             details={"tables": lacking, "targets": list(targets)},
         )
     for route in routes:
         if not any(is_matching(group.name, [route.pattern]) for group in groups):
             raise UsageError(
-                f"--route {route.pattern}={route.text}: no table that is restored matches {route.pattern}",
+                f"--route {route.pattern}={route.text}: no restored table matches {route.pattern}",
                 hint="see: snapshot show NAME",
             )
     return resolved
@@ -213,7 +213,7 @@ def _resolve(group: Group, number: int, route: Route, targets: tuple[str, ...]) 
 
 
 def _check_type(what: str, column: Column, kind: RouteKind) -> str:
-    """The column's type without its modifier; raise UsageError if rows can't be divided by it."""
+    """Return the column's type without its modifier; raise UsageError if rows can't be divided by it."""
     type_ = column.type.partition("(")[0]
     allowed = {
         RouteKind.HASH: (*INTEGERS, *TEXTS, UUID),
@@ -227,7 +227,7 @@ def _check_type(what: str, column: Column, kind: RouteKind) -> str:
     return type_
 
 
-# In the place of a target's number: to all of them, and to none.
+# Special target numbers: all targets, and no target.
 EVERYWHERE, NOWHERE = -1, -2
 VALUE_SHOWN_MAX = 80
 
@@ -235,13 +235,13 @@ Places = npt.NDArray[np.int64]
 
 
 class RowWithoutTargetError(RefusedError):
-    """A row's value leads to no target."""
+    """The route of a table assigns no target to a row's value."""
 
 
 def place_rows(batch: pa.RecordBatch, routes: SourceRoutes) -> Places:
-    """The number of each row's target (columns group, key, row); rows of other groups go NOWHERE.
+    """Return the number of each row's target (columns group, key, row); rows of groups without a route go NOWHERE.
 
-    Rows of a group that are adjacent are placed together. Raises RowWithoutTargetError naming the first value without.
+    Adjacent rows of a group are placed together. Raises RowWithoutTargetError naming the first value without a target.
     """
     group = np.asarray(batch.column("group").to_numpy())
     places = np.full(len(batch), NOWHERE, np.int64)
@@ -265,7 +265,7 @@ def _places_of(batch: pa.RecordBatch, route: TableRoute, routes: SourceRoutes) -
         fields = field_of(column_of(batch.column("row")), route.width, route.field)
     nulls = find_nulls(fields)
     if nulls.any():
-        raise _without_target(fields, nulls, route, routes, "NULL is no value to divide rows by")
+        raise _without_target(fields, nulls, route, routes, "rows can't be divided by NULL")
     if route.kind is RouteKind.HASH:
         return _hashes_of(fields, route).astype(np.int64) % len(routes.targets)
     if route.kind is RouteKind.RANGE:
@@ -282,7 +282,7 @@ def _places_of(batch: pa.RecordBatch, route: TableRoute, routes: SourceRoutes) -
 
 
 def _hashes_of(fields: BytesColumn, route: TableRoute) -> Ints:
-    """What PostgreSQL's function for the type returns, without its sign."""
+    """Return the results of PostgreSQL's hash function for the type, without the sign."""
     if route.type in INTEGERS:
         hashes = hash_integers(read_integers(fields))
     else:
@@ -296,8 +296,8 @@ def _without_target(
     first = int(np.flatnonzero(wrong)[0])
     value = fields.part(slice(first, first + 1)).data.tobytes().decode(errors="backslashreplace")[:VALUE_SHOWN_MAX]
     return RowWithoutTargetError(
-        f"table {route.table} of {routes.source} has rows with {route.column} = {value}, and {route.text} gives these"
+        f"table {route.table} of {routes.source} has rows with {route.column} = {value}, which {route.text} assigns to"
         f" no target: {why}",
-        hint="give the table a route that all of its rows have, or correct the rows and take another increment",
+        hint="give the table a route that fits all its rows, or correct the rows and take another increment",
         details={"table": route.table, "column": route.column, "value": value, "source": routes.source},
     )

@@ -1,10 +1,10 @@
 """The databases that a restore creates and drops, and the record that it keeps on each.
 
-It says which restore made the database, how far that is, and what another process needs to go on with it. It is right
-even where the store accepts no writes. A database that a restore only fills has its record in a table
-(restore/rows/filling.py): the comment is its owner's.
+The record names the restore that created the database, its progress, and all that another process needs to continue. It
+is valid even if the store accepts no writes. The record is the database's comment. In a database whose existing tables
+are filled, the comment belongs to the owner, so the record is in a table (restore/rows/filling.py).
 
-No restored database has its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6).
+No restored database gets its real name before all nodes are loaded and checked (docs/architecture.md, invariant 6).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from cutline.wal.drain.slots import list_own_slots
 
 
 class RestoreCrashPoint(StrEnum):
-    """An effect of a restore that is visible from outside the process; the value is the text that `--verbose` prints.
+    """An effect of a restore that is visible outside the process; the value is the text that `--verbose` prints.
 
-    Each is reported to `Progress.reached` after it. Between two points there may be an effect on each node: each
-    database is created before its record, and databases are closed, put back or dropped in turn.
+    Each point is reported to `Progress.reached` after its effect. There may be further effects on each node between two
+    points: each database is created before its record, and databases are closed, put back or dropped one by one.
     """
 
     LOCKED = "targets locked"
@@ -96,40 +96,39 @@ SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_ge
 """
 
 
-# With which the schemas of records of all versions begin.
+# The prefix of the `schema` field in records of all versions.
 SCHEMAS = "cutline/restoring/"
 LEDGER_NAME = re.compile(r"cutline_[0-9a-z_]{1,50}\.ledger")
 
 
 class Phase(StrEnum):
-    """How far a database of a restore is."""
+    """The progress of a database of a restore."""
 
     CREATED = "created"
-    # Its tables and its ledger exist: rows in the ledger are loaded.
+    # The tables and the ledger exist: rows in the ledger are loaded.
     LOADING = "loading"
-    # Its rows are loaded and counted; indexes and the rest of the DDL follow.
+    # The rows are loaded and counted; indexes and the rest of the DDL follow.
     INDEXING = "indexing"
-    # Nothing is missing but its real name.
+    # The database lacks only its real name.
     FINISHED = "finished"
     # All databases of the restore have their real names.
     PUBLISHED = "published"
-    # The restore is being undone: nobody may finish it any more.
+    # The restore is being undone and can't be finished.
     ABANDONED = "abandoned"
 
 
 class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag="cutline/restoring/1"):
     """The record that a restore of the targets `shards` keeps on one of its databases, that of `shard`.
 
-    `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
-    changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
-    restore's intent, and therefore its decision, is in the store. If not, the decision is `publishes` in the first
-    database's record.
-    `aside`: whether another database was put aside for it. `sequences_set`: whether the sequences of tables that were
-    filled have their values. `undoing`: whether the process that fills tables has begun to empty them again; a process
-    that resumes the restore resets it. `allow_refused_ddl`: the restore continues without the statements that the
-    target refuses, and `refused` names them. `owner` ("": it stays), `comment` and `is_template` are set when the
-    restore has ended, and `own_privileges` are the restoring role's from the owner then. `borrowed` are by standby the
-    groups, by number, whose rows are taken from its copy.
+    `digest` is the digest of the last restored commit. `version` is Cutline's version and `parts` the number of Spark
+    partitions of the changed rows: `ledger` lists the tasks of another process only if both are the same. `in_store`:
+    whether the restore's intent, and therefore its decision, is in the store. If not, the decision is `publishes` in
+    the first database's record. `aside`: whether an old database was put aside for it. `sequences_set`: whether the
+    sequences of filled tables have their values. `undoing`: whether the process that fills tables has begun to empty
+    them again; a process that resumes the restore resets it. `allow_refused_ddl`: the restore continues without the
+    statements that the target refuses, and `refused` names them. `owner` ("" keeps the owner), `comment` and
+    `is_template` are set when the restore has ended; `own_privileges` are privileges that the owner then grants to the
+    restoring role. `borrowed` maps standbys to the numbers of the groups whose rows are taken from their copies.
     """
 
     operation: str
@@ -176,11 +175,11 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
 
 @dataclass(frozen=True, slots=True)
 class FoundDatabase:
-    """A database of a server: whether it accepts connections, its owner, and its record if a restore made it.
+    """A database of a server: whether it accepts connections, its owner, and its record if a restore created it.
 
-    A record counts only if our role or a superuser owns the database (`is_trusted`): its owner writes the comment, and
-    anybody with CREATEDB may make a database of any name. `claim` is the record in its comment, whether that counts or
-    not. `is_valid`: no interrupted DROP DATABASE has left it.
+    A record is valid only if our role or a superuser owns the database (`is_trusted`), because the owner can write the
+    comment and anybody with CREATEDB may create a database with any name. `claim` is the record in the comment, valid
+    or not. `is_valid` is false after an interrupted DROP DATABASE.
     """
 
     name: str
@@ -192,12 +191,12 @@ class FoundDatabase:
 
     @property
     def record(self) -> DatabaseRecord | None:
-        """The record, if it counts."""
+        """The record, if its owner is trusted."""
         return self.claim if self.is_trusted else None
 
 
 def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
-    """The databases of the server, by name."""
+    """Return the databases of the server, by name."""
     rows = connection.execute(DATABASES_QUERY).fetchall()
     databases: dict[str, FoundDatabase] = {}
     for name, is_open, comment, owner, is_trusted, is_valid in rows:
@@ -206,25 +205,25 @@ def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDat
 
 
 def _parse_comment(comment: str | None) -> DatabaseRecord | None:
-    """As parse_record; a restore of rows alone keeps no record in a comment, which the database's owner may write."""
+    """Parse a comment as a record, but reject records of restores of rows only, which are never kept in a comment."""
     record = parse_record(comment)
     return None if record is None or record.scope.data_only else record
 
 
 def parse_record(comment: str | None) -> DatabaseRecord | None:
-    """The record in a database's comment; None if it is another comment."""
+    """Parse a record; return None for any other text."""
     try:
         record: DatabaseRecord = from_json(comment or "", DatabaseRecord)
     except (msgspec.DecodeError, ValueError):
         return None
-    # It is written into statements, and the owner of a database can write its comment.
+    # Validate the ledger's name: it is used in statements, but the database's owner can write the comment.
     return record if record.ledger is None or LEDGER_NAME.fullmatch(record.ledger) else None
 
 
 def without_record(properties: DatabaseProperties) -> tuple[DatabaseProperties, list[str]]:
-    """The properties of a database without a comment that is, or once was, a record; and a line if it had one.
+    """Remove a comment in the form of a record from a database's properties; also return a line if there was one.
 
-    Its owner on the source chose the comment: on the target it would count, because our role has written it.
+    The owner on the source chose the comment. On the target it would be trusted, because our role writes it.
     """
     if not _is_record(properties.comment or ""):
         return properties, []
@@ -232,7 +231,7 @@ def without_record(properties: DatabaseProperties) -> tuple[DatabaseProperties, 
 
 
 def _is_record(comment: str) -> bool:
-    """Whether it has the form of a record, of this version or another one."""
+    """Whether the comment has the form of a record, of this or another version."""
     if parse_record(comment) is not None:
         return True
     try:
@@ -243,14 +242,14 @@ def _is_record(comment: str) -> bool:
 
 
 def record_text(record: DatabaseRecord) -> str:
-    """The record as JSON, in ASCII: databases of every encoding can have it."""
+    """Return the record as JSON in ASCII, which databases of every encoding can store."""
     return json.dumps(to_builtins(record))
 
 
 def write_record(
     connection: psycopg.Connection[Any], database: str, record: DatabaseRecord, **changes: Any
 ) -> DatabaseRecord:
-    """Put the record, with `changes`, on a database; return it as it is now."""
+    """Write the record, with `changes`, on a database; return the changed record."""
     changed = structs.replace(record, **changes)
     comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
     connection.execute(comment.format(sql.Identifier(database), sql.Literal(record_text(changed))))
@@ -258,10 +257,10 @@ def write_record(
 
 
 def clear_record(connection: psycopg.Connection[Any], database: str, record: DatabaseRecord) -> str:
-    """Put the comment and the owner that `record` names in its place, in one transaction.
+    """Replace the record by the comment, owner and privileges that it names, in one transaction.
 
-    If the server refuses that, only the record is removed; returns the remaining work, "" if there is none. Raises
-    NodeDisruptedError, and the record stays, if that was not for the statements.
+    If the server refuses the statements, only removes the record. Returns a line with the remaining work, or "". Raises
+    NodeDisruptedError, and keeps the record, if the error was not caused by the statements.
     """
     name = sql.Identifier(database)
     comment = sql.SQL("COMMENT ON DATABASE {} IS {}").format(name, sql.Literal(record.comment))
@@ -271,7 +270,7 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
     if record.owner:
         rest.append(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(name, sql.Identifier(record.owner)))
     if record.own_privileges:
-        # The grantor would be another one if our role has the option from others, too.
+        # Grant as the owner: otherwise the grantor might be any role that gave ours the grant option.
         rest.append(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(record.owner)))
     for own_privilege in record.own_privileges:
         option = sql.SQL(" WITH GRANT OPTION" if own_privilege.with_grant_option else "")
@@ -288,21 +287,22 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
             raise disrupted_error(node_of(connection), error, f"database {database}") from error
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
         statements = "; ".join(composed.as_string(connection) for composed in (comment, *rest))
-        return f"database {database} is not altered: {shorten_message(error)}; to do it: BEGIN; {statements}; COMMIT;"
+        why = shorten_message(error)
+        return f"database {database} is not altered: {why}; to alter it: BEGIN; {statements}; COMMIT;"
     return ""
 
 
-# A database or template in use, or a privilege that is lacking.
+# A database or template is in use, or our role lacks a privilege.
 REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)
 # The comment on the database of a dry run.
-REHEARSAL = "a dry run of snapshot restore tries its DDL here; nobody needs this database afterwards"
+REHEARSAL = "a dry run of snapshot restore rehearses its DDL here; this database can be dropped afterwards"
 REHEARSALS_QUERY = """
 SELECT d.datname, d.comment IS NOT NULL
   FROM (SELECT datname, datdba, datallowconn, shobj_description(oid, 'pg_database') AS comment FROM pg_database) AS d
  WHERE d.datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
    AND (d.comment = %s OR d.comment IS NULL AND d.datallowconn)
 """
-# Objects with lower numbers come with every database (transam.h, FirstNormalObjectId).
+# Objects with lower oids exist in every database (transam.h, FirstNormalObjectId).
 EMPTY_QUERY = """
 SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELECT FROM pg_proc WHERE oid >= 16384)
 """
@@ -318,7 +318,7 @@ SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new
 
 @dataclass(frozen=True, slots=True)
 class OwnerChange:
-    """A restored database whose owner is not that of the database it replaces, and the statement that undoes it."""
+    """A restored database whose owner differs from that of the replaced database; `statement` restores the owner."""
 
     node: str
     database: str
@@ -330,7 +330,7 @@ class OwnerChange:
 def create_database(
     target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, tablespace: str = ""
 ) -> None:
-    """Create the empty database to load into; drop the remains of the same restore. Tablespace "" is the default."""
+    """Create the empty database to load, after dropping remains of the same restore. Tablespace "" is the default."""
     drop_database(target, connection, target.loading)
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
         sql.Identifier(target.loading),
@@ -359,9 +359,9 @@ def create_database(
 def rehearsal_database(
     target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, tablespace: str
 ) -> Iterator[Target]:
-    """Create an empty database for a dry run, and yield the target with it; it is dropped when the block ends.
+    """Create an empty database for a dry run, yield the target with it, and drop it at the end of the block.
 
-    The remains of a killed dry run are dropped first. The caller holds the target's lock.
+    First drops the remains of killed dry runs. The caller holds the target's lock.
     """
     drop_rehearsals(target, connection)
     suffix = target.loading.rsplit("_", 1)[-1]
@@ -378,7 +378,7 @@ def rehearsal_database(
 def drop_rehearsals(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Drop the databases that killed dry runs have left next to the target's; the caller holds the target's lock.
 
-    One that was killed before its database had its comment has left an empty one.
+    A dry run killed before it wrote the comment has left an empty database.
     """
     for name, is_marked in connection.execute(REHEARSALS_QUERY, (REHEARSAL,)).fetchall():
         if is_beside(name, target.database, REHEARSING) and (is_marked or is_empty(with_database(target.node, name))):
@@ -386,7 +386,7 @@ def drop_rehearsals(target: Target, connection: psycopg.Connection[Any]) -> None
 
 
 def is_empty(database: Node) -> bool:
-    """Whether the database has no tables and no functions of its own; raise NodeUnreachableError."""
+    """Whether the database has no user-defined tables or functions; raise NodeUnreachableError."""
     with raising_unreachable(database), connect(database) as connection:
         return connection.execute(EMPTY_QUERY).fetchone() == (True,)
 
@@ -399,8 +399,7 @@ def refusing(node: Node, what: str) -> Iterator[None]:
     except REFUSALS as error:
         raise TargetUnfitError(
             f"node {node.id}: {what}: {shorten_message(error)}",
-            hint="let the owner of the database or a superuser make the change that the message asks for, then"
-            " repeat the command",
+            hint="ask the owner of the database or a superuser to remove the cause, then repeat the command",
             details={"node": node.id},
         ) from error
     except psycopg.OperationalError as error:
@@ -408,7 +407,7 @@ def refusing(node: Node, what: str) -> Iterator[None]:
 
 
 def _provider(source: NodeIdentity) -> sql.Composable:
-    """The CREATE DATABASE options for the source's locale provider (PostgreSQL manual, "Locale Providers")."""
+    """Return the CREATE DATABASE options for the source's locale provider (PostgreSQL manual, "Locale Providers")."""
     if source.locale_provider == LIBC:
         return sql.SQL("LOCALE_PROVIDER libc")
     if source.locale_provider == BUILTIN:
@@ -420,7 +419,7 @@ def _provider(source: NodeIdentity) -> sql.Composable:
 
 
 def drop_database(target: Target, connection: psycopg.Connection[Any], name: str) -> None:
-    """Drop a database of the target's server, a template, too, if it exists.
+    """Drop a database of the target's server if it exists, even if it is a template.
 
     Raises TargetUnfitError, NodeUnreachableError.
     """
@@ -436,21 +435,21 @@ def drop_database(target: Target, connection: psycopg.Connection[Any], name: str
 
 
 def _drop(connection: psycopg.Connection[Any], name: str) -> None:
-    # Code of the source's owners, which has run there as the database's owner, can have made it one.
+    # The source owners' code, which has run as the database's owner, may have made it a template.
     if connection.execute(TEMPLATE_QUERY, (name,)).fetchone() == (True,):
         connection.execute(sql.SQL("ALTER DATABASE {} IS_TEMPLATE false").format(sql.Identifier(name)))
     statement = sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name))
     try:
         connection.execute(statement + sql.SQL(" WITH (FORCE)"))
     except psycopg.errors.InsufficientPrivilege:
-        # A worker of autovacuum, say, which only a superuser may end so: without FORCE, PostgreSQL itself ends it.
+        # FORCE may not end an autovacuum worker without superuser rights. Without FORCE, PostgreSQL ends it itself.
         connection.execute(statement)
 
 
 def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
-    """Remove the records of restores that have ended from the databases with the targets' real names.
+    """Remove the records of ended restores from the databases with the targets' real names.
 
-    The databases get their owners and comments then. Returns a line for each whose server refuses that.
+    At the same time the databases get their owners and comments. Returns a line for each database whose server refuses.
     """
     problems: list[str] = []
     for target in targets:
@@ -466,7 +465,7 @@ def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.C
 def find_owner_changes(
     targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> list[OwnerChange]:
-    """The restored databases that do not belong to the owner of the database that was put aside."""
+    """Find the restored databases that do not belong to the owner of the database that was put aside."""
     changes: list[OwnerChange] = []
     for target in targets:
         query = (PREVIOUS_OWNER_QUERY, (target.aside, target.database))
@@ -477,7 +476,7 @@ def find_owner_changes(
 
 
 def find_slots(connection: psycopg.Connection[Any], database: str) -> list[str]:
-    """Cutline's slots in a database of the server."""
+    """Find Cutline's slots in a database of the server."""
     row = connection.execute(DATABASE_QUERY, (database,)).fetchone()
     return list_own_slots(connection, *row) if row else []
 
@@ -489,10 +488,10 @@ def end_chains(
     connections: Mapping[str, psycopg.Connection[Any]],
     operation: str,
 ) -> tuple[list[str], list[str]]:
-    """End the chains of databases that a restore has put aside: drop Cutline's slots there, which would retain WAL.
+    """End the chains of databases that a restore has put aside, by dropping Cutline's slots, which would retain WAL.
 
-    Before that the chains are marked in the store, unless that is None because it accepts no writes. Returns the slots
-    that were dropped and those that were not, each as `node: slot`.
+    First marks the chains in the store, unless `store` is None because it accepts no writes. Returns the dropped and
+    the remaining slots, each as `node: slot`.
     """
     targets = list(targets)
     if store is not None:
@@ -506,7 +505,7 @@ def end_chains(
         row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
         if row is None:
             continue
-        # By the database's oid: a standby may not have replayed the rename yet.
+        # Identify the database by its oid, as a standby may not have replayed the rename yet.
         for node in (target.node, *target.backups):
             try:
                 with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
@@ -518,10 +517,7 @@ def end_chains(
 
 
 def _find_slots_elsewhere(fleet: Fleet, targets: Sequence[Target], dropped: Iterable[str]) -> list[str]:
-    """The slots of ended chains on the nodes of other shards than the targets', as `node: slot`.
-
-    A chain has its slot on every node.
-    """
+    """List the ended chains' slots on the nodes of other shards, as `node: slot`; a chain has a slot on every node."""
     slots = dict.fromkeys(slot_name.rpartition(": ")[2] for slot_name in dropped)
     shards = {target.node.id for target in targets}
     others = [node.id for node in fleet.nodes if (node.backup_of or node.id) not in shards]
@@ -537,7 +533,7 @@ def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
 
 
 def open_session(target: Target, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any] | None:
-    """A session in the target's database; None if there is none, or if it refuses our role.
+    """Open a session in the target's database; return None if it doesn't exist or refuses our role.
 
     Raises NodeUnreachableError.
     """
@@ -553,7 +549,7 @@ def open_session(target: Target, connection: psycopg.Connection[Any]) -> psycopg
 
 
 def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
-    """Whether the target's database exists, and refuses our role; raise NodeUnreachableError."""
+    """Whether the target's database exists but refuses our role; raise NodeUnreachableError."""
     if session := open_session(target, connection):
         session.close()
         return False
@@ -561,9 +557,9 @@ def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
 
 
 def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> dict[str, str]:
-    """The targets' databases that accept no connections, as a restore that publishes leaves them if it is killed.
+    """Find the targets' databases that accept no connections, as after a kill during publishing.
 
-    Each with the statement that opens it.
+    Maps each to the statement that opens it.
     """
     return {
         f"database {target.database} on {target.node.id}": (
@@ -578,25 +574,23 @@ def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Con
 def lock_target_fleet(
     fleet: Fleet, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> Iterator[dict[str, psycopg.Connection[Any]]]:
-    """Hold the lock of the fleet that is restored into, in those of its databases that exist.
+    """Hold the target fleet's lock in its existing databases, so that no other operation changes the fleet.
 
-    So no other operation changes it meanwhile. A lock ends when its database gets another name: its sessions end then.
-    Yields the sessions that hold it, by shard.
-    Raises FleetBusyError naming the holder, NodeUnreachableError.
+    A lock is released when its database is renamed, because that ends the session. Yields the sessions that hold the
+    lock, by shard. Raises FleetBusyError naming the holder, and NodeUnreachableError.
     """
     sessions: dict[str, psycopg.Connection[Any]] = {}
     with ExitStack() as stack:
         for target in sorted(targets, key=lambda target: target.node.id):
             database: FoundDatabase | None = list_databases(connections[target.shard]).get(target.database)
-            # Nobody can enter a closed one.
             if database is None or not database.is_open:
                 continue
             try:
                 connection = connect(target.node)
             except NodeUnreachableError as error:
                 if refuses_database(target.node, error.__cause__):
-                    # A role that may not enter it may not put it aside, either: the checks that follow name the
-                    # missing privilege.
+                    # A role that may not connect may not put the database aside either. Later checks name the missing
+                    # privilege.
                     continue
                 raise
             else:

@@ -1,9 +1,9 @@
-"""The requirements of a target's server before the DDL can run: extensions, tablespaces, locales, lz4 and disk space.
+"""The requirements of the DDL on a target's server: extensions, tablespaces, locales, lz4 and disk space.
 
-Nothing is created to find it out. A server older than the snapshot's is an obstacle of its own.
+The checks create nothing. The target module checks the server's version.
 
-Free space is known only for servers that run on this machine. Nothing runs on another one to find it out. A server is
-on this machine if the files in its data directory here are its own: its system identifier, its port and its start.
+Free space is known only for servers on this machine, as no program of ours runs on others. A server is on this machine
+if the files in its data directory match its system identifier, port and start time.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version),
 """
 TABLESPACES_QUERY = "SELECT namesend(spcname) FROM pg_tablespace"
 COLLATIONS_QUERY = "SELECT collname FROM pg_collation WHERE collnamespace = 'pg_catalog'::regnamespace"
-# Before 17 no function tells. A collation of ICU may exist without it (16 has one), but then it has no version.
+# Before PostgreSQL 17 there is no such function. An ICU collation may exist without ICU support (16 has one), but then
+# it has no version.
 ICU_VERSION = 170000
 HAS_ICU_QUERY = "SELECT icu_unicode_version() IS NOT NULL"
 HAS_ICU_COLLATIONS_QUERY = """
 SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i' AND pg_collation_actual_version(oid) IS NOT NULL)
 """
-# A server that is built without lz4 does not offer it.
+# A server built without lz4 does not offer this value.
 HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
 NAMED_MAX = 5
 WITHOUT = "restore without them: --allow-refused-ddl"
 DRILL_WITHOUT = "drill without them: --allow-refused-ddl"
-# Their servers let them be created only in the database that a setting names.
+# A server allows these extensions only in the database that a setting names.
 OF_ONE_DATABASE = frozenset({"pg_cron"})
 INSTALL = "install their packages on the target's machine, then repeat the command"
-# A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
+# Setting any locale parameter tests whether the machine has a locale (PostgreSQL manual, "Locale Support").
 TRY_LOCALE = "SELECT set_config('lc_monetary', %s, true)"
 
 
@@ -63,15 +64,15 @@ def check_extensions(
     *,
     allows_refused: bool = False,
 ) -> frozenset[str]:
-    """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
+    """Add an obstacle for the extensions that the server lacks, and warn of version differences.
 
-    With `allowed`, which is for drills, an extension that is neither trusted nor among these is an obstacle, too: a
-    superuser would create it. So is an extension in OF_ONE_DATABASE, because a drill's databases have names of their
-    own. `install` says what to do where some are lacking. If it `allows_refused`, the restore does without all of
-    these, whose names are returned, and they are no obstacles.
+    `allowed` is given for drills. Then an extension that is neither trusted nor in `allowed` is an obstacle, because a
+    superuser would create it. So is an extension in OF_ONE_DATABASE, because a drill's databases have different
+    names. `install` is the hint for missing extensions. With `allows_refused`, none of these are obstacles; the restore
+    leaves them out. Returns the names of all these extensions.
 
-    CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
-    tried before any row is loaded, but rows may look different to another version.
+    CREATE EXTENSION, as written by pg_dump, uses the server's default version. A different version is no obstacle,
+    because the DDL is rehearsed before any row is loaded, but it may interpret rows differently.
     """
     rows = connection.execute(EXTENSIONS_QUERY).fetchall()
     available = {name: (default, set(versions)) for name, default, versions, _ in rows}
@@ -97,8 +98,8 @@ def check_extensions(
             TargetLacksError(
                 f"node {node.id}: extensions of the snapshot are not trusted: {', '.join(refused)}",
                 hint=[
-                    f"if a drill may do everything that they let any role do: [drill] extensions = [{listed}] in"
-                    " fleet.toml",
+                    "to let a drill do everything that these extensions allow any role:"
+                    f" [drill] extensions = [{listed}] in fleet.toml",
                     f"or {WITHOUT}",
                 ],
                 details={"node": node.id, "extensions": refused},
@@ -107,7 +108,7 @@ def check_extensions(
     if alone and not allows_refused:
         obstacles.add(
             TargetLacksError(
-                f"node {node.id}: a drill can't have extensions that a server allows in one database alone:"
+                f"node {node.id}: a drill can't create extensions that a server allows in only one database:"
                 f" {', '.join(alone)}",
                 hint=DRILL_WITHOUT,
                 details={"node": node.id, "extensions": alone},
@@ -116,7 +117,7 @@ def check_extensions(
     for name in names:
         default, others = available.get(name, ("", set()))
         if name in versions and name in available and default != versions[name]:
-            has = "also has" if versions[name] in others else "does not have"
+            has = "also has" if versions[name] in others else "lacks"
             obstacles.warnings.append(
                 f"node {node.id}: extension {name} is created in version {default}, the server's default; the snapshot"
                 f" has {versions[name]}, which the server {has}"
@@ -127,7 +128,7 @@ def check_extensions(
 def check_compression(
     node: Node, connection: psycopg.Connection[Any], facts: DatabaseFacts | None, obstacles: Obstacles
 ) -> None:
-    """Add an obstacle if columns are compressed by lz4, which the server is built without."""
+    """Add an obstacle if columns are compressed with lz4 but the server is built without it."""
     columns = facts.lz4_columns if facts else ()
     if not columns or connection.execute(HAS_LZ4_QUERY).fetchone() == (True,):
         return
@@ -135,8 +136,8 @@ def check_compression(
         TargetLacksError(
             f"node {node.id}: its PostgreSQL is built without lz4, which compresses columns of the snapshot:"
             f" {list_some(columns, NAMED_MAX)}",
-            hint="restore to a server that is built with lz4; or on the source ALTER TABLE … ALTER COLUMN … SET"
-            " COMPRESSION pglz, take an increment, and restore that",
+            hint="restore to a server that is built with lz4; or run ALTER TABLE … ALTER COLUMN … SET COMPRESSION pglz"
+            " on the source, take an increment, and restore it",
             details={"node": node.id, "columns": list(columns)},
         )
     )
@@ -146,7 +147,7 @@ def check_tablespaces(node: Node, needed: set[str], obstacles: Obstacles) -> Non
     """Add an obstacle for the tablespaces (raw text) that the server lacks."""
     if not needed:
         return
-    # Names are bytes, in the encoding of the database where they were created.
+    # Compare bytes: names are stored in the encoding of the database where they were created.
     with raising_unreachable(node), connect(node, client_encoding=RAW) as raw:
         known = {raw_text(bytes(name)) for (name,) in raw.execute(TABLESPACES_QUERY.encode())}
     if lacking := sorted(raw_bytes(name).decode(errors="backslashreplace") for name in needed - known):
@@ -191,7 +192,7 @@ def check_locales(
 
 
 def _locales_of(source: NodeIdentity, collations: Iterable[UsedCollation]) -> set[str]:
-    """The locales that the machine's C library must have."""
+    """Return the locales that the machine's C library must have."""
     used = {locale for collation in collations if collation.provider == LIBC for locale in collation.locales}
     return {source.collate, source.ctype} | used
 
@@ -210,13 +211,13 @@ def _has_icu(connection: psycopg.Connection[Any]) -> bool:
     return connection.execute(query).fetchone() == (True,)
 
 
-# Without the privilege to see where its data is, the server shows no row.
+# Returns no row if the role lacks the privilege to see the data directory.
 SERVER_QUERY = """
 SELECT s.setting, (pg_control_system()).system_identifier, extract(epoch FROM pg_postmaster_start_time())::bigint,
        current_setting('port')
   FROM pg_settings s WHERE s.name = 'data_directory'
 """
-# The file with the server's process has the time at which that began, the server tells when it was ready.
+# Maximum difference between the start of the process, in postmaster.pid, and the start reported by the server.
 START_SECONDS_MAX = 60
 IDENTIFIER_BYTES = 8
 START_LINE, PORT_LINE = 2, 3
@@ -228,9 +229,9 @@ class SpaceLackingError(RefusedError):
 
 @dataclass(slots=True)
 class DiskSpace:
-    """A disk: the nodes that have their data there, their needs, and its free space; None: it is not known.
+    """A disk: the nodes whose data it holds, the space that they need, and its free space, None if unknown.
 
-    `is_hidden`: our role may not see where the data is.
+    `is_hidden`: our role may not see the data directory.
     """
 
     nodes: list[str] = field(default_factory=list)
@@ -241,15 +242,15 @@ class DiskSpace:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether less is free than needed."""
+        """Whether the free space is less than needed."""
         return self.free_bytes is not None and self.free_bytes < self.needed_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSpace:
-    """What one database needs, on the server of a node; `folder` is where its data is, None if that is not known.
+    """The space that one database needs on a node's server; `folder` is the data directory, None if unknown.
 
-    `is_hidden`: the server does not tell our role.
+    `is_hidden`: our role may not see the data directory.
     """
 
     node: Node
@@ -260,9 +261,9 @@ class DatabaseSpace:
 
 
 def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> list[DiskSpace]:
-    """Compare the needs of the databases with the free space, by disk; add an obstacle where it is less.
+    """Compare the needed with the free space, by disk; add an obstacle for each disk with too little.
 
-    A database that is put aside keeps its space. Where the need is a rough estimate, too little is only a warning.
+    A database that is put aside keeps its space. If the need is a rough estimate, add only a warning.
     """
     disks: dict[str, DiskSpace] = {}
     for database in databases:
@@ -294,12 +295,12 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
 
 
 def is_data_directory_hidden(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server does not tell the session's role where its data is."""
+    """Whether the session's role may not see the server's data directory."""
     return connection.execute(SERVER_QUERY).fetchone() is None
 
 
 def find_data_directory(connection: psycopg.Connection[Any]) -> Path | None:
-    """The server's data directory if that is on this machine and can be read, else None."""
+    """Return the server's data directory if it is on this machine and readable, else None."""
     row = connection.execute(SERVER_QUERY).fetchone()
     if row is None:
         return None

@@ -1,8 +1,8 @@
-"""Give restored databases their real names, or the databases that they replaced theirs back.
+"""Give restored databases their real names, or give the replaced databases theirs back.
 
-First old databases accept no connections and lose their sessions, on all nodes. What refuses that is found while
-nothing is decided. Then one transaction on each node renames both databases: users meet the old one, none that they can
-enter, or the new one.
+First the old databases on all nodes are closed to connections and their sessions ended. If a node refuses this, nothing
+is decided yet. Then one transaction on each node renames both databases. At any time users find the old database, the
+new one, or one that refuses connections.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutline.nodes.sessions import in_parallel
 from cutline.restore.targets.databases import DatabaseRecord, FoundDatabase, list_databases, refusing, write_record
 from cutline.restore.targets.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
 
-# A session that began before connections were refused may end late.
+# A session that began before the database was closed may end late.
 ATTEMPTS = 3
 END_MILLISECONDS_MAX = 5000
 END_POLL_SECONDS = 0.1
@@ -28,20 +28,20 @@ PREPARED_QUERY = "SELECT count(*) FROM pg_prepared_xacts WHERE database = %s"
 
 
 class RestoredMissingError(TargetUnfitError):
-    """A database of a restore that is to be finished is gone."""
+    """A database of a restore that is being finished is missing."""
 
 
 def is_restored(databases: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
-    """Whether the restore made the database that has the target's real name."""
+    """Whether the database with the target's real name was created by the restore."""
     database = databases.get(target.database)
     return database is not None and database.record is not None and database.record.operation == operation
 
 
 def close_databases(targets: Iterable[Target], connections: Connections, records: Mapping[str, DatabaseRecord]) -> None:
-    """Let nobody into the databases to be renamed, on any node, and end the sessions in them; `records` are by shard.
+    """Close the databases to rename, on all nodes, and end the sessions in them; `records` are by shard.
 
-    Raises TargetUnfitError if a node refuses: then the caller opens them all again. Raises RestoredMissingError, and
-    TargetExistsError if a database with the real name was made meanwhile and is not to be replaced.
+    Raises TargetUnfitError if a node refuses; the caller must then reopen all of them. Raises RestoredMissingError, and
+    TargetExistsError if a database with the real name was created during a restore without --replace.
     """
     targets = list(targets)
 
@@ -55,7 +55,7 @@ def close_databases(targets: Iterable[Target], connections: Connections, records
             with refusing(target.node, f"database {target.database} can't be put aside"):
                 check_nothing_prepared(target, connection)
                 _close(connection, target.database)
-                # A session may have prepared one before it was ended.
+                # Check again, as a session may have prepared a transaction before it was ended.
                 check_nothing_prepared(target, connection)
                 _check_nobody_inside(target, connection)
         with refusing(target.node, f"database {target.loading} can't be renamed"):
@@ -65,24 +65,23 @@ def close_databases(targets: Iterable[Target], connections: Connections, records
 
 
 def open_databases(targets: Iterable[Target], connections: Connections) -> list[str]:
-    """Let everybody into the databases with the targets' real names; return what to do where that was refused."""
+    """Open the databases with the targets' real names; return a line with the remedy for each that stays closed."""
     left: list[str] = []
     for target in targets:
         try:
             _set_open(connections[target.shard], target.database, is_open=True)
         except psycopg.errors.InvalidCatalogName:
-            # There was none.
             continue
         except psycopg.Error:
             statement = f"ALTER DATABASE {quote(target.database)} ALLOW_CONNECTIONS true;"
-            left.append(f"database {target.database} on {target.node.id} may be closed still; to open it: {statement}")
+            left.append(f"database {target.database} on {target.node.id} may still be closed; to open it: {statement}")
     return left
 
 
 def publish_database(target: Target, connection: psycopg.Connection[Any], record: DatabaseRecord) -> bool:
-    """Give the restored database its real name, in one transaction; return whether another one is put aside.
+    """Give the restored database its real name, in one transaction; return whether an old database is put aside.
 
-    Does nothing if that is done. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
+    Does nothing if it already has the name. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
     """
     databases = list_databases(connection)
     if is_restored(databases, target, record.operation):
@@ -90,7 +89,7 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     check_swappable(target, databases, record)
     is_replacing = target.database in databases
     steps = [(target.database, target.aside)] if is_replacing else []
-    # An earlier process may have put a database aside, and the database that it published then was lost.
+    # An earlier process may have put a database aside before its published database was lost.
     is_aside = is_replacing or target.aside in databases
     marked = structs.replace(record, aside=is_aside)
     _rename(target, connection, [*steps, (target.loading, target.database)], marked)
@@ -98,26 +97,25 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
 
 
 def check_swappable(target: Target, databases: Mapping[str, FoundDatabase], record: DatabaseRecord) -> None:
-    """Raise RestoredMissingError or TargetExistsError unless the database that was loaded may get the real name."""
+    """Raise RestoredMissingError or TargetExistsError unless the loaded database may get the real name."""
     if target.loading not in databases:
         raise RestoredMissingError(
-            f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
+            f"node {target.node.id}: database {target.loading}, which the restore created, is missing",
             hint="somebody dropped or renamed it",
             details={"node": target.node.id, "database": target.loading},
         )
     if target.database in databases and not record.replace:
         raise TargetExistsError(
-            f"node {target.node.id}: database {target.database} was made while the restore ran, and --replace was not"
-            " given",
+            f"node {target.node.id}: database {target.database} was created during the restore, which has no --replace",
             hint="rename or drop it first",
             details={"node": target.node.id, "database": target.database},
         )
 
 
 def put_back(target: Target, connection: psycopg.Connection[Any], operation: str) -> None:
-    """Undo `publish_database`: give the database that was put aside its name back, and let everybody in.
+    """Undo `publish_database`: give the database that was put aside its name back, and open it.
 
-    Does nothing if that is done. Raises TargetUnfitError, NodeUnreachableError.
+    Does nothing if this is already done. Raises TargetUnfitError, NodeUnreachableError.
     """
     databases = list_databases(connection)
     steps: list[tuple[str, str]] = []
@@ -135,7 +133,7 @@ def put_back(target: Target, connection: psycopg.Connection[Any], operation: str
 
 
 def end_sessions(connection: psycopg.Connection[Any], database: str) -> None:
-    """End all sessions in a database that our role may end, and wait for them, each for a bounded time."""
+    """End all sessions in a database that our role may end, and wait for each, for a bounded time."""
     connection.execute(f"SELECT pg_terminate_backend(a.pid, {END_MILLISECONDS_MAX}) {SESSIONS}", (database,))
 
 
@@ -145,9 +143,9 @@ def _rename(
     steps: list[tuple[str, str]],
     record: DatabaseRecord | None = None,
 ) -> None:
-    """Rename the databases in one transaction, and open them in it; sessions in them are ended.
+    """End the sessions in the databases, then rename and open them in one transaction.
 
-    `record` is put on the last one.
+    `record`, if given, is written on the last database.
     """
     what = " and ".join(f"database {old} can't be renamed to {new}" for old, new in steps)
     with refusing(target.node, what):
@@ -184,7 +182,7 @@ def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bo
 def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Raise TargetUnfitError if sessions of users in the closed database have not ended in time."""
     deadline = time.monotonic() + END_MILLISECONDS_MAX / 1000
-    # PostgreSQL itself ends autovacuum's workers, and new workers may begin.
+    # Ignore autovacuum workers: PostgreSQL ends them itself, and new ones may begin.
     query = f"SELECT a.pid {SESSIONS} AND a.usesysid IS NOT NULL ORDER BY 1"
     while left := [pid for (pid,) in connection.execute(query, (target.database,))]:
         if time.monotonic() < deadline:
@@ -198,7 +196,7 @@ def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) ->
 
 
 def check_nothing_prepared(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Raise TargetUnfitError if the database with the real name has prepared transactions: it can't be renamed."""
+    """Raise TargetUnfitError if prepared transactions prevent renaming the database with the real name."""
     (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
     if prepared:
         raise TargetUnfitError(

@@ -1,7 +1,7 @@
-"""Where a restore goes: the target of every shard, what keeps its server from it, and the sessions that lock it.
+"""The target of every shard, the obstacles on its server, and the sessions that lock it.
 
-A superuser's session creates the roles that the snapshot names and the extensions, in databases that are empty: nothing
-of the source has run there, and no session of a superuser enters a database from then on.
+In a drill a superuser creates roles and extensions while the databases are still empty, so none of the source's code
+can run in its session. No superuser enters a database afterwards.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ Connections = Mapping[str, psycopg.Connection[Any]]
 
 START_QUERY = "SELECT pg_postmaster_start_time()::text"
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
-# The sessions that have to end before a database is renamed. Those without a user are autovacuum's: only superusers may
-# end them, and PostgreSQL itself ends them where it has to.
+# The sessions that must end before a database is renamed. Sessions without a user are autovacuum's: only superusers may
+# end them, and PostgreSQL ends them itself if necessary.
 SESSIONS = """
   FROM pg_stat_activity a WHERE a.datname = %s
    AND (a.usesysid IS NOT NULL OR (SELECT u.rolsuper FROM pg_roles u WHERE u.rolname = current_user))
@@ -70,15 +70,15 @@ class TargetUnfitError(RefusedError):
 
 
 class TargetExistsError(RefusedError):
-    """The database to restore exists already on a target node."""
+    """The database to restore already exists on a target node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one shard is restored to: `database` is its real name, `loading` its name until the swap.
+    """The target of one shard: `database` is the database's real name, `loading` its name until the swap.
 
-    `aside` is the name that an existing database gets. If the targets are not the snapshot's shards, `shard` is the
-    target's own id, and `sources` are the shards whose rows it gets; otherwise these are empty.
+    `aside` is the new name of an existing database. If the targets are not the snapshot's shards, `shard` is the
+    target's own id, and `sources` are the shards whose rows it gets; otherwise `sources` is empty.
     """
 
     shard: str
@@ -95,12 +95,12 @@ class Target:
         return self.sources[0] if self.sources else self.shard
 
     def named(self, suffix: str) -> Target:
-        """The target with the names that the operation with this suffix gives."""
+        """Return the target with the database names of the operation with this suffix."""
         return target_of(self.shard, self.node, self.backups, suffix)
 
     @property
     def maintenance(self) -> Node:
-        """The maintenance database of the same server: others are created and renamed from there."""
+        """The maintenance database of the same server, from which other databases are created and renamed."""
         return with_database(self.node, MAINTENANCE_DATABASE)
 
     @property
@@ -110,7 +110,7 @@ class Target:
 
 
 def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str) -> Target:
-    """A shard's target for one operation; raise UsageError for a database that can't be restored into."""
+    """Return a shard's target for one operation; raise UsageError for a database that can't be restored into."""
     database = database_name(node.dsn)
     if database in (MAINTENANCE_DATABASE, "template0", "template1"):
         raise UsageError(
@@ -122,16 +122,16 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
 
 
 def find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, ...]:
-    """The targets with these ids that the fleet has."""
+    """Return the targets for those ids that the fleet has."""
     primaries = {node.id: node for node in fleet.primaries}
     backups = {shard: tuple(node for node in fleet.nodes if node.backup_of == shard) for shard in ids}
     return tuple(target_of(shard, primaries[shard], backups[shard], operation) for shard in ids if shard in primaries)
 
 
 def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Target, ...]:
-    """The targets of all primaries, or of `nodes` alone, before it is known which restore they are of.
+    """Return targets for all primaries, or only for `nodes`, while the restore that they belong to is still unknown.
 
-    Raises UsageError naming a node that is no primary.
+    Raises UsageError naming a node that is not a primary.
     """
     operation = new_operation("restore", "", 0, ()).operation
     chosen = choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
@@ -139,7 +139,7 @@ def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Targ
 
 
 def suffix_of(operation: str) -> str:
-    """The part of an operation's id that is in the names of its databases."""
+    """Return the part of an operation's id that its databases' names contain."""
     return operation.rsplit("-", 1)[-1]
 
 
@@ -149,10 +149,10 @@ def lock_targets(
 ) -> Iterator[dict[str, psycopg.Connection[Any]]]:
     """Yield sessions in the maintenance databases, by shard, that lock out other restores of the same databases.
 
-    Raises NodeUnreachableError naming all nodes that can't be reached, and TargetUnfitError naming those that are one
-    database; with `obstacles` these are added there instead, and the block has the sessions that there are. Raises
-    FleetBusyError naming the holder of a lock, and TargetUnfitError if our role lacks a privilege in the block. Raises
-    NodeUnreachableError naming the node if one of the sessions is lost.
+    Raises NodeUnreachableError naming all unreachable nodes, and TargetUnfitError naming nodes that are the same
+    database. With `obstacles`, adds these there instead and yields the remaining sessions. Raises FleetBusyError naming
+    the holder of a lock, TargetUnfitError if our role lacks a privilege in the block, and NodeUnreachableError naming
+    the node if a session is lost.
     """
     targets = sorted(targets, key=lambda target: target.node.id)
     unreachable = Obstacles() if obstacles is None else obstacles
@@ -170,7 +170,7 @@ def lock_targets(
             unreachable.raise_found()
         reached = [target for target in targets if target.shard in connections]
         with naming_lost_nodes(reached, connections):
-            # First: one target's lock would be in the way of the other.
+            # Find duplicates before locking, as one target's lock would block the other's.
             apart = _find_apart(reached, connections, unreachable)
             if obstacles is None:
                 unreachable.raise_found()
@@ -187,7 +187,7 @@ def close_all(connections: Connections) -> None:
 
 @contextmanager
 def ending_on_silence(watch: Watch, connections: Iterable[psycopg.Connection[Any]]) -> Iterator[None]:
-    """While the block runs, shut all these sessions down when a node falls silent or the command is interrupted."""
+    """While the block runs, shut down all these sessions if a node falls silent or the command is interrupted."""
     with ExitStack() as stack:
         for connection in connections:
             stack.enter_context(watch.on_silence(partial(shut_down, connection)))
@@ -196,7 +196,7 @@ def ending_on_silence(watch: Watch, connections: Iterable[psycopg.Connection[Any
 
 @contextmanager
 def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> Iterator[None]:
-    """Raise NodeUnreachableError naming the node if its session, by shard, is lost in the block."""
+    """Raise NodeUnreachableError naming the node if its session is lost in the block."""
     try:
         yield
     except psycopg.OperationalError as error:
@@ -208,53 +208,53 @@ def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psyco
 
 def lock_target(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Lock out other restores of the same database while the session lasts; raise FleetBusyError naming the holder."""
-    # The lock is per database name: two shards may be restored to two databases of the same server.
+    # Lock by database name, as two shards may be restored to two databases of the same server.
     take_lock(target.node, connection, f"{LOCK_NAME} {target.database}", own_label("restore", target.database))
 
 
 def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: Obstacles) -> list[Target]:
-    """The targets that are databases of their own; add those that are the same as one before."""
+    """Return the targets with distinct databases; add an obstacle for each target that repeats an earlier one."""
     apart: dict[str, Target] = {}
     for target in targets:
         first = apart.setdefault(place_of(target, connections[target.shard]), target)
         if first is not target:
             error = TargetUnfitError(
                 f"nodes {first.node.id} and {target.node.id} are the same database of one server",
-                hint="give every node of the target a database of its own",
+                hint="give every node of the target a separate database",
             )
             obstacles.add(error, target.node.id)
     return list(apart.values())
 
 
 def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:
-    """What identifies the target's database among all servers."""
+    """Return a name that identifies the target's database across all servers."""
     (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
     return f"{system}/{target.database}"
 
 
 def start_of(connection: psycopg.Connection[Any]) -> str:
-    """When the server was started, to the microsecond."""
+    """Return the start time of the server, to the microsecond."""
     (start,) = connection.execute(START_QUERY).fetchone() or ("",)
     return str(start)
 
 
 def server_of(connection: psycopg.Connection[Any]) -> str:
-    """The server that was reached, as host (or folder of the socket) and port."""
+    """Return the connected server, as host (or socket folder) and port."""
     return f"{connection.info.host}:{connection.info.port}"
 
 
 def databases(connection: psycopg.Connection[Any]) -> set[str]:
-    """The names of the server's databases."""
+    """Return the names of the server's databases."""
     return {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
 
 
-# Scripts of extensions ask for the search_path with which their session began, and may set another one.
+# Extensions' scripts read the session's initial search_path, and may change the search_path.
 SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
 
-# The comment on roles that a drill has made, and the name of the restoring role, which is drawn.
+# The comment on a drill's roles, which is also the random name of its restoring role.
 MARK = re.compile(r"cutline_drill_[0-9a-f]{10}")
-# A comment alone could be anybody's: the role is the restoring role, or has it as a member. The restoring role comes
-# last.
+# A comment alone proves nothing, as anybody may write it: the role must be the restoring role or have it as a member.
+# The restoring role comes last.
 MARKED_QUERY = f"""
 WITH marked AS (
   SELECT oid, rolname, shobj_description(oid, 'pg_authid') AS mark FROM pg_roles
@@ -269,23 +269,23 @@ SELECT rolname, mark FROM marked AS one
 
 
 def find_marked(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
-    """The roles of the server that superusers' drills have made, each with its drill's mark, the login role last."""
+    """Return the server's roles that superusers' drills have created, with the drill's mark, the login role last."""
     return [(role, mark) for role, mark in connection.execute(MARKED_QUERY)]
 
 
 def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None:
-    """Record the maker of a role in a comment on it."""
+    """Record the drill that created a role in a comment on the role."""
     statement = sql.SQL("COMMENT ON ROLE {} IS {}")
     connection.execute(statement.format(sql.Identifier(role), sql.Literal(mark)))
 
 
 @dataclass(frozen=True, slots=True)
 class Superusers:
-    """A superuser's sessions on each target's server, by shard; `role` is the restoring role.
+    """Superusers' connections to each target's server, by shard; `role` is the restoring role.
 
-    `extensions` are those that it may create in addition to the trusted ones. `data_directories` are by shard, too,
-    None if they are not known: the role may not see where they are. `mark` is a comment on the roles that are made,
-    `install` the hint for missing extensions.
+    `extensions` may be created in addition to the trusted ones. `data_directories` are by shard, None if unknown, as
+    the restoring role may not see them. `mark` is the comment on the created roles, `install` the hint for missing
+    extensions.
     """
 
     nodes: Mapping[str, Node]
@@ -296,13 +296,13 @@ class Superusers:
     install: str = ""
 
     def node_of(self, target: Target) -> Node:
-        """The database being restored, as a superuser enters it: only as long as it is empty."""
+        """Return the database being restored, for a superuser's connection; use it only while the database is empty."""
         return with_database(self.nodes[target.shard], target.loading)
 
     def run_beforehand(self, target: Target, ddl: Ddl, *, allows_refused: bool) -> None:
         """Run the statements that the DDL needs in the empty database; raise TargetLacksError if one is refused.
 
-        If it `allows_refused`, an extension may be: the DDL has it, too.
+        With `allows_refused`, skip refused extensions; the DDL contains them too and reports the refusal.
         """
         if not ddl.beforehand:
             return
@@ -323,7 +323,7 @@ class Superusers:
                         continue
                     raise TargetLacksError(
                         f"node {target.node.id}: {shorten_statement(statement)} {shorten_message(error)}",
-                        hint=[WITHOUT, "or restore to servers that can create it"],
+                        hint=[WITHOUT, "or restore to servers that can run the statement"],
                         details={"node": target.node.id},
                     ) from error
             reset_settings(connection, node)
@@ -339,7 +339,7 @@ OWNER_QUERY = """
 SELECT r.rolname, r.rolsuper, pg_has_role(r.oid, 'USAGE')
   FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE d.datname = %s
 """
-# The users of those that our role may not end.
+# The users of the sessions that our role may not end.
 OTHERS_QUERY = f"""
 SELECT r.rolname, r.rolsuper {SESSIONS.replace("WHERE", "JOIN pg_roles r ON r.oid = a.usesysid WHERE")}
    AND (r.rolsuper OR NOT (pg_has_role('pg_signal_backend', 'USAGE') OR pg_has_role(r.oid, 'USAGE')))
@@ -357,9 +357,9 @@ def check_target(
     replace: bool,
     is_resumed: bool,
 ) -> None:
-    """Add what keeps the target from taking the database, of a restore that begins or `is_resumed`.
+    """Add the obstacles to creating the database on the target, for a new restore or one that `is_resumed`.
 
-    `into_tables`: the command that loads the same rows into tables of a database that exists; "" if there is none.
+    `into_tables`: the command that loads the same rows into existing tables; "" if there is none.
     """
     recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
     node = target.node.id
@@ -379,22 +379,22 @@ def check_target(
         with obstacles.collecting(node):
             _check_replaceable(target, connection)
     if exists and not replace:
-        what = f"node {node}: database {target.database} exists already"
+        what = f"node {node}: database {target.database} already exists"
         lines = ["restore to other servers with --to FILE, or put the existing databases aside with --replace"]
         if is_resumed:
-            lines = ["it was made while the restore ran, and --replace was not given: rename or drop it, then go on"]
+            lines = ["it was created during the restore, which has no --replace: rename or drop it, then continue"]
         elif into_tables:
-            # --replace would put all of the database aside for some of its tables.
+            # Don't suggest --replace, which would put the whole database aside for some of its tables.
             lines = [
-                f"to load the rows into its own tables, which have to be empty: {into_tables}",
+                f"to load the rows into its own tables, which must be empty: {into_tables}",
                 SAME_TARGET,
-                "or make a database that has only these rows: on other servers, with --to FILE",
+                "or create a database with only these rows on other servers: --to FILE",
             ]
         obstacles.add(TargetExistsError(what, hint=lines, details={"database": target.database}), node)
 
 
 def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Raise TargetUnfitError unless our role may put the existing database aside, and end the sessions in it."""
+    """Raise TargetUnfitError unless our role may put the existing database aside and end the sessions in it."""
     role = read_role(target.node, connection)
     if role.is_super:
         return
@@ -421,7 +421,7 @@ def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> N
 
 
 def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
-    """The groups' columns that contain XML, as `schema.table.column`; `states` are the tables' states by name."""
+    """Find the groups' columns that contain XML, as `schema.table.column`; `states` are the tables' states by name."""
     names: list[str] = []
     for group in groups:
         numbers = states[group.name].xml_columns if group.name in states else frozenset[int]()
@@ -433,7 +433,7 @@ def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) 
 def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, columns: list[str]) -> None:
     """Raise TargetUnfitError if there are XML `columns` and the target's server is built without XML support.
 
-    The server that the snapshot was taken from passes: if it is built without XML, these columns hold no values.
+    The snapshot's own server passes: if it is built without XML, these columns contain no values.
     """
     (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
     try:

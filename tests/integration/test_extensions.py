@@ -188,7 +188,7 @@ def a_drill_says_what_it_lacks(runs: Runs) -> None:
         run_drill(runs.fleet, RestoreRequest(NAME), NoSpark(), Silent())
     assert "--allow-refused-ddl" in raised.value.hint
     assert raised.value.message.endswith(
-        "a drill can't have extensions that a server allows in one database alone: pg_cron"
+        "a drill can't create extensions that a server allows in only one database: pg_cron"
     )
     drill = '\n[[drill.assertion]]\nnode = "s1"\nsql = "SELECT count(*) FROM fat"\nexpected = 2000\n'
     with runs.fleet.path.open("a") as file:

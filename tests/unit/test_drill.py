@@ -157,7 +157,7 @@ def test_a_junit_report_names_what_was_refused() -> None:
 @pytest.mark.parametrize(
     ("hint", "kept"),
     [
-        ([WITHOUT, "or restore to servers that can create it"], [WITHOUT, OWN]),
+        ([WITHOUT, "or restore to servers that can run the statement"], [WITHOUT, OWN]),
         (["create it and repeat the command", f"or {WITHOUT}", "or in steps: --schema-only --allow-refused-ddl"],
          [WITHOUT, OWN]),
         (["[drill] extensions", f"or {WITHOUT}"], ["[drill] extensions", f"or {WITHOUT}", OWN]),
@@ -174,7 +174,7 @@ def test_of_a_restores_hints_a_drill_has_those_that_help_it(hint: list[str], kep
 def test_on_two_shards_the_same_hint_is_there_once() -> None:
     obstacles = Obstacles()
     for node in ("s1", "s2"):
-        obstacles.add(TargetLacksError(f"node {node}: in one database alone: pg_cron", hint=DRILL_WITHOUT))
+        obstacles.add(TargetLacksError(f"node {node}: in only one database: pg_cron", hint=DRILL_WITHOUT))
     with pytest.raises(DrillUnfitError) as raised, naming_unfit("weekly"):
         obstacles.raise_found()
     assert raised.value.hint == DRILL_WITHOUT

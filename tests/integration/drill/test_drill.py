@@ -150,7 +150,7 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     # As pg_cron is: whatever fleet.toml allows, and wherever the servers are, it can't be created.
     with monkeypatch.context() as patch:
         patch.setattr(cutline.restore.targets.requirements, "OF_ONE_DATABASE", {"who"})
-        with pytest.raises(DrillUnfitError, match="in one database alone: who") as raised:
+        with pytest.raises(DrillUnfitError, match="in only one database: who") as raised:
             run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
         assert raised.value.hint == "drill without them: --allow-refused-ddl"
     baseline = Chain.baseline.fget

@@ -340,7 +340,7 @@ def test_a_database_that_was_loaded_and_is_gone_is_named(place: Place) -> None:
         if (reached.point, reached.count) == (str(RestoreCrashPoint.FINISHED), SHARDS):
             execute(maintenance_of(place, 1), f'DROP DATABASE "{beside(place, 1, "_restoring_")}" WITH (FORCE)')
 
-    with pytest.raises(RestoredMissingError, match=f"node s2: database {DATABASE}_restoring_.* is gone"):
+    with pytest.raises(RestoredMissingError, match=f"node s2: database {DATABASE}_restoring_.* is missing"):
         restore_fleet(plan_restore(place.fleet, place.target, WITHOUT_REPLACE), Ready(place.spark), Watching(drop))
     assert (place.databases(), open_restores(place)) == (set(), [])
 

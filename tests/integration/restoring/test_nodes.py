@@ -29,7 +29,7 @@ from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.target_place import NAME, Place, old_databases, open_restores
 
-OTHERS_GONE = "not restored: s1, s3; what spans shards is as of the cut on s2 alone"
+OTHERS_GONE = "not restored: s1, s3; of transactions that span shards, only the part on s2 is restored"
 
 
 @pytest.fixture

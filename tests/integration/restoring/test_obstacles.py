@@ -72,7 +72,7 @@ def test_obstacles_of_the_store_and_of_all_nodes_are_named_at_once(place: Place)
     ]
     assert lost in obstacles[1]["message"]
     assert error.message.startswith("4 obstacles: (1) node s3: ")
-    assert "; (3) node s1: database shop exists already; (4) node s2: database shop exists already" in error.message
+    assert "; (3) node s1: database shop already exists; (4) node s2: database shop already exists" in error.message
     lines = error.hint.split("\n")
     assert lines[0].startswith("for 1: check that the server is running")
     assert lines[1] == "for 2:"
@@ -82,7 +82,7 @@ def test_obstacles_of_the_store_and_of_all_nodes_are_named_at_once(place: Place)
 def test_a_single_obstacle_is_an_error_of_its_own(place: Place) -> None:
     with existing(place, "s2"):
         error = refusals(place, place.target, RestoreRequest(NAME))
-    assert (error.slug, error.message) == ("target-exists", "node s2: database shop exists already")
+    assert (error.slug, error.message) == ("target-exists", "node s2: database shop already exists")
     assert (error.hint,) == EXISTS
     assert error.details == {"node": "s2", "database": DATABASE}
 
@@ -91,9 +91,9 @@ def test_some_tables_into_a_database_that_exists_lead_to_its_own_tables(place: P
     request = RestoreRequest(NAME, 0, groups=("public.item", "public.l*"), create_roles=True)
     with existing(place, "s2"):
         error = refusals(place, place.target, request)
-    assert (error.slug, error.message) == ("target-exists", "node s2: database shop exists already")
+    assert (error.slug, error.message) == ("target-exists", "node s2: database shop already exists")
     command = f"snapshot restore {NAME} --group public.item --group 'public.l*' --data-only --increment 0"
-    assert error.hint.split("\n")[0] == f"to load the rows into its own tables, which have to be empty: {command}"
+    assert error.hint.split("\n")[0] == f"to load the rows into its own tables, which must be empty: {command}"
     assert "--replace" not in error.hint
     # Under another name a table can't be filled where it is.
     moved = RestoreRequest(NAME, scope=RestoreScope(moves=(TableMove("public", "item", "public", "item_old"),)))

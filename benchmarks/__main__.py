@@ -1,6 +1,6 @@
 """`python -m benchmarks`: compare Cutline with PostgreSQL's own tools and print the ratios.
 
-Exits with 1 if a step failed, else with 0: a missed aim is a result, not a failure.
+Exits with 1 if a step failed, otherwise with 0. A missed aim is a result, not a failure.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:
-    """Run the requested parts, and those steps of the others that they need."""
+    """Run the requested parts, and the steps of other parts that they need."""
     peers = Peers(shard, shard.work / "peers")
     peers.folder.mkdir()
     bench = Bench(shard, peers, results, transactions, say)

@@ -1,7 +1,8 @@
-"""What commands cost as a chain grows: requests, bytes and processor time at 1, 10, 100 … small increments.
+"""Measure the cost of commands as a chain grows: requests, bytes and processor time at 1, 10, 100 … small increments.
 
-Two shards with a standby each, one row changed on each before every increment, and moto's S3 server in a process that
-counts. Commands run in one warm session; their processor time includes Spark's, and not the servers'.
+There are two shards with a standby each, and one row on each changes before every increment. The store is moto's S3
+server in a process that counts requests. Commands run in one warm session, and their processor time includes Spark but
+not the servers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 
 SIZES = (1, 10, 100, 1000)
 NAME, BUCKET, ROWS = "chain", "growth", 1000
-# Counts requests by method, bytes of bodies that came, and of bodies that went; writes them whenever one has ended.
+# Counts requests by method, and the bytes of request and response bodies; prints the counts for every line on stdin.
 SERVER = """
 import json, sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -55,7 +56,7 @@ for _ in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class CountingServer:
-    """moto's server in a process of its own."""
+    """moto's server in a separate process."""
 
     process: subprocess.Popen[str]
     port: int
@@ -83,7 +84,7 @@ def counting_server() -> Iterator[CountingServer]:
 
 
 def measure_growth(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
-    """Take increments up to the last of the sizes; at each of them yield a row for each command."""
+    """Take increments up to the last of the sizes; at each size yield a row for each command."""
     with tempfile.TemporaryDirectory(prefix="cutline-growth-") as name, counting_server() as server:
         folder = Path(name)
         folder.chmod(0o755)

@@ -1,7 +1,7 @@
-"""Cutline's side: the only module here that calls Cutline.
+"""The commands of Cutline that the benchmark runs.
 
-A warm session runs everything: one Python process with one Spark session, as in a long-running tool. Cold runs start
-the command as a separate process.
+A warm session runs them in one Python process with one Spark session, as in a long-running tool. Cold runs start the
+command as a separate process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WarmSpark:
     started: SparkStart
 
     def begin(self, *_: object) -> None:
-        """Do nothing: the session is already running."""
+        """Do nothing, because the session is already running."""
 
     def session(self) -> SparkSession:
         return self.started.session()
@@ -52,33 +52,33 @@ class Cutline:
     spark: WarmSpark
 
     def create(self, name: str) -> Commit:
-        """`create NAME`."""
+        """Run `create NAME`."""
         from cutline.snapshots.create.context import CreateRequest
         from cutline.snapshots.create.full import create_full
 
         return create_full(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def create_incremental(self, name: str) -> Commit:
-        """`create NAME --incremental`."""
+        """Run `create NAME --incremental`."""
         from cutline.snapshots.create.context import CreateRequest
         from cutline.snapshots.create.increment import create_increment
 
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def check(self, name: str, increment: int) -> Any:
-        """`check NAME --increment N`; raises if it finds a conflict or read nothing.
+        """Run `check NAME --increment N`; raise RuntimeError if it finds a conflict or reads no rows.
 
-        Without standbys there is no other copy to compare with, so the check is inconclusive.
+        Without standbys, there is no other copy to compare with, so the check is inconclusive.
         """
         from cutline.check.verify import CheckRequest, check_snapshots
 
         report = check_snapshots(self.fleet, CheckRequest(name, increment), self.spark, Silent())
         if any(snapshot.conflicts or not snapshot.compared.rows for snapshot in report.snapshots):
-            raise RuntimeError(f"the check says {report.to_json()}")
+            raise RuntimeError(f"the check reported {report.to_json()}")
         return report
 
     def restore(self, name: str, increment: int, target: Path) -> Any:
-        """`restore NAME --increment N --to FILE`."""
+        """Run `restore NAME --increment N --to FILE`."""
         from cutline.restore.plan.plan import plan_restore
         from cutline.restore.plan.request import RestoreRequest
         from cutline.restore.run.restore import restore_fleet
@@ -106,12 +106,12 @@ def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
 
 
 def size_bytes(commit: Commit) -> int:
-    """The bytes that a commit added to the store, without the commit file."""
+    """Return the bytes that a commit added to the store, without the commit file."""
     return commit.counts["bytes"]
 
 
 def run_cold(fleet: EmbeddedFleet, command: list[str], cache: Path) -> dict[str, Any]:
-    """Run `snapshot` with these words as a separate process; return its JSON document."""
+    """Run `snapshot` with these arguments in a separate process; return its JSON document."""
     fleet_toml = fleet.fleet_toml
     words = ["--fleet", str(fleet_toml), "--json", *command]
     completed = subprocess.run(

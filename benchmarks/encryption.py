@@ -1,7 +1,7 @@
-"""What encrypting the store costs: the same commands on the same shard, with an encrypted store and with a plain one.
+"""Measure the cost of encryption: the same commands on the same shard, with an encrypted and a plain store.
 
-pgbench's rows are blank and shrink to almost nothing, so a table of random text is added: the cost depends on the
-stored bytes.
+The cost depends on the stored bytes. pgbench's rows are blank and compress to almost nothing, so a table of random text
+is added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT = "md5(random()::text) || md5(random()::text) || md5(random()::text) || md5
 
 
 def encryption_part(bench: Bench, cutline: Cutline) -> None:
-    """Create, check and restore full snapshots, in turns; both kinds of store are folders of the same disk."""
+    """Create, check and restore full snapshots in turns; both stores are folders on the same disk."""
     (rows,) = bench.shard.ask("SELECT count(*) FROM pgbench_accounts")
     numbers = f"generate_series(1, {rows // TEXT_ROWS_SHARE})"
     bench.shard.ask(f"CREATE TABLE random_text AS SELECT n AS id, {TEXT} AS text FROM {numbers} n")
@@ -56,7 +56,7 @@ def _round(bench: Bench, kind: str, cutline: Cutline, target: Path) -> Callable[
 
 
 def _with_store(bench: Bench, cutline: Cutline, kind: str) -> Cutline:
-    """The commands with a store of their own."""
+    """Return the commands with a separate store."""
     from cutline.snapshots.create.initialise import initialise
 
     work, given = bench.shard.work, cutline.fleet.path.read_text()

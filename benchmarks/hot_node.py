@@ -1,7 +1,7 @@
-"""The drain of a busy node: how long the server's stream takes, each step of the drain, and the whole drain.
+"""Measure the drain of a busy node: the duration of the server's stream, of each step, and of the whole drain.
 
-One server without standbys, and small transactions of ten changes each. Each repeat has a slot of its own, which the
-drain advances at its end, so that all steps read the same WAL.
+There is one server without standbys, with small transactions of ten changes each. Each repeat has a separate slot,
+which the drain advances at its end, so that all steps read the same WAL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cutline.wal.drain.slots import create_exported_slot
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, Definition, SegmentRange, create_segment
 
 CHANGES, TEXT_BYTES, REPEATS = 1_000_000, 12, 3
-# The changes of a transaction.
+# The number of changes in a transaction.
 TOGETHER = 10
 MESSAGES_MAX = 1 << 30
 FLEET, SLOT = "benchmark", "cutline_hot"
@@ -55,8 +55,8 @@ END LOOP; END $$
 def main() -> None:
     """Measure and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--changes", type=int, default=CHANGES, help="how many, in tens")
-    parser.add_argument("--bytes", type=int, default=TEXT_BYTES, help="of text in a row")
+    parser.add_argument("--changes", type=int, default=CHANGES, help="number of changes, rounded down to tens")
+    parser.add_argument("--bytes", type=int, default=TEXT_BYTES, help="bytes of text in each row")
     given = parser.parse_args()
     changes, text_bytes = given.changes // TOGETHER * TOGETHER, given.bytes
     with tempfile.TemporaryDirectory(prefix="cutline-hot-") as folder:
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def prepare(node: Node, folder: Path, changes: int, text_bytes: int) -> list[DrainTask]:
-    """Make the table and the slots, and run the changes; return a task for each slot."""
+    """Create the table and the slots, and run the changes; return a task for each slot."""
     with connect(node) as connection:
         connection.execute("CREATE TABLE public.account (id int PRIMARY KEY, balance bigint, name text)")
         connection.execute(ROWS.format(text_bytes=text_bytes).encode())
@@ -104,7 +104,7 @@ def prepare(node: Node, folder: Path, changes: int, text_bytes: int) -> list[Dra
 
 
 def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
-    """The median seconds of every step, and the seconds of each repeat."""
+    """Return the median seconds of every step, and the seconds of each repeat."""
     kept: dict[str, Any] = {}
 
     def server(task: DrainTask) -> None:
@@ -128,7 +128,7 @@ def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
         kept.clear()
         report = drain(task)
         if report.problem or sum(segment.segment.changes for segment in report.segments) != changes:
-            raise RuntimeError(f"the drain says {report.problem}")
+            raise RuntimeError(f"the drain reported {report.problem}")
 
     steps: dict[str, Callable[[DrainTask], None]] = {
         "server": server,
@@ -147,7 +147,7 @@ def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
 
 
 def _in_segments(decoded: list[Any]) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The changes and events of each segment, which are as large as a drain's."""
+    """Yield the changes and events of segments, which are as large as those of a drain."""
     empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
     held: list[Any] = []
     for tables in decoded:

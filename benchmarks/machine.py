@@ -1,4 +1,4 @@
-"""The machine: versions and hardware, without names or paths, and the processor time of processes."""
+"""Describe the machine by versions and hardware, without names or paths, and measure processor time of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql"
 
 
 def environment() -> dict[str, object]:
-    """Versions of all programs, CPU, cores, memory, and the current load."""
+    """Return the versions of all programs, CPU, cores, memory, and the current load."""
     return {
         "postgresql": run_tool("postgres", "--version").stdout.split()[-1],
         "python": platform.python_version(),
@@ -31,7 +31,7 @@ def environment() -> dict[str, object]:
 
 
 def java_version() -> str:
-    """The version of the Java that Spark uses, "none" if there is none."""
+    """Return the version of the Java that Spark uses, "none" if there is none."""
     from cutline.spark.java import find_java
     from cutline.storage.errors import SnapshotError
 
@@ -46,7 +46,7 @@ def java_version() -> str:
 
 
 def package_version(name: str) -> str:
-    """The installed version, "none" if there is none."""
+    """Return the installed version, "none" if there is none."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -54,7 +54,7 @@ def package_version(name: str) -> str:
 
 
 def cpu_model() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     lines = Path("/proc/cpuinfo")
     if lines.exists():
         for line in lines.read_text().splitlines():
@@ -64,7 +64,7 @@ def cpu_model() -> str:
 
 
 def family(pid: int) -> set[int]:
-    """The process and its descendants."""
+    """Return the ids of the process and its descendants."""
     parents: dict[int, list[int]] = {}
     for folder in PROCESSES.iterdir():
         if folder.name.isdecimal() and (parent := _parent(int(folder.name))) is not None:
@@ -78,7 +78,7 @@ def family(pid: int) -> set[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time of the process, its descendants, and its children that have ended."""
+    """Return the processor time of the process, its descendants, and their children that have ended."""
     ticks = 0
     for process in family(pid):
         if fields := _stat(process):
@@ -92,7 +92,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields after the program's name, which is in parentheses and may contain anything; [] if it has ended."""
+    """Read the fields after the program's name, which is in parentheses; [] if the process has ended."""
     try:
         return (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""The run, part by part. Every part records its figures and failures in Results and continues.
+"""The parts of a run. Every part records its figures and failures in Results and continues.
 
-Cheap steps are repeated. The tools take turns at running first, so that none always finds warm caches or a busy disk.
+Cheap steps are repeated. The tools take turns at running first, so that no tool always has warm caches or a busy disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Bench:
     dump: Path | None = None
 
     def take_turns(self, repeats: int, tools: Iterable[Callable[[int], object]]) -> None:
-        """Run every tool once per repeat, starting with another one each time."""
+        """Run every tool once per repeat, each time starting with the next tool."""
         ordered = list(tools)
         for repeat in range(repeats):
             for tool in ordered[repeat % len(ordered) :] + ordered[: repeat % len(ordered)]:
@@ -51,7 +51,7 @@ class Bench:
 
 
 def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
-    """Full snapshots and dumps. The first snapshots become the chains of the other parts."""
+    """Measure full snapshots and dumps. The first snapshots become the chains of the other parts."""
     names = [ONE, MANY, SPARE]
 
     def create(repeat: int) -> None:
@@ -72,17 +72,17 @@ def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
 
 
 def check_part(bench: Bench, cutline: Cutline) -> None:
-    """The check of a full snapshot, to compare with taking one."""
+    """Measure the check of a full snapshot, to compare it with taking the snapshot."""
     for repeat in range(REPEATS):
         bench.say(f"check, run {repeat + 1}")
         bench.results.measure("check", lambda: cutline.check(ONE, 0))
 
 
 def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
-    """Increments, compared with draining the same WAL and with a physical increment.
+    """Measure increments, compared with draining the same WAL and with a physical increment.
 
-    In the first repeat the transactions come in fifty pieces, each also an increment of the chain "many": both chains
-    end in the same state, and their restores can be compared.
+    In the first repeat, the transactions run in fifty pieces, each followed by an increment of the chain "many". So
+    both chains end in the same state, and their restores can be compared.
     """
     results = bench.results
     results.attempt("follow", bench.peers.follow)
@@ -124,7 +124,7 @@ def _run_in_pieces(bench: Bench, cutline: Cutline) -> None:
 
 
 def restore_part(bench: Bench, cutline: Cutline) -> None:
-    """Restores of the same state from one increment and from fifty, compared with pg_restore of its dump."""
+    """Measure restores of the same state from one increment and from fifty, compared with pg_restore of a dump."""
     target = bench.shard.work / "target.toml"
     description = bench.shard.fleet.fleet_toml.read_text()
     target.write_text(description.replace(bench.shard.dsn, bench.shard.primary.dsn(CUTLINE_DATABASE)))
@@ -158,7 +158,7 @@ def restore_part(bench: Bench, cutline: Cutline) -> None:
 
 
 def _expect_state(bench: Bench, database: str) -> bool:
-    """Raise unless the restored accounts are those of the final state: a fast wrong restore does not count."""
+    """Raise unless the restored accounts equal the final state: a fast wrong restore does not count."""
     restored = bench.shard.state(database)
     if restored != bench.state:
         raise RuntimeError(f"restored {restored}, expected {bench.state}")
@@ -166,7 +166,7 @@ def _expect_state(bench: Bench, database: str) -> bool:
 
 
 def cold_part(bench: Bench) -> None:
-    """Increments of an idle fleet of three shards, each as a process of its own, as under cron."""
+    """Measure increments of an idle fleet of three shards, each in a separate process, as under cron."""
     folder, cache = bench.shard.work / "idle", bench.shard.work / "cache"
     cache.mkdir(exist_ok=True)
     fleet = start_fleet(folder, shards=COLD_SHARDS, backups=0)

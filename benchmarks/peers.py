@@ -1,4 +1,4 @@
-"""PostgreSQL's own tools for the same tasks, run as for a backup of one node."""
+"""PostgreSQL's own tools for the same tasks, used as for a backup of one node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS_MAX = 3600
 
 
 def size_bytes(folder: Path) -> int:
-    """The size of all files in `folder`, in bytes."""
+    """Return the size of all files in `folder`, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -28,29 +28,29 @@ class Peers:
     backups: int = 0
 
     def dump(self, name: str) -> Path:
-        """pg_dump of all tables that Cutline copies."""
+        """Run pg_dump of all tables that Cutline copies."""
         target = self._clear(name)
         how = ["--format=directory", "--jobs=2", "--compress=gzip:1", f"--exclude-table={EXCLUDED}"]
         run_tool("pg_dump", *how, f"--file={target}", self.shard.dsn, seconds_max=SECONDS_MAX)
         return target
 
     def restore(self, dump: Path, database: str) -> str:
-        """pg_restore of a dump into a new database."""
+        """Run pg_restore of a dump into a new database."""
         dsn = self.shard.create_database(database)
         run_tool("pg_restore", "--jobs=2", "--exit-on-error", f"--dbname={dsn}", str(dump), seconds_max=SECONDS_MAX)
         return dsn
 
     def follow(self) -> None:
-        """Create the slot that pg_recvlogical drains, and take the backup that the increments build on."""
+        """Create the slot that pg_recvlogical drains, and take the backup on which the increments build."""
         self.shard.ask(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {PUBLISHED}")
-        # Like Cutline's slots: prepared transactions are decoded at PREPARE.
+        # As in Cutline's slots, prepared transactions are decoded at PREPARE.
         self.shard.ask(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput', false, true)")
         self._base_backup()
 
     def drain(self) -> Path:
-        """pg_recvlogical of everything up to now, into a file."""
+        """Run pg_recvlogical of everything up to now, into a file."""
         (through,) = self.shard.ask("SELECT pg_current_wal_insert_lsn()::text")
-        # pg_recvlogical ends at a message at or after --endpos; without this message it would wait for a keepalive.
+        # pg_recvlogical ends at a message at or after --endpos. Without this message, it would wait for a keepalive.
         self.shard.ask("SELECT pg_logical_emit_message(false, 'bench', 'end')")
         target = self.folder / "drained"
         target.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The figures as a table for a terminal and as one JSON document."""
+"""Show the figures as tables in a terminal, and as one JSON document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEBIBYTE = 2**20
 
 
 def document(results: Results, environment: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
-    """The JSON document `cutline/bench/1` with every run: durations in seconds, sizes in bytes."""
+    """Return the JSON document `cutline/bench/1` with every run: durations in seconds, sizes in bytes."""
     return {
         "schema": SCHEMA,
         "environment": dict(environment),

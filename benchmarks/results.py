@@ -1,4 +1,4 @@
-"""Measurements, comparisons and failures, as plain values; nothing here knows the tools."""
+"""Measurements, comparisons and failures as plain values, independent of the tools."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Measurement:
-    """One tool's runs of a task, in order; `sizes_bytes` if it stores something."""
+    """The runs of one task by one tool, in order; `sizes_bytes` is filled if the task stores something."""
 
     seconds: list[float] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)
 
     def median(self, unit: str) -> float | None:
-        """The median of the runs in `unit`, "seconds" or "bytes"; None if there is none."""
+        """Return the median of the runs in `unit`, "seconds" or "bytes"; None without runs."""
         found = self.seconds if unit == "seconds" else self.sizes_bytes
         return statistics.median(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The ratio of `task` to `peer`, in `unit`; without a peer the figure itself. `aim` is its upper bound."""
+    """The ratio of `task` to `peer` in `unit`, or the figure itself without a peer; `aim` is its upper bound."""
 
     task: str
     peer: str | None
@@ -54,7 +54,7 @@ COMPARISONS = (
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkFailure:
-    """A step that failed and has no figure."""
+    """A failed step, which has no figure."""
 
     task: str
     problem: str
@@ -62,7 +62,7 @@ class BenchmarkFailure:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkVerdict:
-    """A comparison's result; `value` is None if a side was not measured."""
+    """The result of a comparison; `value` is None if either side was not measured."""
 
     comparison: Comparison
     value: float | None
@@ -84,7 +84,7 @@ class Results:
     def measure(
         self, task: str, work: Callable[[], Result], size: Callable[[Result], int] | None = None
     ) -> Result | None:
-        """Time `work` as one run of `task`; on a failure, record it and return None."""
+        """Time `work` as one run of `task`; record a failure and return None."""
         began = time.perf_counter()
         result = self.attempt(task, work)
         seconds = time.perf_counter() - began
@@ -93,7 +93,7 @@ class Results:
         return result
 
     def attempt(self, task: str, work: Callable[[], Result]) -> Result | None:
-        """Run `work` without timing it; on a failure, record it and return None."""
+        """Run `work` without timing it; record a failure and return None."""
         try:
             return work()
         except Exception as error:  # noqa: BLE001  # reported with the figures, and makes the run fail
@@ -108,12 +108,12 @@ class Results:
             measurement.sizes_bytes.append(size_bytes)
 
     def median(self, task: str, unit: str) -> float | None:
-        """The median of a task's runs, None if it has none."""
+        """Return the median of a task's runs; None without runs."""
         found = self.measurements.get(task)
         return found.median(unit) if found else None
 
     def verdicts(self) -> list[BenchmarkVerdict]:
-        """Every comparison with its value."""
+        """Return every comparison with its value."""
         return [BenchmarkVerdict(comparison, self._value(comparison)) for comparison in COMPARISONS]
 
     def _value(self, comparison: Comparison) -> float | None:

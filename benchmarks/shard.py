@@ -1,6 +1,6 @@
 """The shard under test: one embedded primary with pgbench's tables, its load, and a hash of its state.
 
-pgbench_history has no key; every tool leaves it out.
+pgbench_history has no key, so every tool leaves it out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Shard:
 
     @property
     def primary(self) -> EmbeddedNode:
-        """The one primary."""
+        """The only primary."""
         return self.fleet.primaries[0]
 
     @property
@@ -56,18 +56,18 @@ class Shard:
         return self.primary.dsn()
 
     def ask(self, statement: str, database: str | None = None) -> tuple[Any, ...]:
-        """Execute one statement and return its first row, () if there is none."""
+        """Execute a statement and return its first row, () if it returns no rows."""
         with psycopg.connect(self.primary.dsn(database) if database else self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchone() or () if cursor.description else ()
 
     def checkpoint(self) -> None:
-        """Write dirty pages now, so that no tool pays for another's."""
+        """Write dirty pages now, so that each tool is measured without the writes of the previous tool."""
         self.ask("CHECKPOINT")
 
     def run_transactions(self, count: int) -> None:
-        """Run `count` of pgbench's simple updates."""
-        # The load is not measured, so its commits need not wait for the disk.
+        """Run `count` transactions of pgbench's simple-update script."""
+        # The load is not measured, so its commits don't wait for the disk.
         dsn = make_conninfo(self.dsn, options="-c synchronous_commit=off")
         each = str(-(-count // CLIENTS))
         load = ["--builtin=simple-update", "--no-vacuum", f"--client={CLIENTS}", "--jobs=2"]
@@ -75,7 +75,7 @@ class Shard:
         self.checkpoint()
 
     def state(self, database: str | None = None) -> tuple[Any, ...]:
-        """A value that identifies the state of the accounts."""
+        """Return a value that identifies the state of the accounts."""
         return self.ask(STATE_QUERY, database)
 
     def create_database(self, name: str) -> str:

@@ -1,7 +1,8 @@
-"""Trace three commands through the modules: how many they enter, and which calls go up.
+"""Trace three commands through the modules: count the modules entered, and show the calls that go up.
 
-A module's floor is the length of the longest chain of imports below it. A call goes up when its module is on the same
-floor as the caller's or on a higher one. Callbacks and implementations of a Protocol are called that way by design.
+A module's floor is the length of the longest chain of imports below it. A call goes up if the called module is on the
+floor of the caller's module or a higher floor. Callbacks and implementations of a Protocol are called that way by
+design.
 
     python -m benchmarks.walk
 """
@@ -31,13 +32,13 @@ COMMANDS = {
 
 @dataclass(slots=True)
 class Walk:
-    """The modules that a command enters, and its calls from one module into another, each counted once."""
+    """The modules that a command enters, and its calls from module to module, each counted once."""
 
     modules: set[str] = field(default_factory=set)
     calls: set[tuple[str, str]] = field(default_factory=set)
 
     def climbs(self, floors: dict[str, int]) -> list[tuple[str, str]]:
-        """The calls into a module that is not on a lower floor than the caller."""
+        """Return the calls into a module that is not on a lower floor than the caller."""
         return sorted(call for call in self.calls if floors[call[1]] >= floors[call[0]])
 
 
@@ -72,7 +73,7 @@ def _run(command: tuple[str, ...]) -> None:
 
 @contextmanager
 def traced_calls(modules: set[str]) -> Iterator[Walk]:
-    """Record the calls between `modules` while the block runs, in threads that it starts too."""
+    """Record the calls between `modules` while the block runs, including those in threads that it starts."""
     walk = Walk()
     name_of = _names(modules)
 
@@ -110,7 +111,7 @@ def _names(modules: set[str]) -> Callable[[str], str | None]:
 
 
 def floors_of(root: Path) -> dict[str, int]:
-    """The floor of every module of the product, by its top-level imports; an import that closes a circle is ignored."""
+    """Return the floor of every module of the product, by its top-level imports; ignore imports that close a circle."""
     paths = {
         ".".join(("cutline", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
         for package in (root / "cutline").iterdir()

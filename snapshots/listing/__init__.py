@@ -1,6 +1,6 @@
-"""Listing: the contents of a store, read from its commits and outcomes alone, as lists, as figures and as metrics.
+"""Listing: the contents of a store, read from its commits and outcomes alone, as lists, figures and metrics.
 
-A *metric* has a name and a meaning (docs/monitoring.md), a *sample* is one value of it. All are gauges, because the
-processes that report them are short: counts cover a window of time. An unknown value has no sample, rather than the
-value 0.
+A *metric* has a name and a meaning (docs/monitoring.md), and a *sample* is a value of a metric. All metrics are gauges,
+because the reporting processes are short-lived; counts cover a window of time. An unknown value is reported by the
+absence of a sample, not as 0.
 """

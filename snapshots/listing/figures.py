@@ -1,4 +1,4 @@
-"""Figures of snapshots and operations over time: what `report` and `show --timeline` draw."""
+"""Figures of snapshots and operations over time, as drawn by `report` and `show --timeline`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.safe_time import node_time
 
-# A span is a gap if it is longer than so many times the median. Of fewer spans no median is usual.
+# A span is a gap if it is longer than GAP_FACTOR times the median of at least SPANS_MIN spans.
 GAP_FACTOR, SPANS_MIN = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlace:
-    """Where one can restore to: a commit and when its cut was made.
+    """A possible target of a restore: a commit, and the time of its cut.
 
-    `ended` says why its chain can't be continued after it; "" for all others.
+    `ended` is the reason for which the chain can't be continued after this commit; "" if it can.
     """
 
     snapshot: str
@@ -49,7 +49,7 @@ class RestorePlace:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A span without a restore point: after one, before the next (None: until now). `why` is "" if it is only long."""
+    """A span without a restore point, between two restore points or until now; `why` is "" if it is only long."""
 
     after: RestorePlace
     before: RestorePlace | None
@@ -58,27 +58,27 @@ class Gap:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """The length of the gap."""
         return (self.until - self.after.at).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The gaps, the oldest first, and the median span in seconds; None if there are too few."""
+    """The gaps, oldest first, and the median span in seconds, None if there are too few spans."""
 
     median_seconds: float | None
     found: tuple[Gap, ...]
 
     @property
     def limit_seconds(self) -> float | None:
-        """A longer span is a gap."""
+        """The length above which a span is a gap."""
         return None if self.median_seconds is None else GAP_FACTOR * self.median_seconds
 
 
 def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
-    """The spans between neighbours that are longer than usual, or that contain the end of a chain and the next begin.
+    """Find the spans between adjacent restore points that are longer than usual or contain the end of a chain.
 
-    The newest place and `now` are neighbours, too, but that span does not count for the median: it still grows.
+    The span from the newest restore point to `now` may be a gap, but doesn't count for the median, as it still grows.
     """
     ordered = sorted(places, key=lambda place: (place.at, place.snapshot, place.increment))
     pairs = list(pairwise(ordered))
@@ -96,15 +96,15 @@ def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
     )
 
 
-# The first is how many of the newest operations are read without an intent (checks, gc, prunes), and how many with an
-# intent that have committed no increment. Each costs one or two reads. A watch takes thousands of increments between
-# two checks: the newest of them are read as a sample.
+# OPERATIONS_MAX limits both the newest operations read without an intent (checks, gc, prunes) and those with an intent
+# that have committed no increment. Each takes one or two reads. A watch takes thousands of increments between two
+# checks, so only the newest INCREMENTS_MAX are read as a sample.
 OPERATIONS_MAX, INCREMENTS_MAX = 1000, 200
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """A phase, summed over all operations of a kind that have it: how many, and how long it took."""
+    """The duration of a phase over all operations of a kind that have the phase."""
 
     kind: str
     phase: str
@@ -115,10 +115,10 @@ class PhaseFigures:
 
 @dataclass(frozen=True, slots=True)
 class OperationFigures:
-    """The figures of `read` operations; if they `are_all`, no other operation that counts has ended.
+    """The figures of `read` operations. `are_all` is set if they include every operation that counts.
 
-    `untimed` counts those that are done and whose phases were not recorded. `checks` and `drills`, which have ended
-    with a result, are the newest first.
+    `untimed` counts the completed operations without recorded phases. `checks` and `drills` are those that ended with a
+    result, newest first.
     """
 
     read: int = 0
@@ -136,10 +136,10 @@ def read_operation_figures(
     increments: Collection[str] = (),
     others: Collection[str] = (),
 ) -> OperationFigures:
-    """Read the newest operations that have ended, and collect the figures of `snapshot`, or of all.
+    """Read the newest operations that have ended, and collect the figures of `snapshot`, or of all snapshots.
 
-    `increments` are the operations that have committed increments; with `snapshot` only its own, and `others` those of
-    other snapshots, which are not read.
+    `increments` are the ids of operations that committed increments, with `snapshot` only its own. `others` are those
+    of other snapshots, which are not read.
     """
     documents, own, not_read = document_names(store), frozenset(increments), frozenset(others)
     with_intent = [operation for operation in list_ended(documents, has_intent=True) if operation not in not_read]
@@ -156,7 +156,7 @@ def read_operation_figures(
 def collect_operations(
     ended: Iterable[Ended], snapshot: str | None = None, *, are_all: bool = True
 ) -> OperationFigures:
-    """The figures of operations on `snapshot`, or on all, the newest first."""
+    """Collect the figures of the operations (newest first) on `snapshot`, or on all snapshots."""
     endeds = list(ended)
     own = [
         operation
@@ -172,7 +172,7 @@ def collect_operations(
 
 
 def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
-    """By kind, in the order of the operation that has most of them."""
+    """Return the phases by kind, in the order of the operation with the most phases."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for ended in sorted(timed, key=lambda one: -len(one.phases)):
         of_kind, checked = (
@@ -181,7 +181,7 @@ def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
         )
         own: dict[str, float] = {}
         for phase, taken in ended.phases.items():
-            # A check has a step for each snapshot, named for it.
+            # A check has a step for each snapshot, named after the snapshot.
             name = "check commits" if phase.removeprefix("check ") in checked else phase
             own[name] = own.get(name, 0.0) + taken
         for name, taken in own.items():
@@ -198,10 +198,10 @@ SECONDS_PER_DAY = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class NodeLag:
-    """How far a primary was behind a cut, in seconds: from its own time to when the cut was made.
+    """The lag of a primary at a cut: the seconds from the primary's time to the time of the cut.
 
-    Its time is that of its newest commit, or of its marker (wal.cut.safe_time). `idle_seconds` is the time since the
-    newest commit; None if there was none. As clocks differ, both may be negative.
+    The primary's time is the time of its newest commit or of its marker (wal.cut.safe_time). `idle_seconds` is the time
+    since its newest commit, None if there was none. Since clocks differ, both may be negative.
     """
 
     seconds: float
@@ -210,10 +210,7 @@ class NodeLag:
 
 @dataclass(frozen=True, slots=True)
 class PointFigures:
-    """One restore point: its cut, and what its commit added.
-
-    `lags` are by primary.
-    """
+    """The figures of a restore point: its cut, and the amounts that its commit added. `lags` maps primaries to lags."""
 
     snapshot: str
     increment: int
@@ -237,9 +234,9 @@ class PointFigures:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFigures:
-    """One snapshot with its restore points in order; of a broken one, only those that can be read.
+    """A snapshot with its restore points in order; for a broken snapshot, only the readable restore points.
 
-    `is_given_up`: its chain was lost, or ended by a restore; not if it continued until another snapshot took its place.
+    `is_given_up` is set if the chain was lost or ended by a restore, but not if another snapshot replaced it.
     """
 
     name: str
@@ -251,12 +248,12 @@ class SnapshotFigures:
 
     @property
     def bytes(self) -> int:
-        """The size of all objects of the chain."""
+        """The size of all objects of the chain in bytes."""
         return sum(point.bytes for point in self.points)
 
     @property
     def growth_bytes_per_day(self) -> float | None:
-        """What increments add in a day, from the first cut to the last; None if these are less than a day apart."""
+        """The bytes that increments add per day; None if the first and last cut are less than a day apart."""
         seconds = (self.points[-1].cut_at - self.points[0].cut_at).total_seconds() if self.points else 0.0
         if seconds < SECONDS_PER_DAY:
             return None
@@ -264,7 +261,7 @@ class SnapshotFigures:
 
     @property
     def is_counted(self) -> bool:
-        """Whether its points count for gaps: it has rows, and is not broken."""
+        """Whether the restore points count for gaps: the snapshot has rows and is not broken."""
         return not self.is_only_cut and self.state != BROKEN
 
 
@@ -286,7 +283,7 @@ class StoreFigures:
 
     @property
     def last_good_point(self) -> PointFigures | None:
-        """The newest restore point with rows of a snapshot that can be read, and that no check found in conflict."""
+        """The newest restore point with rows, in a readable snapshot, without conflicts found by a check."""
         good = list[PointFigures]()
         for one in self.snapshots:
             checks = [check for check in self.operations.checks if check.point.snapshot == one.name]
@@ -310,14 +307,14 @@ class StoreFigures:
 
     @property
     def nodes(self) -> list[str]:
-        """The primaries of which some commit says when they last committed."""
+        """The primaries for which the commits contain lags."""
         return sorted({node for point in self.points for node in point.lags})
 
 
 def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
-    """Read the figures of the snapshot `name`, or of all; raise SnapshotMissingError, SnapshotDeletedError.
+    """Read the figures of the snapshot `name`, or of all snapshots, from commits and outcomes alone.
 
-    A snapshot that can't be read is in the figures with its problem. No object but commits and outcomes is read.
+    An unreadable snapshot is included with its problem. Raises SnapshotMissingError, SnapshotDeletedError.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
@@ -329,7 +326,7 @@ def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
                 f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name}
             )
         names = [name]
-    # One after the other: a chain of thousands of commits takes much more memory than its figures.
+    # Read one chain at a time, because a chain of thousands of commits takes much more memory than its figures.
     entries = (read_entry(store, identity, listed_name, read_chain) for listed_name in names)
     snapshots = [figures_of(entry, entry.chain) for entry in entries if entry is not None]
     others = _increments_of(store, identity, [stored_name for stored_name in stored if stored_name not in names])
@@ -338,7 +335,7 @@ def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
 
 
 def read_figures_of(fleet: Fleet, details: SnapshotDetails, now: datetime) -> StoreFigures:
-    """The figures of a snapshot whose chain was read."""
+    """Read the figures of a snapshot whose chain was already read."""
     store, name = fleet.store.open(), details.entry.name
     snapshots = [figures_of(details.entry, details.chain)]
     identity = read_identity(store, fleet)
@@ -350,12 +347,12 @@ def read_figures_of(fleet: Fleet, details: SnapshotDetails, now: datetime) -> St
 
 
 def _increments_in(snapshots: Iterable[SnapshotFigures]) -> list[str]:
-    """The operations that have committed the increments."""
+    """Return the ids of the operations that committed the increments."""
     return [point.operation for snapshot in snapshots for point in snapshot.points if point.increment]
 
 
 def _increments_of(store: ObjectStore, identity: StoreIdentity, names: Iterable[str]) -> list[str]:
-    """The operations that have committed the increments of these snapshots, of which few commits are read for that."""
+    """Read the ids of the operations that committed the increments of these snapshots, from few of their commits."""
     entries = (read_entry(store, identity, name) for name in names)
     return [summary.operation for entry in entries if entry is not None for summary in entry.summaries]
 
@@ -367,7 +364,7 @@ def _collect(
 
 
 def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
-    """The gaps between all restore points that have rows."""
+    """Find the gaps between all restore points that have rows."""
     ends = [
         RestorePlace(
             snapshot.name,
@@ -383,7 +380,7 @@ def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
 
 
 def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
-    """The figures of a snapshot; `chain` is its readable part."""
+    """Return the figures of a snapshot; `chain` is its readable part."""
     points = tuple(map(_point_of, chain.commits)) if chain else ()
     is_replaced = entry.lost is not None and entry.lost.is_planned and bool(entry.lost.successor)
     is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not is_replaced
@@ -416,7 +413,7 @@ def _point_of(commit: Commit) -> PointFigures:
 
 
 def _lags(commit: Commit) -> Iterator[tuple[str, NodeLag]]:
-    """The lag of each primary."""
+    """Yield every primary with its lag."""
     cut_at = cut_time(commit)
     for node in commit.cut.nodes:
         last = node.last_commit_at

@@ -1,7 +1,7 @@
-"""List a store: its snapshots and increments according to the commits, without reading any other object.
+"""List the snapshots and increments of a store by reading commits and the records of operations.
 
-The records of operations are compared with them: nothing else shows that somebody has removed the newest increments of
-a chain, or a whole snapshot, without Cutline.
+Comparing the records with the commits shows whether the newest increments of a chain, or a whole snapshot, were removed
+without Cutline. Nothing else shows this.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One snapshot. If its chain can't be read, `problem` says why and `chain` is the part before that, if any.
+    """A snapshot. If its chain can't be read, `problem` is the reason and `chain` is the readable part, if any.
 
-    `has_damaged_mark`: all of the chain can be read, and `problem` is that of a mark. `lost` is set if the chain was
-    given up and can't be continued; `retained` is the WAL that the nodes keep for it. `is_only_full`: its increments
-    were pruned. `summaries` describe the increments.
+    `has_damaged_mark` is set if the whole chain can be read, and `problem` is that of a mark. `lost` is set if the
+    chain was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full`
+    is set if the increments were pruned. `summaries` describe the increments.
     """
 
     name: str
@@ -67,10 +67,10 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """Broken: a commit is missing or damaged. Lost, ended, only-full: no increment follows.
+        """The state, determined without reading the objects that commits list (only `check` reads these).
 
-        Because a node kept too much WAL for it, a command ended it, or its increments were pruned. Ended is also one
-        whose mark is damaged. The objects that the commits list are read by `check` alone.
+        Broken: a commit is missing or damaged. Lost: a node kept too much WAL for the chain. Ended: a command ended the
+        chain, or a mark is damaged. Only-full: the increments were pruned. No increment follows in any of these states.
         """
         if self.problem and not self.has_damaged_mark:
             return BROKEN
@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def remark(self) -> str:
-        """The explanation of the state for people, "" if it needs none."""
+        """The explanation of the state for the operator; "" if none is needed."""
         pruned = "its increments were pruned, and no others can be added" if self.is_only_full else ""
         return self.problem or pruned or (self.lost.text if self.lost else "")
 
@@ -91,7 +91,7 @@ COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
 
 
 def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
-    """Do as read_chain does; if an increment's commit is damaged or missing, the hint names those before it."""
+    """Read a chain like read_chain; if a commit is damaged or missing, the hint names the increments before it."""
     try:
         return read_chain(store, name, increment)
     except (ManifestError, SnapshotMissingError) as error:
@@ -106,13 +106,13 @@ def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Cha
         raise
 
 
-# Operations that have committed nothing, or whose commit is gone, are few, unless snapshots were deleted.
+# The limit of operations read that have committed nothing, or whose commit is gone; there are more after deletions.
 READ_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
 class MissingPoint:
-    """A full snapshot (increment 0) or an increment whose commit file, `key`, is gone."""
+    """A full snapshot (increment 0) or increment whose commit file `key` is missing."""
 
     snapshot: str
     increment: int
@@ -120,7 +120,7 @@ class MissingPoint:
 
 
 def missing_texts(missing: Iterable[MissingPoint]) -> list[str]:
-    """A line for each snapshot: its missing commits, and the remedy. They are in the order of their increments."""
+    """Return a line for each snapshot with its missing commits and the remedy; `missing` is in order of increments."""
     return [_text_of(name, list(points)) for name, points in groupby(missing, key=lambda point: point.snapshot)]
 
 
@@ -133,13 +133,13 @@ def _text_of(name: str, points: list[MissingPoint]) -> str:
     )
     if first.increment:
         return text
-    return f"{text}   or give the snapshot up, if it is lost for good: snapshot delete {name} --force"
+    return f"{text}   or, if there is no copy, give up the snapshot: snapshot delete {name} --force"
 
 
 def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """The commits missing from `entries` (all of the store's), according to the newest operations.
+    """Find the commits that are missing from `entries` (all snapshots of the store), by the newest operations.
 
-    `documents` are those of document_names, listed before the entries were read.
+    `documents` is the result of document_names, listed before the entries were read.
     """
     entries = list(entries)
     committed = committed_by(entries)
@@ -148,7 +148,7 @@ def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries:
 
 
 def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], entry: Entry) -> list[MissingPoint]:
-    """The increments after the last one of a snapshot, by the operations that began next."""
+    """Find missing increments after the last increment of a snapshot, by the operations that began after it."""
     if entry.chain is None:
         return []
     second = _second_of(entry.chain.last.operation)
@@ -158,9 +158,9 @@ def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], en
 
 
 def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """The operations whose restore points are missing, by snapshot and increment.
+    """Find the restore points of the operations whose commit files are missing, by snapshot and increment.
 
-    The entries, as a listing has them, only spare reads: each commit file is looked for by its key.
+    The entries, read from a listing, only save reads: each commit file is looked up by its key.
     """
     by_name = {entry.name: entry for entry in entries}
     points: dict[str, set[int]] = {}
@@ -173,7 +173,7 @@ def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[E
 
 
 def committed_by(entries: Iterable[Entry]) -> set[str]:
-    """The operations that have committed the restore points of the entries."""
+    """Return the ids of the operations that committed the restore points of the entries."""
     operations = set[str]()
     for entry in entries:
         operations |= {entry.chain.full.operation} if entry.chain else set()
@@ -184,10 +184,10 @@ def committed_by(entries: Iterable[Entry]) -> set[str]:
 def _may_be_missing(operation: str, entry: Entry | None) -> bool:
     if entry is None:
         return True
-    # If a chain can't be read, the error is its problem; a damaged mark may be the mark of pruned increments.
+    # If the chain can't be read, its problem is reported instead. A damaged mark may be the mark of pruned increments.
     if entry.chain is None or entry.problem:
         return False
-    # Ids of different seconds sort by time: operations before the full snapshot's worked on another one of that name.
+    # Ids of different seconds sort by time. Operations older than the full snapshot worked on an earlier chain.
     return operation >= _second_of(entry.chain.full.operation)
 
 
@@ -218,7 +218,7 @@ def _read(store: ObjectStore, documents: Mapping[str, Set[str]], operations: Seq
 class Listing:
     """The snapshots of a store by name, the WAL that the nodes keep, operations without an outcome, and checks.
 
-    `missing` were committed, and their commit files are gone.
+    `missing` are committed restore points whose commit files are missing.
     """
 
     entries: tuple[Entry, ...]
@@ -229,7 +229,7 @@ class Listing:
 
     @property
     def warnings(self) -> list[str]:
-        """A line for every restore point that is missing, and for every chain past half of a node's limit."""
+        """A line for every snapshot with missing commits, and for every chain past half of a node's limit."""
         entries_by_slot = {slot_name(entry.chain.full.chain): entry for entry in self.entries if entry.chain}
         warnings = missing_texts(self.missing)
         for slot in sorted({retained.slot for retained in self.answers.retained}):
@@ -245,7 +245,7 @@ class Listing:
 
 
 def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
-    """Every snapshot in the fleet's store. The nodes are asked at the same time, and need not answer.
+    """List every snapshot in the fleet's store; query the nodes at the same time, which may fail to answer.
 
     With `all_checks`, checks before the newest full checks are read as well.
     """
@@ -268,13 +268,13 @@ def read_entry(
     name: str,
     read_commits: Callable[[ObjectStore, str], Chain] = read_newest_part,
 ) -> Entry | None:
-    """What `list` shows of the snapshot, and the chain as `read_commits` reads it; None if it has been deleted."""
+    """Read the snapshot's entry for `list`, with the chain as read by `read_commits`; None if it has been deleted."""
 
     def read() -> Entry:
         chain = read_commits(store, name)
         check_of_fleet(chain, identity)
         entry = entry_of(store, chain)
-        # A chain whose last commits were deleted meanwhile would seem to end earlier.
+        # A chain whose last commits were deleted in the meantime would seem to end earlier.
         check_not_deleted(store, name)
         return entry
 
@@ -282,13 +282,13 @@ def read_entry(
         try:
             return read()
         except SnapshotMissingError:
-            # Its increments may have been pruned while it was read.
+            # The increments may have been pruned while the chain was read.
             return read()
     except SnapshotDeletedError:
         return None
     except (ManifestError, RefusedError) as error:
         try:
-            # Nothing is shown of a snapshot that may have been deleted.
+            # Show no part of a snapshot that may have been deleted.
             check_not_deleted(store, name)
             readable = read_readable_part(store, name)
             check_of_fleet(readable, identity)
@@ -299,7 +299,7 @@ def read_entry(
 
 
 def entry_of(store: ObjectStore, chain: Chain) -> Entry:
-    """The entry of a chain that can be read; raises as read_summaries."""
+    """Read the entry of a readable chain; raises the errors of read_summaries."""
     summaries, marks = read_summaries(store, chain), read_marks(store, chain.name, chain.full.chain)
     return Entry(
         chain.name,
@@ -320,7 +320,7 @@ def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDetails:
-    """One snapshot with its whole chain, and its operations without an outcome."""
+    """A snapshot with its whole chain, and its operations without an outcome."""
 
     entry: Entry
     chain: Chain
@@ -328,7 +328,7 @@ class SnapshotDetails:
 
 
 def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> SnapshotDetails:
-    """Read one snapshot, up to an increment (None: the newest); raises SnapshotMissingError, ManifestError."""
+    """Read a snapshot up to an increment (None: the newest); raises SnapshotMissingError, ManifestError."""
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     open_operations = read_open_operations(store, name)
@@ -341,16 +341,16 @@ def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> Snap
 def find_doubts(
     store: ObjectStore, documents: Mapping[str, Set[str]], chain: Chain, *, is_newest: bool
 ) -> tuple[str, ...]:
-    """Conflicts that a check has found; and, if the chain `is_newest`, later increments whose commit files are gone.
+    """Report conflicts found by a check and, if the chain `is_newest`, later increments with missing commit files.
 
-    `documents` are those of document_names, listed before the chain was read. Raises as read_summaries.
+    `documents` is the result of document_names, listed before the chain was read. Raises the errors of read_summaries.
     """
     missing = read_missing_after(store, documents, entry_of(store, chain)) if is_newest else []
     doubts = missing_texts(missing)
     checks = read_checks(store, documents, {chain.name})
     if standing := checks.standing_conflicts(chain.name, chain.last.increment + 1):
         doubts.append(
-            f"a check up to increment {standing.point.increment} of {chain.name}, which ended at {standing.ended_at},"
-            f" has found conflicts; to see whether this is concerned: snapshot check {chain.name} --increment N"
+            f"a check of {chain.name} up to increment {standing.point.increment}, which ended at {standing.ended_at},"
+            f" found conflicts; to check whether they affect increment N: snapshot check {chain.name} --increment N"
         )
     return tuple(doubts)

@@ -1,4 +1,4 @@
-"""The endpoint `/metrics` of a process that runs for long, and the text that Prometheus reads there."""
+"""The `/metrics` endpoint of a long-running process, and the text that Prometheus reads there."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class _Collector:
 
 
 def render(fleet: str, samples: Iterable[Sample]) -> bytes:
-    """The samples of a fleet in Prometheus's text format."""
-    # Imported here: commands without metrics need it not.
+    """Render the samples of a fleet in Prometheus's text format."""
+    # Imported here because commands without metrics don't need the library.
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -52,16 +52,16 @@ def render(fleet: str, samples: Iterable[Sample]) -> bytes:
     return generate_latest(registry)
 
 
-# A scraper and a probe are expected. Of more connections the oldest are closed: connections that send a request at once
-# are answered, even while others stay silent.
+# One scraper and one probe are expected. If there are more connections, the oldest are closed, so that requests are
+# answered even if other connections stay silent.
 REQUESTS_MAX, REQUEST_SECONDS_MAX = 8, 10.0
-# Every Prometheus reads this version of the text format; later versions differ in names that no metric here has.
+# Every Prometheus reads this version of the text format. Later versions differ only in names that are not used here.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PLAIN = "text/plain; charset=utf-8"
 
 
 class EndpointTakenError(RefusedError):
-    """The endpoint's address can't be listened on."""
+    """The endpoint can't listen on its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _HttpAnswer:
 class MetricsEndpoint:
     """Serves `/metrics` and `/healthz` while the block runs; raises EndpointTakenError.
 
-    `/healthz` is 200 if something was published in the last `fresh_seconds`, else 503: then the process hangs.
+    `/healthz` returns 200 if metrics were published in the last `fresh_seconds`, else 503, since the process hangs.
     """
 
     def __init__(self, address: ListenAddress, fresh_seconds: float) -> None:
@@ -85,13 +85,13 @@ class MetricsEndpoint:
         except OSError as error:
             raise EndpointTakenError(
                 f"the metrics can't be served at {address.host}:{address.port}: {error.strerror or error}",
-                hint="name another address in fleet.toml: [metrics] listen",
+                hint="set a different address in fleet.toml: [metrics] listen",
             ) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics endpoint", daemon=True)
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port on which the endpoint listens."""
         return int(self._server.server_address[1])
 
     def __enter__(self) -> Self:
@@ -106,20 +106,20 @@ class MetricsEndpoint:
         self._thread.join()
 
     def publish(self, text: bytes) -> None:
-        """Serve `text` (exposition.render) from now on."""
+        """Serve `text`, the result of `render`, from now on."""
         self._published = text, time.monotonic()
 
     def answer(self, path: str) -> _HttpAnswer:
-        """The answer to a request for `path`."""
+        """Return the answer to a request for `path`."""
         published = self._published
         if path == "/healthz":
             is_fresh = published is not None and time.monotonic() - published[1] <= self._fresh_seconds
             status = HTTPStatus.OK if is_fresh else HTTPStatus.SERVICE_UNAVAILABLE
-            return _HttpAnswer(status, PLAIN, b"ok\n" if is_fresh else b"nothing was gathered lately\n")
+            return _HttpAnswer(status, PLAIN, b"ok\n" if is_fresh else b"no metrics were gathered recently\n")
         if path != "/metrics":
             return _HttpAnswer(HTTPStatus.NOT_FOUND, PLAIN, b"see /metrics and /healthz\n")
         if published is None:
-            return _HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"nothing was gathered yet\n")
+            return _HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"no metrics have been gathered yet\n")
         return _HttpAnswer(HTTPStatus.OK, CONTENT_TYPE, published[0])
 
 
@@ -130,9 +130,9 @@ def shut_down(request: socket.socket) -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    """Holds REQUESTS_MAX connections at a time; one more closes the oldest.
+    """Keeps up to REQUESTS_MAX connections open; a further connection closes the oldest.
 
-    prometheus_client's own server limits neither connections nor their time, and knows no `/healthz`.
+    The server in prometheus_client limits neither connections nor their duration, and has no `/healthz`.
     """
 
     daemon_threads = True
@@ -141,13 +141,13 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: ListenAddress, endpoint: MetricsEndpoint) -> None:
         self.endpoint = endpoint
         self._lock = threading.Lock()
-        # The open connections, the oldest first.
+        # The open connections, oldest first.
         self._open: dict[socket.socket, None] = {}
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         super().__init__((address.host, address.port), _Handler)
 
     def server_bind(self) -> None:
-        """As TCPServer does: HTTPServer would look the host's name up, which may take long."""
+        """Bind like TCPServer; HTTPServer would also look up the host's name, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -164,7 +164,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer; a client that takes too long in all is cut off, however busy it looks."""
+        """Answer; cut off a client that takes too long in total, even if it keeps sending."""
         cut_off = threading.Timer(REQUEST_SECONDS_MAX, shut_down, (request,))
         cut_off.daemon = True
         cut_off.start()
@@ -176,7 +176,7 @@ class _Server(ThreadingHTTPServer):
                 self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that go away."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):

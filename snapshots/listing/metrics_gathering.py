@@ -1,6 +1,7 @@
 """Gather the metrics of a fleet from its store and nodes, within a time limit.
 
-Nothing that is away makes it fail: `cutline_store_up` and `cutline_node_up` report it, and unknown values are absent.
+A store or node that doesn't answer is not an error: `cutline_store_up` and `cutline_node_up` report it, and unknown
+values are absent.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import LagsQuery, NodeLags
 
-# For each snapshot the size of its newest commits is kept in memory, and a kilobyte for each increment.
+# The number of snapshots kept in memory, each with the size of its newest commits and a kilobyte per increment.
 KEPT_MAX = 256
 FULL_COMMIT, LOST_FOLDER = "snapshot.", "lost"
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What listings show of a snapshot: another increment, a mark or a commit that is gone changes it.
+    """The listed files of a snapshot, which change with a new increment, a new mark or a missing commit.
 
-    `files` are its commit, its marks and its folders; `increments` is the digest of the names, sizes and times of its
+    `files` are its commit, its marks and its folders; `increments` is a digest of the names, sizes and times of its
     increments' commits.
     """
 
@@ -78,39 +79,39 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The facts read about a listed snapshot; `entry` is None if it is not committed, or deleted."""
+    """The entry read for a listed snapshot; None if the snapshot is not committed, or deleted."""
 
     listed: _Listed
     entry: Entry | None
 
     @property
     def may_stay(self) -> bool:
-        """Whether these facts hold until the snapshot's listings change. A damaged object may be repaired in place."""
+        """Whether the entry is valid until the listings change. A damaged object may be repaired in place."""
         if self.entry is None:
             return True
-        # Another chain of the same name left the mark; a mark of its own would change no listing.
+        # An earlier chain of the same name left the folder, so a new mark of this chain would not change the listing.
         is_of_another = LOST_FOLDER in self.listed.files and self.entry.lost is None
         return self.entry.problem is None and not is_of_another
 
     @property
     def newest_at(self) -> float:
-        """When its newest cut was made."""
+        """The time of the newest cut, in seconds since 1970; 0 if unknown."""
         chain = self.entry.chain if self.entry else None
         return cut_time(chain.last).timestamp() if chain else 0.0
 
 
 class EntryReader:
-    """Reads the entries of all snapshots. One whose listings are as they were when it was read is not read again.
+    """Reads the entries of all snapshots, but those with unchanged listings only once.
 
-    So a full snapshot's commit that is damaged later, in its place, is not noticed here: `check` finds it. The newest
-    KEPT_MAX entries are kept; all others are read each time.
+    So it does not notice if the commit of a full snapshot is later damaged in place; `check` does. The newest KEPT_MAX
+    entries are kept, and all others are read each time.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
     def read(self, store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
-        """What `list` shows of every snapshot, except for the WAL that nodes retain.
+        """Read the entry of every snapshot as shown by `list`, except the WAL that nodes retain.
 
         Raises StoreOfAnotherFleetError, StoreNotInitialisedError, ManifestError, StoreUnreachableError.
         """
@@ -126,7 +127,7 @@ class EntryReader:
         return tuple(snapshot.entry for snapshot in known if snapshot.entry is not None)
 
     def _read(self, store: ObjectStore, identity: StoreIdentity, name: str, deleted: set[str]) -> _Known:
-        # The listings come first: an object stored while the snapshot is read changes the next listings.
+        # List first, so that an object stored while the snapshot is read changes the next listings.
         listed = _list_snapshot(store, name, is_deleted=tombstone_key(name).partition("/")[2] in deleted)
         known = self._known.get(name)
         if known is not None and known.listed == listed:
@@ -137,7 +138,7 @@ class EntryReader:
 
 
 def read_entries(store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
-    """What `list` shows of every snapshot, except for the WAL that nodes retain; raises as EntryReader.read."""
+    """Read the entry of every snapshot as EntryReader.read does; raises its errors."""
     return EntryReader().read(store, fleet)
 
 
@@ -151,7 +152,7 @@ def _list_snapshot(store: ObjectStore, name: str, *, is_deleted: bool) -> _Liste
 
 
 def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mapping[str, Lsn]) -> Iterator[Sample]:
-    """All samples of the nodes; `archived` is by node, without nodes that have no WAL in the store."""
+    """Yield all samples of the nodes; `archived` maps nodes with WAL in the store to positions."""
     for node in fleet.nodes:
         role = metrics.STANDBY if node.backup_of else metrics.PRIMARY
         node_lags = lags[node.id]
@@ -176,7 +177,7 @@ def _samples_of_node(node: Node, found: NodeLags, archived: Lsn | None) -> Itera
 
 WINDOW_SECONDS = 24 * 3600.0
 UNKNOWN = "unknown"
-# The units of volumes.
+# The metrics by unit of volume.
 VOLUMES: Mapping[str, Metric] = {
     "bytes": metrics.SUCCESS_BYTES,
     "objects": metrics.SUCCESS_OBJECTS,
@@ -188,7 +189,7 @@ VOLUMES: Mapping[str, Metric] = {
 
 @dataclass(frozen=True, slots=True)
 class KindEnd:
-    """How one operation ended, for metrics. `retries` None: it makes no cuts. Other fields that are None: unknown."""
+    """The end of an operation, for metrics. `retries` is None if it makes no cuts; other fields are None if unknown."""
 
     kind: str
     ended_at: float
@@ -201,18 +202,18 @@ class KindEnd:
 
 
 def moment_of(time: Time) -> float:
-    """A stored time in seconds since 1970."""
+    """Convert a stored time to seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
 
 
 def _label_of(command: str, increment: int | None, intent: Intent | None) -> str:
-    """The label `kind` of an operation."""
+    """Return the label `kind` of an operation."""
     kind = operation_kind(command, increment, intent)
     return kind if kind in metrics.KINDS else metrics.OTHER
 
 
 def end_of(ended: Ended) -> KindEnd | None:
-    """How an operation ended according to its outcome; None if that can't be read."""
+    """Return the end of an operation according to its outcome; None if the outcome can't be read."""
     if (outcome := ended.outcome) is None:
         return None
     kind, is_create = _label_of(ended.kind, ended.increment, ended.intent), ended.kind == "create"
@@ -231,7 +232,7 @@ def end_of(ended: Ended) -> KindEnd | None:
 
 
 def end_of_commit(commit: Commit, kind: str) -> KindEnd:
-    """How the operation ended that has put this commit."""
+    """Return the end of the operation that put this commit."""
     ended_at = moment_of(commit.created_at) + commit.seconds
     return KindEnd(
         kind,
@@ -245,7 +246,7 @@ def end_of_commit(commit: Commit, kind: str) -> KindEnd:
 
 
 def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, ActivityState]) -> Iterator[Sample]:
-    """How many operations of every kind are in each state; `states` is by operation."""
+    """Yield the number of operations of every kind in each state; `states` maps operations to states."""
     counter = Counter(
         (_label_of(operation.kind, operation.increment, operation.intent), states[operation.id].value)
         for operation in operations
@@ -256,7 +257,10 @@ def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, Activit
 
 
 def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: float) -> Iterator[Sample]:
-    """The ends within the window, and the last end of every kind; for `committed` no outcome is read."""
+    """Yield the samples of ends within the window, and of the last end of every kind.
+
+    `committed` are ends known from commits, whose outcomes are not read.
+    """
     ends = [*committed, *(end for ended in read.found if (end := end_of(ended)) is not None)]
     window = WINDOW_SECONDS if read.since is None else min(WINDOW_SECONDS, max(now - read.since.timestamp(), 0.0))
     yield metrics.HISTORY_WINDOW.of(window)
@@ -303,13 +307,13 @@ def _restored(end: KindEnd) -> Iterator[Sample]:
 
 
 STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL)
-# So many snapshots are named in labels.
+# At most this many snapshots are named in labels.
 NAMED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """The facts read from a store."""
+    """The contents read from a store."""
 
     entries: tuple[Entry, ...]
     open_operations: tuple[UnderWay, ...]
@@ -323,9 +327,9 @@ class StoreFacts:
 
 
 def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = None) -> StoreFacts:
-    """Read the fleet's store, with a `reader` only its changes since the last read; raises as EntryReader.read."""
+    """Read the fleet's store, with a `reader` only the changes since the last read; raises as EntryReader.read does."""
     store = fleet.store.open()
-    # First: everything recorded as committed is then stored.
+    # List documents first, so that everything recorded as committed is stored when the entries are read.
     documents = document_names(store)
     entries = (reader or EntryReader()).read(store, fleet)
     operations = ended.read(store, committed_by(entries), documents)
@@ -334,14 +338,14 @@ def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = No
 
 
 def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
-    """The chains that can be read, by the time of their newest cut."""
+    """Return the readable chains, by the time of their newest cut."""
     return sorted((entry.chain for entry in entries if entry.chain), key=lambda one: cut_time(one.last))
 
 
 def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
-    """By node the position up to which its WAL is in the store, by the newest commit; `chains` are in that order.
+    """Return the position up to which each node's WAL is in the store; `chains` are in the order of their commits.
 
-    Not the highest one: a server that was made anew begins before those of the chains that ended with it.
+    The newest position may not be the highest: the WAL of a new server starts below that of the server it replaced.
     """
     return {
         node: segments[-1].through for chain in chains for node, segments in chain.last.segments.items() if segments
@@ -349,7 +353,7 @@ def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
 
 
 def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
-    """All samples of a store."""
+    """Yield all samples of a store."""
     states = Counter(entry.state for entry in facts.entries)
     for state in STATES:
         yield metrics.SNAPSHOTS.of(states[state], state)
@@ -404,7 +408,7 @@ def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
 
 
 def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
-    """How the operations ended whose commits are there: all details only of the newest of a chain."""
+    """Yield the ends of the operations with commits; only the first and newest of a chain have all details."""
     for entry in entries:
         if (chain := entry.chain) is None:
             continue
@@ -419,13 +423,13 @@ def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
 
 
 GATHERING_SECONDS_MAX = 10.0
-# Of operations that have committed nothing, with and without an intent.
+# The limits of operations read that have committed nothing, each for those with and those without an intent.
 READ_MAX, READ_ONCE_MAX = 1000, 200
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The samples of a fleet at a moment. `problems` say why the store or nodes gave none."""
+    """The samples of a fleet at a moment. `problems` are the reasons for which the store or nodes gave no samples."""
 
     samples: tuple[Sample, ...]
     problems: tuple[str, ...]
@@ -433,9 +437,9 @@ class Gathered:
 
 
 class MetricsGatherer:
-    """Gathers again and again; facts that can't change any more are read once.
+    """Gathers metrics repeatedly; facts that can no longer change are read once.
 
-    A store that does not answer keeps one thread waiting, not one for each gathering.
+    A store that does not answer keeps only one thread waiting, not one per gathering.
     """
 
     def __init__(self, read_max: int = READ_MAX) -> None:
@@ -444,7 +448,7 @@ class MetricsGatherer:
         self._reading: _Reading | None = None
 
     def gather(self, fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
-        """Ask the store and all nodes at the same time, for `seconds_max` at most; raises nothing of theirs."""
+        """Query the store and all nodes at the same time, for at most `seconds_max`; raises none of their errors."""
         began = time.monotonic()
         query = LagsQuery(fleet.nodes)
         facts, problem = self._read(fleet, seconds_max)
@@ -458,9 +462,9 @@ class MetricsGatherer:
         return Gathered(tuple(samples), tuple([problem] * bool(problem) + problems), now)
 
     def _read(self, fleet: Fleet, seconds_max: float) -> tuple[StoreFacts | None, str]:
-        """The store's facts, or the reason why there are none."""
+        """Return the store's contents, or the reason why they could not be read."""
         if self._reading is not None and self._reading.thread.is_alive():
-            return None, "the store has not answered yet since it was asked before"
+            return None, "the store has not answered the previous request yet"
         self._reading = _Reading(lambda: read_facts(fleet, self._ended, self._entries))
         self._reading.thread.join(seconds_max)
         if self._reading.thread.is_alive():
@@ -469,13 +473,13 @@ class MetricsGatherer:
 
 
 def gather_once(fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
-    """The metrics, by a process that ends now: it reads fewer records of the past."""
+    """Gather the metrics in a process that ends now, reading fewer records of past operations."""
     return MetricsGatherer(READ_ONCE_MAX).gather(fleet, seconds_max)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """Reads in a daemon thread, which keeps no process from ending."""
+    """Reads in a daemon thread, which does not keep the process from ending."""
 
     read: Callable[[], StoreFacts]
     facts: StoreFacts | None = None

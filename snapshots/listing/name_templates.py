@@ -1,8 +1,8 @@
-"""Names that a command makes or finds from a template such as `nightly-{date}`.
+"""Make or find snapshot names by a template such as `nightly-{date}`.
 
 A name is never used again, even after its snapshot is deleted, so a scheduled create needs a new name each time. In a
-full create a template makes a new name; elsewhere it stands for the newest committed snapshot with a name that matches
-it. If two creates use the same name, the conditional put of the commit decides, as for any name.
+full create, a template makes a new name; in other commands, it matches the newest committed snapshot. If two creates
+use the same name, the conditional put of the commit decides, as for any name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 
-# The pattern of each field. A number has no leading zeros, so that no number has two names.
+# The pattern of each field. Numbers have no leading zeros, so that each number has only one form.
 FIELDS = {"date": r"\d{4}-\d{2}-\d{2}", "time": r"\d{6}", "n": r"[1-9]\d*"}
 DATE, TIME, NUMBER = FIELDS
 HINT = "{date} (2026-11-20) and {time} (143307), both UTC, and {n}, the next unused number"
@@ -34,7 +34,7 @@ HINT = "{date} (2026-11-20) and {time} (143307), both UTC, and {n}, the next unu
 class FieldValues(NamedTuple):
     """The values of the fields in a name; "" or 0 for a field that the template lacks.
 
-    Of two names from one template, the later one has the greater values.
+    The values of names made from one template increase with time.
     """
 
     date: str
@@ -44,7 +44,7 @@ class FieldValues(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A name with fields. `parts` are its literal texts, each with the field that follows it, None at the end."""
+    """A name with fields. `parts` are the literal texts, each with the field that follows it, None at the end."""
 
     text: str
     parts: tuple[tuple[str, str | None], ...]
@@ -55,7 +55,7 @@ class Template:
         return frozenset(field for _, field in self.parts if field)
 
     def render(self, now: datetime, number: int) -> str:
-        """The name with these values; raise UsageError if it is not a valid name."""
+        """Return the name with these values; raise UsageError if it is not a valid name."""
         moment = now.astimezone(UTC)
         values = {DATE: f"{moment:%Y-%m-%d}", TIME: f"{moment:%H%M%S}", NUMBER: str(number)}
         name = "".join(text + (values[field] if field else "") for text, field in self.parts)
@@ -65,7 +65,7 @@ class Template:
             raise UsageError(f"template {self.text!r} makes {name!r}: {error.message}", hint=error.hint) from error
 
     def values_in(self, name: str) -> FieldValues | None:
-        """The values of the fields in `name`; None if the template can't have made it."""
+        """Return the values of the fields in `name`; None if the name doesn't match the template."""
         seen: set[str] = set()
         pattern = ""
         for text, field in self.parts:
@@ -81,12 +81,12 @@ class Template:
 
 
 def is_template(text: str) -> bool:
-    """Whether `text` is a template: it has a brace, which no name has."""
+    """Whether `text` is a template, that is, contains a brace; names contain no braces."""
     return "{" in text or "}" in text
 
 
 def read_template(text: str) -> Template:
-    """Parse a template; raise UsageError naming the unknown field or stray brace."""
+    """Parse a template; raise UsageError if it contains an unknown field or a stray brace."""
     try:
         parts = list(string.Formatter().parse(text))
     except ValueError as error:
@@ -98,13 +98,13 @@ def read_template(text: str) -> Template:
         if field is not None and whole not in FIELDS:
             raise UsageError(f"template {text!r} has an unknown field {{{whole}}}", hint=f"known fields are {HINT}")
     template = Template(text, tuple((literal, field) for literal, field, *_ in parts))
-    # A template that can't make a valid name is refused before the store is read.
+    # Refuse a template that can't make a valid name before the store is read.
     template.render(utc_now(), 1)
     return template
 
 
 def new_name(fleet: Fleet, text: str) -> str:
-    """The name for a new snapshot: `text`, or a name made from the template `text`. Only {n} reads the store."""
+    """Return the name of a new snapshot: `text`, or a name made from the template `text`. Only {n} reads the store."""
     if not is_template(text):
         return check_name(text)
     template = read_template(text)
@@ -113,7 +113,7 @@ def new_name(fleet: Fleet, text: str) -> str:
 
 
 def newest_name(fleet: Fleet, text: str) -> str:
-    """The name of an existing snapshot: `text`, or the newest committed name that matches the template `text`.
+    """Return the name of an existing snapshot: `text`, or the newest committed name that matches the template `text`.
 
     Raises SnapshotMissingError if no snapshot matches a template.
     """
@@ -131,18 +131,18 @@ def newest_name(fleet: Fleet, text: str) -> str:
 
 
 def next_number(template: Template, used: Iterable[str]) -> int:
-    """One more than the greatest number in the used names that match the template."""
+    """Return the greatest number in the used names that match the template, plus 1."""
     return max((values.number for name in used if (values := template.values_in(name))), default=0) + 1
 
 
 def used_names(store: ObjectStore) -> set[str]:
-    """Every name that a snapshot has or had, that an open operation uses, or under which a failed one left objects."""
+    """Return the names of existing and deleted snapshots, open operations, and failed operations that left objects."""
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
     return {*store.list_children("snapshots"), *deleted, *_open_names(store)}
 
 
 def _open_names(store: ObjectStore) -> Iterator[str]:
-    """The snapshot names of operations without an outcome; an operation that can't be read is skipped."""
+    """Yield the snapshot names of operations without an outcome; an unreadable operation is skipped."""
     for operation_id in open_operation_ids(store):
         with suppress(ManifestError):
             yield read_intent(store, operation_id).snapshot

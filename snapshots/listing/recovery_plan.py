@@ -1,12 +1,12 @@
-"""Recovery plans: the position to recover each node's physical backup to, and the transactions in doubt at the cut.
+"""Recovery plans: the position to which each node's physical backup is recovered, and the transactions in doubt.
 
-A coordinator that recovers asks for those in doubt. In a restored state each has been decided, the same way on all its
-nodes.
+A recovering coordinator asks for the transactions in doubt at the cut. In a restored state, each of them has been
+decided in the same way on all its nodes.
 
-A cut's position is the end of a record, and its state is what begins before the position. So recovery stops before the
-first record that begins there or later (recovery_target_inclusive = off). Every transaction committed before the
-position of any node is in the state (docs/consistency.md), so only transactions that are still prepared need a
-decision.
+A cut's position is the end of a record, and its state contains the records that begin before the position. So recovery
+stops before the first record that begins there or later (recovery_target_inclusive = off). Every transaction committed
+before the position of any node is in the state (docs/consistency.md), so only transactions that are still prepared need
+a decision.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class InDoubtTransaction:
     parts: tuple[tuple[str, InDoubt], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The transaction as scripts read it."""
+        """Return the transaction for JSON output."""
         nodes = [{"node": node, "gid": part.gid, "state": state_of(part)} for node, part in self.parts]
         return {"global_id": self.global_id, "decision": self.decision, "nodes": nodes}
 
 
 def state_of(part: InDoubt) -> str:
-    """The state of the part on its node at the cut."""
+    """Return the state of the part on its node at the cut."""
     return "prepared" if part.is_prepared else "committed"
 
 
 def decision_of(part: InDoubt) -> str:
-    """How the part's transaction is decided in a restored state."""
+    """Return the decision on the part's transaction in a restored state."""
     return COMMITTED if part.is_included else ROLLED_BACK
 
 
 def in_doubt_transactions(commit: Commit) -> tuple[InDoubtTransaction, ...]:
-    """The transactions in doubt at the commit's cut, ordered by global id."""
+    """Return the transactions in doubt at the commit's cut, ordered by global id."""
     parts: dict[str, list[tuple[str, InDoubt]]] = {}
     for cut in commit.cut.nodes:
         for part in cut.in_doubt:
@@ -64,10 +64,10 @@ ACTION = "promote"
 
 @dataclass(frozen=True, slots=True)
 class NodeRecovery:
-    """How one primary is recovered to a cut.
+    """The recovery of one primary to a cut.
 
-    `target` is its position, `wal_through` the end of the WAL that this takes: recovery ends at the first record after
-    the target, which is the finish marker at the latest. `prepared` are the transactions that are then prepared.
+    `target` is the position of the cut. `wal_through` is the end of the WAL that recovery needs: it stops at the first
+    record after the target, at the latest the finish marker. `prepared` are the transactions that are then prepared.
     """
 
     node: str
@@ -79,7 +79,7 @@ class NodeRecovery:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The server's settings."""
+        """The PostgreSQL settings of the recovery."""
         return {
             "recovery_target_lsn": str(self.target),
             "recovery_target_inclusive": "off",
@@ -94,12 +94,12 @@ class NodeRecovery:
 
     @property
     def statements(self) -> list[str]:
-        """What decides the prepared transactions, once the server is promoted."""
+        """The statements that decide the prepared transactions, to be run after the server is promoted."""
         verbs = {True: "COMMIT", False: "ROLLBACK"}
         return [f"{verbs[doubt.is_included]} PREPARED {_literal(doubt.gid)};" for doubt in self.prepared]
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as scripts read it."""
+        """Return the plan for JSON output."""
         return {
             "node": self.node,
             "database": self.database,
@@ -112,12 +112,12 @@ class NodeRecovery:
 
 
 def plan_recovery(chain: Chain) -> tuple[NodeRecovery, ...]:
-    """How each primary is recovered to the chain's last cut."""
+    """Plan the recovery of each primary to the chain's last cut."""
     return tuple(
         NodeRecovery(
             cut.node,
             chain.baseline[cut.node].database,
-            # A chain continues on no other timeline.
+            # A chain never continues on a different timeline.
             chain.baseline[cut.node].timeline,
             cut.position,
             cut.finish,

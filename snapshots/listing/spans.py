@@ -1,6 +1,6 @@
 """OpenTelemetry spans of an operation and its steps, sent by the SDK, which only `cutline[otel]` installs.
 
-Where to, and with which headers, the SDK's own variables say: `OTEL_EXPORTER_OTLP_ENDPOINT` and the like.
+The SDK's environment variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, determine the collector and the headers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SERVICE = "cutline"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 EXPORTER, OTLP = "OTEL_TRACES_EXPORTER", "otlp"
 MISSING, INSTALL = "OpenTelemetry's SDK is not installed", "pip install 'cutline[otel]'"
-# A collector that is away must not keep the command from ending.
+# A collector that does not answer must not keep the command from ending.
 SENDING_SECONDS_MAX = 3.0
 LOGGER = logging.getLogger("opentelemetry")
 
 
 class TracesMissingError(RefusedError):
-    """fleet.toml asks for spans, and the packages that send them are not installed."""
+    """fleet.toml asks for spans, but the packages that send them are not installed."""
 
 
 class Spans(Forwarding):
-    """A Progress that passes everything on to `target`, and makes spans: one of the operation, one of each step."""
+    """A Progress that forwards all calls to `target`, and makes a span of the operation and a span of each step."""
 
     def __init__(self, target: Progress, tracer: Tracer, name: str, attributes: Mapping[str, str]) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -108,13 +108,13 @@ class Spans(Forwarding):
 
 @contextmanager
 def traced(fleet: Fleet, target: Progress, command: Command, *, is_one_of_many: bool = False) -> Iterator[Progress]:
-    """Yield `target`, or what makes spans besides, if they are wanted; raises TracesMissingError.
+    """Yield `target`, wrapped in Spans if spans are wanted; raises TracesMissingError.
 
-    They are wanted by `[metrics] traces`, else by the variables that name a collector. Those may be meant for other
-    programs: without the packages that is noted, and the command continues.
+    Spans are requested by `[metrics] traces`, or by the environment variables that name a collector. These variables
+    may be meant for other programs, so if the packages are missing, a note says so and the command continues.
 
-    At the end of the block the collector is waited for, for SENDING_SECONDS_MAX. Not of `is_one_of_many` operations of
-    this process: it sends their spans meanwhile, and waits for the collector when it ends.
+    At the end, the block waits up to SENDING_SECONDS_MAX for the collector. If the operation `is_one_of_many` of this
+    process, spans are sent in the background, and only the end of the process waits.
     """
     if not _are_wanted(fleet.metrics.traces):
         yield target
@@ -145,13 +145,13 @@ def _are_wanted(traces: bool | None) -> bool:  # noqa: FBT001  # as fleet.toml h
 
 
 def _make_provider() -> TracerProvider:
-    """What sends spans as the environment says; raises ImportError."""
+    """Make a provider that sends spans as configured in the environment; raises ImportError."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # The SDK adds OTEL_RESOURCE_ATTRIBUTES, but prefers this name to that of the environment.
+    # The SDK adds OTEL_RESOURCE_ATTRIBUTES, but the name given here takes precedence over the environment's.
     name = os.environ.get("OTEL_SERVICE_NAME") or SERVICE
     resource = Resource.create({"service.name": name, "service.version": version(SERVICE)})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -161,7 +161,7 @@ def _make_provider() -> TracerProvider:
 
 @cache
 def _lasting_provider() -> TracerProvider:
-    """The provider that all operations of this process share; raises ImportError."""
+    """Return the provider that all operations of this process share; raises ImportError."""
     provider = _make_provider()
     kept = _KeptMessage()
     LOGGER.addHandler(kept)
@@ -171,7 +171,7 @@ def _lasting_provider() -> TracerProvider:
 
 @contextmanager
 def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
-    """Send the remaining spans at the end, for SENDING_SECONDS_MAX at most, and note a failure."""
+    """Send the remaining spans at the end, for at most SENDING_SECONDS_MAX, and note a failure."""
     kept = _KeptMessage()
     LOGGER.addHandler(kept)
     try:
@@ -184,9 +184,9 @@ def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
 
 
 def _send_rest(provider: TracerProvider, kept: _KeptMessage) -> bool:
-    """Send the remaining spans, for SENDING_SECONDS_MAX at most; return whether that has ended.
+    """Send the remaining spans, for at most SENDING_SECONDS_MAX; return whether sending has ended.
 
-    If not, its thread continues, and removes the handler `kept` at its end.
+    If it has not, its thread continues, and removes the handler `kept` at the end.
     """
 
     def send() -> None:
@@ -202,9 +202,9 @@ def _send_rest(provider: TracerProvider, kept: _KeptMessage) -> bool:
 
 
 class _KeptMessage(logging.Handler):
-    """Keeps the first warning of the SDK; it `has_failed` if it gave something up: it may have tried again before.
+    """Keeps the first warning of the SDK. `has_failed` is set by errors; after warnings, the SDK tries again.
 
-    Without a handler Python would write them all to stderr, among the progress.
+    Without a handler, Python would write all warnings to stderr, between the lines of progress.
     """
 
     def __init__(self) -> None:
@@ -213,6 +213,6 @@ class _KeptMessage(logging.Handler):
         self.has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep its first line."""
+        """Keep the first line of the first record."""
         self.first = self.first or record.getMessage().partition("\n")[0]
         self.has_failed |= record.levelno >= logging.ERROR

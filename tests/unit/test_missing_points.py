@@ -105,7 +105,7 @@ def test_a_snapshot_of_which_nothing_is_left_is_missed(fleet: Fleet, store: Obje
     assert text.startswith(
         "snapshot daily was committed, but its commit file is gone from the store (and those of later"
     )
-    assert text.endswith("if it is lost for good: snapshot delete daily --force")
+    assert text.endswith("if there is no copy, give up the snapshot: snapshot delete daily --force")
     with pytest.raises(SnapshotMissingError):
         plan_deletion(store, fleet, "daily", force=False)
     with pytest.raises(SnapshotMissingError):
@@ -154,7 +154,7 @@ def test_conflicts_that_stand_are_counted_whatever_was_checked_since_and_told_be
     ended(store, 3, point("daily", 2, "inconclusive", full=False))
     assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 1
     (doubt,) = doubts_of(store)
-    assert doubt.startswith("a check up to increment 2 of daily, which ended at ")
+    assert doubt.startswith("a check of daily up to increment 2, which ended at ")
     ended(store, 4, point("daily", 2))
     assert metric_of(fleet, "cutline_snapshots_with_conflicts") == 0
     assert doubts_of(store) == ()

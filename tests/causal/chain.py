@@ -1,10 +1,11 @@
-"""A client that writes one causal chain, link by link, and keeps a journal of the answers that it got.
+"""A client that writes one causal chain, link by link, and keeps a journal of the server's answers.
 
-A link is a local transaction (its parent) and then a two-phase one (child and twin). The client commits the second on
-its shards in any order and with any delay, rolls it back, or holds it: either as a whole, so that the chain waits for
-it, or committed on one shard only, where the chain continues meanwhile. For some, the first shard commits its part in
-one phase, like a coordinator that tags it with the gid of the other part. On a shard, the client never refers to a row
-that is not committed there. Trimming deletes the oldest link on both its shards, also in a two-phase transaction.
+A link is a local transaction (its parent) and then a two-phase transaction (child and twin). The client commits the
+two-phase transaction on its shards in any order and with any delay, rolls it back, or holds it: either on both shards,
+so that the chain waits for it, or committed on one shard only, where the chain continues. In some of these
+transactions, the first shard commits its part in one phase, like a coordinator that tags it with the gid of the other
+part. On a shard, the client never refers to a row that is not committed there. Trimming deletes the oldest link on both
+its shards, also in a two-phase transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CHILD = "INSERT INTO child VALUES (%(id)s, %(chain)s, %(link)s, %(parent)s, %(tw
 TWIN = "INSERT INTO twin VALUES (%(id)s, %(chain)s, %(link)s, %(child_shard)s)"
 DELETE_CHILD = "DELETE FROM child WHERE id = %(id)s; DELETE FROM parent WHERE id = %(parent)s"
 DELETE_TWIN = "DELETE FROM twin WHERE id = %(id)s"
-# Written by a part that is committed in one phase: the gid under which the other parts are prepared.
+# Written by a part that is committed in one phase; it names the gid of the prepared parts.
 TAG = "SELECT pg_logical_emit_message(true, 'snapshot.gid', %(gid)s)"
 TAGGED_RATIO = 0.25
 
@@ -41,7 +42,7 @@ WEIGHTS = {COMMIT: 76, ROLL_BACK: 12, HOLD: 3, HOLD_THEN_ROLL_BACK: 3, HALF: 6}
 
 @dataclass(slots=True)
 class Calendar:
-    """How many increments have been taken, and whether the clients may hold transactions."""
+    """The number of increments so far, and whether the clients may hold transactions."""
 
     cuts: int = 0
     may_hold: bool = False
@@ -51,7 +52,7 @@ class Calendar:
 class TwoPhase:
     """A prepared transaction: the shards still to decide, in order, and when the next decision is due.
 
-    `coordinator` is the shard, if any, where it is not prepared but still open in the client's session.
+    `coordinator` is the shard, if any, on which the transaction is not prepared but still open in the client's session.
     """
 
     transaction: Transaction
@@ -69,14 +70,14 @@ class TwoPhase:
         return len(self.remaining) == len(self.transaction.shards)
 
     def decision(self) -> str:
-        """The statement for the next shard."""
+        """Return the statement for the next shard."""
         verb = "COMMIT" if self.is_committing else "ROLLBACK"
         return verb if self.remaining[0] == self.coordinator else f"{verb} PREPARED %(gid)s"
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link; `row` has the parameters of its statements."""
+    """One link; `row` contains the parameters of its statements."""
 
     number: int
     row: Mapping[str, int]
@@ -88,7 +89,7 @@ class Link:
 
 @dataclass(slots=True)
 class ChainClient:
-    """Writes chain `number` in its sessions on all shards; used by one thread. `fates` are used up first, in order."""
+    """Writes chain `number` in its sessions on all shards, in one thread. The first fates are `fates`, in order."""
 
     sessions: Sequence[psycopg.Connection[Any]]
     number: int
@@ -104,7 +105,7 @@ class ChainClient:
     _ids: int = 0
 
     def step(self) -> None:
-        """Make the decisions that are due, then trim or extend the chain unless its next link is held."""
+        """Send the decisions that are due, then trim or extend the chain unless its next link is held."""
         for one in [one for one in self._open if one.is_due(self.calendar)]:
             self._decide(one)
         is_long = len(self.links) > LINKS_KEPT and not self.links[0].two_phase.remaining
@@ -114,12 +115,11 @@ class ChainClient:
             self.grow()
 
     def decide_all(self) -> None:
-        """Decide everything that is open."""
         while self._open:
             self._decide(self._open[0])
 
     def grow(self) -> None:
-        """Write the next link's parent unless it exists, and prepare child and twin."""
+        """Write the next link's parent if it does not exist, and prepare child and twin."""
         parent = self._parent or self._insert_parent()
         self._parent = parent
         here = parent["shard"]
@@ -133,7 +133,7 @@ class ChainClient:
         self._plan_decision(one, fate)
 
     def trim(self) -> None:
-        """Delete the oldest link; foreign keys set references to it to null."""
+        """Delete the oldest link; foreign keys set references to the link to null."""
         row = self.links[0].row
         here, there = row["child_shard"], row["twin_shard"]
         deletes = (("child", here, row["id"]), ("parent", here, row["parent"]), ("twin", there, row["id"]))
@@ -148,7 +148,7 @@ class ChainClient:
         return {"id": self.number * IDS_PER_CHAIN + self._ids, "chain": self.number, "link": link}
 
     def _insert_parent(self) -> Mapping[str, int]:
-        """Insert the parent on a shard where the last link is committed, so that it can refer to it there."""
+        """Insert the parent on a shard where the last link is committed, so that it can refer to that link."""
         if not self.links:
             here, column, before = self.chance.randrange(len(self.sessions)), "prev_child", None
             row = self._new_ids(1)
@@ -186,7 +186,6 @@ class ChainClient:
         return one
 
     def _choose_fate(self) -> str:
-        """Choose the fate of a transaction that is about to be prepared."""
         if self.fates and self.calendar.may_hold:
             return self.fates.pop(0)
         fate = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
@@ -199,7 +198,7 @@ class ChainClient:
             self._decide_next(one)
             self._hold(one)
         elif one.coordinator is not None:
-            # The next statement needs its session.
+            # The client's next statement on this shard needs the session.
             self._decide(one)
         else:
             one.due_time = time.monotonic() + self._draw_delay()
@@ -212,7 +211,7 @@ class ChainClient:
         return DELAY_SECONDS_MAX * float(self.chance.random() ** 4)
 
     def _decide(self, one: TwoPhase) -> None:
-        """Decide on the next shard. A commit on the other shard is delayed, and the chain continues meanwhile."""
+        """Decide on the next shard. The chain continues before a delayed commit on the other shard."""
         self._decide_next(one)
         if one.remaining and not one.is_committing:
             self._decide_next(one)

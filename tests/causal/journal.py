@@ -1,9 +1,10 @@
-"""The journal of the causal workload's clients, and whether the increments agree with it.
+"""The journal of the causal workload's clients, and its comparison with the increments.
 
-A client notes when it sent the decision of a transaction and when that was acknowledged. The command that takes an
-increment has a start and an end, too. A commit acknowledged before the start must be in the increment, one sent after
-the end must not, and a transaction that was rolled back never is. What is in an increment is in all later ones, unless
-it was deleted. All times are time.monotonic() of one process, so they compare.
+A client records when it sent the decision on a transaction and when the decision was acknowledged. The command that
+creates an increment has a start and an end, too. A commit that was acknowledged before the start must be in the
+increment, and a commit that was sent after the end must not be in it. A transaction that was rolled back is never in
+it. A row in an increment is in all later increments, unless it was deleted. All times are time.monotonic() of one
+process, so they are comparable.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NEVER = math.inf
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """One transaction as its client knows it; a two-phase one has a `gid`. A time is NEVER until its event happens.
+    """One transaction as its client knows it; `gid` is set if it is two-phase. A time is NEVER until its event happens.
 
     `prepared`: all parts are prepared. `decided`: just before the first COMMIT (PREPARED) or ROLLBACK PREPARED is sent.
     `sent`, `last_sent`: just before the first and the last COMMIT (PREPARED) are sent; `acknowledged`: the first is
@@ -40,25 +41,25 @@ class Transaction:
     is_tagged: bool = False
 
     def must_be_in(self, taken: TakenIncrement) -> bool:
-        """Whether an increment that lacks it has lost it."""
+        """Whether an increment without the transaction has lost it."""
         return self.acknowledged < taken.started
 
     def may_be_in(self, taken: TakenIncrement) -> bool:
-        """Whether an increment may include it."""
+        """Whether an increment may include the transaction."""
         return self.sent <= taken.returned
 
     def is_held_throughout(self, taken: TakenIncrement) -> bool:
-        """Whether it was prepared everywhere and decided nowhere during the whole increment."""
+        """Whether the transaction was prepared everywhere and decided nowhere during the whole increment."""
         return self.prepared < taken.started and self.decided > taken.returned
 
     def is_half_committed_throughout(self, taken: TakenIncrement) -> bool:
-        """Whether it was committed on some shards only during the whole increment."""
+        """Whether the transaction was committed on only some shards during the whole increment."""
         return self.acknowledged < taken.started and self.last_sent > taken.returned
 
 
 @dataclass(frozen=True, slots=True)
 class TakenIncrement:
-    """One increment: when its command was started, when it had returned, and the rows that it restores to."""
+    """One increment: when its command started and returned, and the restored rows."""
 
     number: int
     started: float
@@ -108,7 +109,7 @@ def _row_disagreements(row: Row, history: _RowHistory, taken: TakenIncrement) ->
 
 
 def _torn(transactions: Iterable[Transaction], taken: TakenIncrement) -> Iterator[str]:
-    """Find transactions of which the increment has only a part; rows that may have been deleted don't count."""
+    """Find transactions of which the increment contains only a part; rows that may have been deleted don't count."""
     removed: set[Row] = {row for one in transactions if one.may_be_in(taken) for row in one.deletes}
     for one in transactions:
         present = [row in taken.rows for row in one.inserts if row not in removed]
@@ -130,9 +131,10 @@ def _reappeared(increments: Sequence[TakenIncrement]) -> Iterator[str]:
 class Occurrences:
     """How often the interesting cases occurred, by the journal; a run without them proves nothing.
 
-    `held` transactions were open during two or more increments; `rolled_back` of those were rolled back. `half` were
-    committed on one shard only during two or more; `early` counts all pairs of such a transaction and an increment.
-    `trims` deleted links. `tagged` had a coordinator that committed its part in one phase.
+    `held` transactions were open during two or more increments; `rolled_back` of these were rolled back. `half`
+    transactions were committed on only one shard during two or more increments; `early` counts all pairs of such a
+    transaction and such an increment. `trims` deleted links. `tagged` transactions had a coordinator that committed its
+    part in one phase.
     """
 
     transactions: int
@@ -146,7 +148,7 @@ class Occurrences:
 
 
 def count_occurrences(journal: Iterable[Transaction], increments: Sequence[TakenIncrement]) -> Occurrences:
-    """Count what occurred, from the clients' times alone."""
+    """Count the occurrences by the clients' times alone."""
     spans: dict[str, dict[Transaction, int]] = defaultdict(lambda: defaultdict(int))
     transactions = list(journal)
     for one in transactions:

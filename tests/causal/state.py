@@ -1,9 +1,9 @@
-"""The tables of the causal chains: read the state of all shards, and find what no consistent state can have.
+"""The tables of the causal chains: read the state of all shards, and find violations of consistency.
 
 A chain is a sequence of links. Link k is a parent on some shard A, a child that refers to it there, and the child's
 twin on another shard B; the parent refers to the child or the twin of link k - 1, whichever is on A. So every link was
-written by a client that had read the previous one, and foreign keys enforce it. A chain is trimmed at its old end; then
-its first parent refers to nothing.
+written by a client that had read the previous link, which foreign keys enforce. After a chain is trimmed at its old
+end, its first parent refers to nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CREATE INDEX ON parent (prev_twin);
 CREATE INDEX ON child (parent)
 """
 FOREIGN_KEYS = 3
-# Before 18 every constraint is enforced.
+# Before version 18, every constraint is enforced.
 VALID_KEYS_QUERY = """
 SELECT count(*) FROM pg_constraint AS k
  WHERE contype = 'f' AND convalidated AND coalesce((to_jsonb(k) ->> 'conenforced')::boolean, true)
 """
 
-# Identifies a row of the fleet: its table, the number of its shard, its id.
+# Identifies a row of the fleet by its table, the number of its shard, and its id.
 Row = tuple[str, int, Any]
 
 
@@ -76,7 +76,6 @@ class ChainState:
 
     @property
     def rows(self) -> frozenset[Row]:
-        """The identifiers of all rows."""
         tables = (
             ("parent", self.parents),
             ("child", self.children),
@@ -93,7 +92,7 @@ def create_chains(dsn: str) -> None:
 
 
 def read_state(dsns: Sequence[str]) -> ChainState:
-    """Read databases that nobody writes to; `dsns` are those of shards 0, 1, … in order."""
+    """Read databases that nobody writes to; `dsns` are the DSNs of shards 0, 1, … in order."""
     parents: list[Parent] = []
     children: list[Child] = []
     twins: list[Twin] = []
@@ -101,7 +100,7 @@ def read_state(dsns: Sequence[str]) -> ChainState:
     bad_keys: list[str] = []
     for shard, dsn in enumerate(dsns):
         with psycopg.connect(dsn) as connection:
-            # Read the rows themselves, not an index that a foreign key may have been checked with.
+            # Read the rows themselves, not an index by which a foreign key may have been checked.
             connection.execute(
                 "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off"
             )
@@ -116,12 +115,12 @@ def read_state(dsns: Sequence[str]) -> ChainState:
 
 
 def find_faults(state: ChainState) -> list[str]:
-    """Describe everything in `state` that no consistent state of the fleet can have."""
+    """Describe everything in `state` that is impossible in a consistent state of the fleet."""
     return [*state.bad_keys, *_dangling(state), *_torn(state), *_holes(state)]
 
 
 def _dangling(state: ChainState) -> Iterator[str]:
-    """Find references on one shard to a missing row."""
+    """Find references to a missing row of the same shard."""
     parents, children, twins = ({(row.shard, row.id) for row in rows} for rows in _tables(state))
     for child in state.children:
         if (child.shard, child.parent) not in parents:
@@ -146,7 +145,7 @@ def _torn(state: ChainState) -> Iterator[str]:
 
 
 def _holes(state: ChainState) -> Iterator[str]:
-    """Find chains that are not a sequence of links, each referring to the previous; the last may be only a parent."""
+    """Find chains that are not a sequence of links that refer to their predecessor; the last may be only a parent."""
     parents: dict[int, list[Parent]] = defaultdict(list)
     links: dict[int, set[int]] = defaultdict(set)
     known = {("child", row.shard, row.id): (row.chain, row.link) for row in state.children}

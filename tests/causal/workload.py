@@ -22,13 +22,13 @@ BANK_CLIENTS = 3
 CROSS_SHARD_RATIO = 0.6
 PAUSE_SECONDS_MAX = 0.06
 STOP_SECONDS_MAX = 60
-# What chains 0, 1, 2, … do first once they may hold transactions, so that these fates occur in every run.
+# The first fates in chains 0, 1, 2, … once they may hold transactions, so that these fates occur in every run.
 FIRST_FATES = ([HOLD_THEN_ROLL_BACK], [HALF, COMMIT, HALF], [HOLD], [HALF], [HOLD_THEN_ROLL_BACK, HOLD])
 
 
 @dataclass(slots=True)
 class CausalWorkload:
-    """Writes to the primaries `dsns`, in order of their shards, until `stop`; `seed` determines what is written.
+    """Writes to the primaries `dsns`, in order of their shards, until `stop`; `seed` determines the writes.
 
     The first error ends the whole workload, and `stop` raises it. No other workload may run.
     """
@@ -66,7 +66,7 @@ class CausalWorkload:
         try:
             self.stop()
         except (psycopg.Error, TimeoutError):
-            # The caller must see the error of the block.
+            # The error of the block matters more.
             if error[0] is None:
                 raise
 
@@ -76,12 +76,12 @@ class CausalWorkload:
         return [one for part in (*(chain.journal for chain in self._chains), *self._transfers) for one in part]
 
     def wait(self, seconds: float) -> None:
-        """Let the clients run for some seconds; raise the error of one that failed."""
+        """Let the clients run for some seconds; raise the error of any client that failed."""
         if self._stopping.wait(seconds):
             self.stop()
 
     def stop(self) -> None:
-        """Let every client end its transaction and decide those it holds; raise the first error of a client."""
+        """Let every client end its transaction and decide its held transactions; raise the first error of a client."""
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS_MAX
         for thread in self._threads:

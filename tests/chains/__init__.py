@@ -1,1 +1,1 @@
-"""Chains that tests share: the databases of a fleet, their changes between increments, and the restored states."""
+"""Chains that tests share: databases of a fleet, their changes between increments, and their restored states."""

@@ -1,8 +1,8 @@
 """One chain with tables of every kind: the state of its databases at every increment, and the restored states.
 
-Three shards: `s1` runs the wheel's PostgreSQL, with every type, statement and shape of table; `s2` runs the same, and
-its tables change their definitions; `s3` runs another version, with every type of that version. The role that Cutline
-connects as has every setting that changes how a value is printed or read.
+It has three shards: `s1` runs the wheel's PostgreSQL, with every type, statement and shape of table; `s2` runs the same
+PostgreSQL, and its tables change their definitions; `s3` runs a different version, with every type of that version.
+Cutline's role has every setting that changes how a value is printed or read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ROLE_SETTINGS = {
     "lock_timeout": "1ms", "idle_in_transaction_session_timeout": "100ms", "idle_session_timeout": "100ms",
     "synchronize_seqscans": "on", "client_encoding": "LATIN1",
 }  # fmt: skip
-# Every state is read once with each of these: values that one prints alike may differ in the other.
+# Every state is read with each of these settings: values that are printed alike by one may differ by the other.
 READERS = (
     {},
     {"datestyle": "SQL, DMY", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "extra_float_digits": "3",
@@ -80,7 +80,7 @@ class State:
 
 
 def shorten(copies: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Replace large tables' rows by a digest: there are dozens of states, and some tables have many megabytes."""
+    """Replace large tables' rows by a digest: there are dozens of states, and some tables are many megabytes."""
     return {
         table: text if len(text) <= TEXT_BYTES_MAX else b"sha256 " + hashlib.sha256(text).digest()
         for table, text in copies.items()
@@ -88,7 +88,6 @@ def shorten(copies: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def state_of(dsn: str) -> State:
-    """Read the whole state of a database."""
     found = []
     for settings in READERS:
         options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
@@ -100,7 +99,7 @@ def state_of(dsn: str) -> State:
 
 @dataclass(slots=True)
 class History:
-    """The state of every shard at every increment, and the restored state at some, by increment and shard."""
+    """The state of every shard at every increment, and the restored states of some increments."""
 
     runs: Runs
     databases: Mapping[str, str]
@@ -112,17 +111,17 @@ class History:
 
     @property
     def target(self) -> Fleet:
-        """The target of the restores: another database on each server."""
+        """The target of the restores: a second database on each server."""
         nodes = tuple(with_database(node, TARGET_DATABASE) for node in self.runs.fleet.primaries)
         return replace(self.runs.fleet, nodes=nodes)
 
     @property
     def chain(self) -> Chain:
-        """The chain, read from the store."""
+        """Read the chain from the store."""
         return read_chain(self.runs.fleet.store.open(), NAME)
 
     def restored_dsn(self, shard: str) -> str:
-        """The DSN of the restored database, for the tests' own role."""
+        """Return the DSN of the restored database, for the tests' own role."""
         return make_conninfo(self.databases[shard], dbname=TARGET_DATABASE)
 
     def record_states(self) -> None:
@@ -135,11 +134,10 @@ class History:
         self.restored[increment] = {shard: state_of(self.restored_dsn(shard)) for shard in self.databases}
 
     def check(self) -> SnapshotReport:
-        """Check the whole chain."""
         return self.runs.check_one(NAME)
 
     def assert_same(self, shard: str, increment: int, *schemas: str) -> int:
-        """Assert that the tables of these schemas, or of all, were restored exactly; return their number."""
+        """Assert that the tables of these (or all) schemas were restored exactly; return their number."""
         count = 0
         prefixes = tuple(f"{schema}." for schema in schemas) or ("",)
         states = (self.states[increment][shard], self.restored[increment][shard])
@@ -153,13 +151,13 @@ class History:
         return count
 
     def changed_tables(self, schema: str, increment: int, shard: str = EXACT) -> set[str]:
-        """The tables of the schema that the increment changed."""
+        """Return the tables of the schema that the increment changed."""
         before, after = (self.states[number][shard].rows[0] for number in (increment - 1, increment))
         return {table for table in after if table.startswith(f"{schema}.") and before[table] != after[table]}
 
 
 def differences(found: Sequence[str], expected: Sequence[str]) -> list[str]:
-    """The first lines that only one side has; pytest's own diff of whole databases would take minutes and gigabytes."""
+    """Return the first differing lines; pytest's own diff of whole databases would take minutes and gigabytes."""
     lines = {"+": set(found) - set(expected), "-": set(expected) - set(found)}
     shown = [f"{sign} {line[:200]}" for sign, those in lines.items() for line in sorted(those)[:5]]
     if not shown and found != expected:
@@ -169,11 +167,11 @@ def differences(found: Sequence[str], expected: Sequence[str]) -> list[str]:
 
 
 class CrashError(Exception):
-    """The create was ended here."""
+    """Ends a create."""
 
 
 class CrashBeforeCommit(Silent):
-    """Ends a create once its cut is made and all WAL is archived, before anything is committed."""
+    """Ends a create after its cut is made and all WAL is archived, before anything is committed."""
 
     def reached(self, point: str, *, node: str = "") -> None:
         if point == CrashPoint.SEQUENCES_READ:
@@ -182,7 +180,7 @@ class CrashBeforeCommit(Silent):
 
 @contextmanager
 def exact_fleet(shards: Mapping[str, Sequence[EmbeddedNode]], folder: Path) -> Iterator[Fleet]:
-    """Create ROLE and the databases on these servers, each shard's primary first; yield the fleet that ROLE reaches."""
+    """Create ROLE and the databases on these servers, each shard's primary first; yield their fleet for ROLE."""
     lines = ['name = "exact"', f"store = {json.dumps(f'file://{folder}/store')}"]
     for shard, nodes in shards.items():
         for number, node in enumerate(nodes):
@@ -217,9 +215,9 @@ def _drop_created(admin: psycopg.Connection[tuple[object, ...]], primary: Embedd
 def exact_history(
     shared: EmbeddedFleet, other: Sequence[EmbeddedNode], folder: Path, spark: Ready
 ) -> Iterator[History]:
-    """Create a full snapshot and its increments, and restore some; the last but one takes two attempts.
+    """Create a full snapshot and its increments, and restore some; the last but one increment takes two attempts.
 
-    `other` is a primary of another version and its standbys, if there is one.
+    `other` is a primary of a different version, if there is one, and its standbys.
     """
     shards = {
         shard: (primary, *shared.backups_of(primary))
@@ -240,7 +238,6 @@ def exact_history(
 
 
 def run_history(history: History) -> None:
-    """Create the snapshots and restore some."""
     runs, filled = history.runs, [one for one in (history.exact, history.versions) if one]
     for one in filled:
         one.fill()

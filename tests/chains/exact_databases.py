@@ -1,4 +1,4 @@
-"""The databases of the exact chain: their first content, and their changes before each increment."""
+"""The databases of the exact chain: their initial content, and their changes before each increment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ RULES = Rules(
 
 
 def execute(dsn: str, script: Iterable[str], *, schema: str | None = None) -> None:
-    """Execute the statements one by one."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         if schema:
             connection.execute(f"SET search_path = {schema}".encode())
@@ -65,7 +64,7 @@ def execute(dsn: str, script: Iterable[str], *, schema: str | None = None) -> No
 
 
 def change_typed(dsn: str, typed: list[Typed], increment: int) -> None:
-    """Change every type's table before the first two increments, and the types themselves before the third."""
+    """Change the table of every type before the first two increments, and the types themselves before the third."""
     if increment in (1, 2):
         with psycopg.connect(dsn, autocommit=True, options="-c search_path=pg_catalog,ext") as connection:
             for table in typed:
@@ -83,14 +82,13 @@ class ExactDatabase:
     wide: WideHistory = field(default_factory=lambda: WideHistory(SEED))
 
     def fill(self) -> None:
-        """Create and fill everything."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             self.typed = create_typed(connection)
         execute(self.dsn, toast_statements(0))
         self.fill_untyped()
 
     def fill_untyped(self) -> None:
-        """Create and fill everything but the tables of types and of large values."""
+        """Create and fill all tables except those of types and of large values."""
         for step in shaped_tables.steps():
             execute(self.dsn, step[0])
         for name, case in CASES.items():
@@ -101,14 +99,13 @@ class ExactDatabase:
         execute(self.dsn, own_functions("public", 0))
 
     def change(self, increment: int) -> None:
-        """Make the changes before an increment."""
         for step in TOAST_STEPS[increment]:
             execute(self.dsn, toast_statements(step))
         change_typed(self.dsn, self.typed, increment)
         self.change_untyped(increment)
 
     def change_untyped(self, increment: int) -> None:
-        """Make the changes to everything but the tables of types and of large values."""
+        """Change all tables except those of types and of large values."""
         if increment <= len(odd_tables.INCREMENTS):
             execute(self.dsn, self.wide.statements(RANDOM_TRANSACTIONS, increment - 1))
             execute(self.dsn, statements(odd_tables.INCREMENTS[increment - 1]))
@@ -125,7 +122,7 @@ class ExactDatabase:
 
 @dataclass(slots=True)
 class OtherVersionDatabase:
-    """The database with every type of another version, and compressed values; in the long form everything else too."""
+    """A database of another version: every type and compressed values, in the long form everything else, too."""
 
     dsn: str
     untyped: ExactDatabase
@@ -145,7 +142,6 @@ class OtherVersionDatabase:
             self.untyped.fill_untyped()
 
     def change(self, increment: int) -> None:
-        """Make the changes before an increment."""
         for step in TOAST_STEPS[increment]:
             execute(self.dsn, toast_statements(step))
         change_typed(self.dsn, self.typed, increment)
@@ -155,14 +151,14 @@ class OtherVersionDatabase:
             self.untyped.change_untyped(increment)
 
     def compressions(self, dsn: str) -> list[str]:
-        """The compression methods of the repetitive values."""
+        """Return the compression methods of the repetitive values."""
         query = "SELECT DISTINCT pg_column_compression(squeezed) FROM toast.t WHERE squeezed IS NOT NULL"
         with psycopg.connect(dsn) as connection:
             return [row[0] for row in connection.execute(query)]
 
 
 def run_schema_cases(dsn: str, increment: int, *, is_aftermath: bool = False) -> None:
-    """Run the script of every schema case for an increment, in the case's schema; 0 creates, 1 to 3 change.
+    """Run every schema case's script for an increment, in the case's schema: 0 creates it, 1 to 3 change it.
 
     Also run the statements of `own_functions`, whose functions are found only by the database's search_path.
     """

@@ -46,7 +46,7 @@ def create_database(server: str, database: str, encoding: str) -> None:
 
 
 def await_standbys(embedded: EmbeddedFleet) -> None:
-    """Wait until every standby has the databases that its primary has."""
+    """Wait until every standby has all databases of its primary."""
     for primary in embedded.primaries:
         with psycopg.connect(primary.dsn("postgres")) as connection:
             row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
@@ -74,7 +74,7 @@ def create_fleet(embedded: EmbeddedFleet, directory: Path, case: tuple[Encoded, 
 
 
 def optional_scripts(dsn: str, one: Encoded) -> list[tuple[bytes, tuple[bytes, ...]]]:
-    """The schemas and changes of features that only some servers have; the wheel's has neither ICU nor XML."""
+    """Return the schemas and changes of features that only some servers have; the wheel's has neither ICU nor XML."""
     found = []
     with session(dsn) as connection:
         if one.encoding != "SQL_ASCII" and has(connection, "icu"):
@@ -85,7 +85,7 @@ def optional_scripts(dsn: str, one: Encoded) -> list[tuple[bytes, tuple[bytes, .
 
 
 def change(fleet: Fleet, case: tuple[Encoded, Encoded], number: int) -> list[dict[bytes, bytes]]:
-    """Make the changes before an increment; return the state that the increment must have."""
+    """Make the changes before an increment; return the increment's expected state."""
     for node, one in zip(fleet.primaries, case, strict=True):
         run(node.dsn, one.script(CHANGES[number]))
     for _, changes in optional_scripts(fleet.primaries[1].dsn, case[1]):
@@ -95,7 +95,7 @@ def change(fleet: Fleet, case: tuple[Encoded, Encoded], number: int) -> list[dic
 
 @contextmanager
 def slots_dropped(fleet: Fleet) -> Iterator[None]:
-    """Drop the chains' slots on the servers at the end, in sessions that the settings of the role don't reach."""
+    """Drop the chains' slots on the servers at the end, in sessions without the role's settings."""
     try:
         yield
     finally:
@@ -109,7 +109,7 @@ def slots_dropped(fleet: Fleet) -> Iterator[None]:
 
 @contextmanager
 def targets_dropped(fleet: Fleet) -> Iterator[None]:
-    """At the end drop the databases that restores have made on the servers: they depend on roles of other cases."""
+    """Drop the restored databases at the end, because they depend on roles of other cases."""
     try:
         yield
     finally:
@@ -123,12 +123,12 @@ def targets_dropped(fleet: Fleet) -> Iterator[None]:
 
 
 def session_database(node: Node) -> str:
-    """The database that the node's dsn names."""
+    """Return the database that the node's dsn names."""
     return str(conninfo_to_dict(node.dsn)["dbname"])
 
 
 def target_fleet(fleet: Fleet, database: str, *, one_server: bool = False) -> Fleet:
-    """The target of a restore: a database on each server, or two databases on the first."""
+    """Return the target of a restore: a database on each server, or two databases on the first."""
     first, second = (with_database(node, f"{database}_{node.id}") for node in fleet.primaries)
     if one_server:
         second = Node(second.id, with_database(first, f"{database}_{second.id}").dsn)

@@ -1,4 +1,4 @@
-"""A chain of a shard and its standby whose tables changed their definitions; its states are written by hand."""
+"""A chain of a shard and its standby whose tables changed their definitions, with states written by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Change = tuple[int, int, str, str, str]  # (lsn, number, op, key, line without i
 
 
 def group(number: int, table: str, columns: str, missing: Mapping[int, str] | None = None, key_width: int = 1) -> Group:
-    """A definition whose columns have these numbers, in stored order."""
+    """Return a definition whose columns have these numbers, in stored order."""
     found = tuple(
         Column(f"c{one}", "text", 25, -1, place, int(one), (missing or {}).get(int(one)))
         for place, one in enumerate(columns)
@@ -41,7 +41,7 @@ def group(number: int, table: str, columns: str, missing: Mapping[int, str] | No
     return Group(number, "s", table, "default" if key_width else "full", key_width, found, 4)
 
 
-# Definitions 1 to 7 are the full snapshot's. person loses its second column and gains the fourth, later the fifth.
+# Definitions 1 to 7 belong to the full snapshot. `person` loses its second column and gains a fourth, later a fifth.
 PERSON, PERSON_AGE, PERSON_MAIL = (group(1, "person", "123"), group(11, "person", "134", {4: "7"}),
                                    group(21, "person", "1345"))  # fmt: skip
 LOG, LOG_LEVEL = group(2, "log", "12", key_width=0), group(12, "log", "123", {3: "info"}, key_width=0)
@@ -97,7 +97,7 @@ CHANGES: list[list[Change]] = [
         (271, 24, "U", "3", "3\tunder 24\tw3\tm3"),
     ],
 ]
-# Tables copied again: the LSN of each copy, and its rows.
+# The tables that were copied again, with the LSN and rows of each copy.
 COPIED = {
     "a": {14: (150, ["1\ts1\tw", "2\tbefore the copy\tw"]), 28: (250, ["1\tcopied"])},
     "b": {14: (160, ["1\tbetween the copies\tw", "2\tbefore the copy\tw"]), 28: (255, ["1\tcopied"])},

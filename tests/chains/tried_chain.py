@@ -40,7 +40,7 @@ SCHEMA = (
 
 
 class GivenUpError(SnapshotError):
-    """The attempt ends here."""
+    """Ends an attempt."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Interrupt(Silent):
 
 @dataclass(slots=True)
 class Tried:
-    """A chain of one shard with its standby; `states` has the source's states by snapshot name and increment."""
+    """A chain of one shard with its standby; `states` are the source's states by snapshot name and increment."""
 
     runs: Runs
     name: str
@@ -85,7 +85,7 @@ class Tried:
             self.notes = noting.notes
 
     def fail(self, point: CrashPoint = CrashPoint.RESOLVED) -> None:
-        """Run an increment that fails at the point; what it archived stays."""
+        """Run an increment that fails at the point; its archived WAL stays."""
 
         def give_up() -> None:
             raise GivenUpError("it ends here")
@@ -94,18 +94,18 @@ class Tried:
             self.create(point, give_up)
 
     def increment(self) -> DefinitionChanges:
-        """Create the next increment and note its state; return its changes of definitions."""
+        """Create the next increment and record its state; return its changes of definitions."""
         commit = self.runs.increment(self.name)
         self.note(commit.increment)
         assert commit.definition_changes
         return commit.definition_changes
 
     def note(self, increment: int) -> None:
-        """Note the current state of the source, which a restore must reproduce."""
+        """Record the current state of the source, which a restore must reproduce."""
         self.states[self.name, increment] = self.copies(self.fleet.primaries[0].dsn)
 
     def compare(self) -> None:
-        """Restore noted states and compare them: the last and a random one, in the long form all."""
+        """Restore and compare the last and a random recorded state, in the long form all of them."""
         (primary,) = self.fleet.primaries
         target = replace(self.fleet, nodes=(with_database(primary, RESTORED),))
         noted = list(self.states)
@@ -114,7 +114,7 @@ class Tried:
             assert self.copies(target.primaries[0].dsn) == self.states[name, increment], (name, increment)
 
     def copies(self, dsn: str) -> dict[str, bytes]:
-        """The rows of the chain's tables."""
+        """Return the rows of the chain's tables."""
         return {name: text for name, text in sorted_copies(dsn).items() if name.startswith("tried.")}
 
 

@@ -1,1 +1,1 @@
-"""How the tests run in several processes, and what a run reports at its end."""
+"""Run the tests in several processes, and report times at the end of a run."""

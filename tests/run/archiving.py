@@ -1,4 +1,4 @@
-"""Let Spark archive the WAL of every cut, as if there were much of it: else the command does so by itself."""
+"""Make Spark archive the WAL of every cut, however little. Otherwise the command archives little WAL itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import cutline.wal.drain.lags
 
 
 def archive_by_spark() -> None:
-    """Let no WAL be little, in this process."""
+    """Make Spark archive all WAL, in this process."""
     cutline.wal.drain.lags.LITTLE_BYTES = -1
 
 
 @contextmanager
 def archiving_by_spark(*, wanted: bool = True) -> Iterator[None]:
-    """Let no WAL be little while the block runs, if that is wanted."""
+    """Make Spark archive all WAL while the block runs, if `wanted`."""
     before = cutline.wal.drain.lags.LITTLE_BYTES
     try:
         if wanted:

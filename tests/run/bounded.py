@@ -1,4 +1,4 @@
-"""End a block that does not end by itself. Only in a main thread."""
+"""End a block that hangs. Works only in the main thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class HangError(BaseException):
-    """The block took longer than it may. Nothing may catch it, so it is no Exception."""
+    """The block took too long. It is not an Exception, so that no handler catches it."""
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """Print which test modules your changes can break, for `make test TESTS=changed`: `python -m tests.run.changed`.
 
-Changes are what differs from the merge base with main, in commits and in the working tree. A test module can break if
-it is changed, or if it imports what is changed, however indirectly. If it imports the command line, it is taken to
-import the commands, too, whose names are the first words of texts in it: the command line imports them as they are run.
-Changes of a conftest.py, or of what it imports of tests/, concern all modules of its folder. A file that is no module,
-such as a page, concerns the tests that name it or its folder.
+Changes are all differences from the merge base with main, in commits and in the working tree. A changed file can break
+a test module if it is the module itself or if the module imports it, directly or indirectly. The command line imports a
+command only when it runs, so a module that imports the command line counts as importing every command whose name is the
+first word of a string in the module. Changes to a conftest.py, or to helpers in tests/ that it imports, can break all
+modules of its folder. A file that is not a module, such as a page, can break the tests that name it or its folder.
 
-Modules that are changed themselves have all their cases: `--whole=MODULE`. The others have those of the fixed set.
+Modules that were changed themselves run all their cases: `--whole=MODULE`. The others run those of the fixed set.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cutline.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 MAIN = "main"
-# What every test runs under: a change of it concerns all.
+# A change to one of these files can break any test.
 EVERYWHERE = ("pyproject.toml", "requirements.lock")
 
 
 def main() -> None:
-    """Print the options and modules for pytest, in one line; on stderr, how many."""
+    """Print the options and modules for pytest in one line, and their number on stderr."""
     changed = list(changed_files())
     modules = sorted(concerned(changed))
     whole = [module for module in modules if module in changed]
@@ -39,19 +39,18 @@ def main() -> None:
 
 
 def changed_files() -> Iterator[str]:
-    """The paths of what differs from the merge base with main; files that git ignores are none."""
+    """Yield the paths of files that differ from the merge base with main, except for ignored files."""
     base = git("merge-base", "HEAD", MAIN).strip()
     yield from git("diff", "--name-only", base).splitlines()
     yield from git("ls-files", "--others", "--exclude-standard").splitlines()
 
 
 def git(*words: str) -> str:
-    """What git prints."""
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def concerned(changed: Iterable[str]) -> set[str]:
-    """The paths of the test modules that the changes can break."""
+    """Return the paths of the test modules that the changes can break."""
     tests = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))}
     modules = {path for path in tests if Path(path).name.startswith("test_")}
     if any(path in EVERYWHERE for path in changed):
@@ -77,14 +76,14 @@ def concerned(changed: Iterable[str]) -> set[str]:
 
 
 def importers_of(changed: set[str]) -> set[str]:
-    """The modules of the product that import any of these, however indirectly."""
+    """Return the modules of the product that import any of these, directly or indirectly."""
     graph = grimp.build_graph("cutline", cache_dir=None)
-    # Everything is below the command line, which imports commands only as they are run.
+    # The command line is not among them because of its commands: it imports these only when they run.
     return set().union(*(graph.find_downstream_modules(name) for name in changed if name in graph.modules))
 
 
 def uses_of(tests: Mapping[str, str]) -> dict[str, set[str]]:
-    """By the path of every file below tests/, those below tests/ that it imports, however indirectly."""
+    """Return, by the path of each file below tests/, the files below tests/ that it imports, directly or indirectly."""
     direct = {}
     for path, text in tests.items():
         names = imports_of(text)
@@ -101,14 +100,14 @@ def uses_of(tests: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def paths_of(name: str, tests: Mapping[str, str]) -> Iterator[str]:
-    """The file of a module below tests/, if it is one; a name in it may follow."""
+    """Yield the file of a module below tests/, if `name` is one; it may end with a name in the module."""
     for found in (name, name.rpartition(".")[0]):
         path = found.replace(".", "/")
         yield from (one for one in (f"{path}.py", f"{path}/__init__.py") if one in tests)
 
 
 def conftests_of(module: str, tests: Mapping[str, str]) -> Iterator[str]:
-    """The conftest.py of every folder that the module is in."""
+    """Yield the conftest.py of every folder that contains the module."""
     for folder in Path(module).parents:
         conftest = (folder / "conftest.py").as_posix()
         if conftest in tests:
@@ -117,14 +116,14 @@ def conftests_of(module: str, tests: Mapping[str, str]) -> Iterator[str]:
 
 @cache
 def imports_of(text: str) -> frozenset[str]:
-    """The modules that a file imports, and what could be one: `from a import b` may import a.b."""
+    """Return the modules that a file imports or may import: `from a import b` may import a.b."""
     found = set()
     for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    # A plugin, a program of its own, or what a test patches: the last parts may be a class and its attribute.
+    # A plugin, a program, or the target of a patch, whose last parts may be a class and its attribute.
     for word in words_of(text):
         if re.fullmatch(r"(tests|cutline)(\.\w+)+", word):
             found |= {word, *(word.rsplit(".", parts)[0] for parts in (1, 2))}
@@ -133,26 +132,25 @@ def imports_of(text: str) -> frozenset[str]:
 
 @cache
 def words_of(text: str) -> frozenset[str]:
-    """The words of all texts in a file."""
+    """Return the words of all strings in a file."""
     constants = (node.value for node in ast.walk(parsed(text)) if isinstance(node, ast.Constant))
     return frozenset(word for value in constants if isinstance(value, str) for word in value.split())
 
 
 @cache
 def first_words_of(text: str) -> frozenset[str]:
-    """The first words of all texts in a file."""
+    """Return the first words of all strings in a file."""
     constants = (node.value for node in ast.walk(parsed(text)) if isinstance(node, ast.Constant))
     return frozenset(value.split(" ")[0] for value in constants if isinstance(value, str))
 
 
 @cache
 def parsed(text: str) -> ast.Module:
-    """The file's tree."""
     return ast.parse(text)
 
 
 def module_name(path: str) -> str:
-    """The module of a file of the product."""
+    """Return the module name of a file of the product."""
     return ".".join(("cutline", *Path(path).with_suffix("").parts)).removesuffix(".__init__")
 
 

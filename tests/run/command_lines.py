@@ -1,4 +1,4 @@
-"""The command lines that every user of the machine could have read."""
+"""Record the command lines that every user of the machine could read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def recording(lines: set[bytes]) -> Iterator[None]:
-    """Record the command lines of all processes that are seen during the block."""
+    """Record the command lines of all processes that run during the block."""
     done_recording = threading.Event()
 
     def record() -> None:
-        # pg_dump of a small database runs for some hundredths of a second.
+        # pg_dump runs for only some hundredths of a second on a small database.
         while not done_recording.wait(0.02):
             for process in Path("/proc").iterdir():
                 with suppress(OSError):
@@ -30,6 +30,6 @@ def recording(lines: set[bytes]) -> Iterator[None]:
 
 
 def seen_programs(lines: set[bytes]) -> set[str]:
-    """The names of the programs that were seen, and of the main classes of Java."""
+    """Return the names of the recorded programs and of Java's main classes."""
     words = (word for line in lines for word in line.split(b"\0"))
     return {word.decode(errors="replace").rsplit("/", 1)[-1].rsplit(".", 1)[-1] for word in words}

@@ -1,6 +1,6 @@
-"""Draws for every test module who folds: the driver, as it does few changes of users, Spark by segment, or by rows.
+"""Draw for every test module how changes are folded: by the driver (usual for few changes), or by Spark.
 
-Where Spark folds a restore by segment, a check folds what the tasks report that hash the segments.
+Spark folds by segment or by rows. If it folds a restore by segment, a check folds the hashes that tasks report.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.run.soak import SEED
 
 @pytest.fixture(scope="module", autouse=True)
 def drawn_folding(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave the changes of two thirds of the modules to Spark, as if they were many; of half of these, too many."""
+    """Make Spark fold the changes of two thirds of the modules, and half of these by rows."""
     drawn = random.Random(f"{SEED} {request.path.name}").randrange(3)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CHANGES_MAX", "CHOSEN_CHANGES_MAX")[:drawn]:

@@ -1,4 +1,4 @@
-"""An interrupted run stops what its tests have started: fixtures stop the servers, which takes time.
+"""Let an interrupted run stop everything that its tests have started: fixtures stop servers, which takes time.
 
 The workers of xdist are interrupted twice: by Ctrl-C, if it comes from a terminal, and a few seconds later by execnet,
 which kills a worker ten seconds after that.
@@ -15,9 +15,9 @@ END_SECONDS_MAX = 60
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Handle signals that whoever started the tests ignores, as a shell in the background or nohup does.
+    """Handle signals that the parent process ignores, as nohup and shells do for background processes.
 
-    Commands inherit what is ignored, but no handler.
+    Commands inherit ignored signals, but no handlers.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -30,6 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_keyboard_interrupt() -> None:
-    """Let nothing interrupt the fixtures of a worker of xdist, which end now."""
+    """Ignore further interrupts in an xdist worker, while its fixtures end."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Which tests begin first if several processes share them, and which stay together.
+"""The order in which several processes start the tests, and the tests that stay together.
 
 A process gets one unit at a time: a module, or a folder below tests/integration, whose modules share servers and
 chains. A long unit that begins last would keep one process busy while the others are idle.
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
-# The longest first, and early among them those that mostly wait (for S3 servers, silent nodes, pauses of retries):
-# beside the rest they cost little time. The end of a run names long ones that are missing here.
+# The longest units first. Units that mostly wait (for S3 servers, silent nodes, pauses of retries) are early, because
+# they take little time from the others. The end of a run names long units that are missing here.
 LONG = (
     "tests/integration/restoring",
     "tests/integration/exact",
@@ -94,7 +94,6 @@ PLACES = {unit: place for place, unit in enumerate(LONG)}
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """Hand out units rather than files."""
     from xdist.scheduler import LoadFileScheduling
 
     class LoadUnitScheduling(LoadFileScheduling):
@@ -105,6 +104,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests of long units first; every process has the same order, as xdist requires."""
+    """Put the tests of long units first, in the same order in every process, as xdist requires."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: PLACES.get(unit_of(item.nodeid), len(PLACES)))

@@ -1,7 +1,7 @@
-"""What a stopped command leaves in its process, and what was told, is forgotten before each test.
+"""Reset, before and after each test, the state that commands leave in their process.
 
-A command's process ends with it. A worker of a run goes on to the next module, and which that is depends on how long
-the others took: a test that passes only in a worker that has stopped nothing is one that differs from run to run.
+A user's process ends with its command, but a test worker continues with another module, which depends on the timing of
+the run. Without the reset, the result of a test could depend on the tests before it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _process_state() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Let this process be as one that has just begun."""
+    """Reset this process to the state of a new process."""
     stopping.forget_requests(kept="")
     stopping._is_sent.clear()
     stopping._is_signalled.clear()
     cutline.cli.main._signals.clear()
-    # Else a signal within a second of another test's would be taken for the same one.
+    # Otherwise a signal within a second of another test's signal would be taken for the same signal.
     cutline.cli.main._signalled_at = -math.inf
     waits._told.clear()
     clock.follow_machine()

@@ -1,4 +1,4 @@
-"""Spark settings for tests, where a session lives for minutes at most and no job has many rows.
+"""Spark settings for tests, in which a session lives for minutes at most and no job has many rows.
 
 The JVM's optimising compiler takes more time than it saves: with it, a session and its first job take twice the
 processor time. tests/spark/test_session.py also starts sessions as users do.
@@ -13,7 +13,7 @@ SETTINGS = {
     "spark.executor.extraJavaOptions": QUICK,
     # No test has rows for the eight partitions of a usual session, and each is a task with a Python worker.
     "spark.sql.shuffle.partitions": "2",
-    # As on every cluster. What users have without one is tried where sessions start as theirs.
+    # As on every cluster. The default without a cluster is tested where sessions start as users start them.
     "spark.io.encryption.enabled": "true",
 }
 # The same settings as lines of a fleet.toml, for its table [spark].

@@ -1,8 +1,8 @@
-"""Check what a release consists of, and print how it is published: the last step of `make release`.
+"""Check the files of a release, and print how to publish them: the last step of `make release`.
 
     python -m tests.run.release dist
 
-`dist` has the wheel, the sdist and, in `from-sdist`, a wheel that was built from the sdist. Nothing is uploaded.
+`dist` contains the wheel, the sdist and, in `from-sdist`, a wheel that was built from the sdist. Nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 HEADING = re.compile(r"(?m)^## (\S+)")
-# Of a wheel, the list of its files with their digests differs if any file does.
+# A wheel's list of files and digests, which differs if any file differs.
 RECORD = "RECORD"
 
 
 def main(folder: Path) -> None:
-    """Raise SystemExit with the reason unless the release is whole."""
+    """Raise SystemExit with the reason if the release is incomplete or inconsistent."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     problem = changelog_problem((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version) or tree_problem(version)
     if problem:
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
 
 
 def changelog_problem(text: str, version: str) -> str | None:
-    """What is wrong with the changelog of a version; None if its first section is that of the version."""
+    """Return the problem of the changelog; None if its first section is that of `version`."""
     if not VERSION.fullmatch(version):
         return f"the version in pyproject.toml is {version}; a release has three numbers"
     first = HEADING.search(text)
@@ -52,7 +52,7 @@ def changelog_problem(text: str, version: str) -> str | None:
 
 
 def tree_problem(version: str) -> str | None:
-    """What is wrong with the working tree; None if all is committed and the tag of the version is free."""
+    """Return the problem of the working tree; None if all is committed and the tag of `version` does not exist."""
     if changed := _git("status", "--porcelain"):
         return f"commit these changes first:\n{changed}"
     if _git("tag", "--list", f"v{version}"):
@@ -61,19 +61,17 @@ def tree_problem(version: str) -> str | None:
 
 
 def wheel_files(wheel: Path) -> dict[str, int]:
-    """The files in a wheel, with the checksum of each."""
+    """Return the files in a wheel with their checksums."""
     with zipfile.ZipFile(wheel) as archive:
         return {one.filename: one.CRC for one in archive.infolist() if not one.filename.endswith(RECORD)}
 
 
 def sdist_files(sdist: Path) -> list[str]:
-    """The names of the files in an sdist."""
     with tarfile.open(sdist) as archive:
         return archive.getnames()
 
 
 def instructions(version: str, files: tuple[Path, ...]) -> str:
-    """What to upload, and the commands."""
     lines = [f"version {version} is ready; nothing was uploaded", ""]
     lines += [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}" for path in files]
     lines += ["", "to publish it:", f"  git tag -a v{version} -m 'Cutline {version}' && git push origin v{version}"]

@@ -1,8 +1,8 @@
 """Select the tests of a run: the fixed set of `make test`, the rest of them, or all, which is the default.
 
-Not in the fixed set are tests with the mark `rest`, which `first` and `first_of_each` of tests/run/soak.py give to
-cases of a table, and in the modules that tests/run/fixed_set.txt names all tests but the named ones. So `make test` and
-`make rest` together run every test once, as `make all` does in one run. `--whole=MODULE` adds all of one module
+The fixed set excludes tests with the mark `rest`, which `first` and `first_of_each` of tests/run/soak.py give to cases
+of a table. Of the modules that tests/run/fixed_set.txt lists, it contains only the tests named there. `make test` and
+`make rest` together run every test once, as `make all` does in one run. `--whole=MODULE` adds all tests of a module
 (tests/run/changed.py).
 """
 
@@ -15,7 +15,7 @@ import pytest
 
 
 def read_fixed_set(text: str) -> dict[str, set[str]]:
-    """The names of tests by their module."""
+    """Return the names of tests by module."""
     found: dict[str, set[str]] = {}
     module = ""
     for line in text.splitlines():
@@ -31,7 +31,6 @@ FIXED: Mapping[str, set[str]] = read_fixed_set(Path(__file__).with_name("fixed_s
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--cases`."""
     parser.addoption(
         "--cases", choices=["test", "rest", "all"], default="all",
         help="the fixed set of `make test`, the others, or all tests (default)",
@@ -42,7 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
     config.addinivalue_line("markers", "rest: not in the fixed set of `make test`; `make rest` and `make all` run it")
 
 
@@ -64,6 +62,6 @@ def is_fixed(item: pytest.Item) -> bool:
 
 
 def is_named(nodeid: str) -> bool:
-    """Whether the table has the test: its module is not listed there, or the test is, by its name or as one case."""
+    """Whether fixed_set.txt lists the test, by its name or as a case, or does not list its module."""
     module, _, name = nodeid.partition("::")
     return module not in FIXED or name in FIXED[module] or name.partition("[")[0] in FIXED[module]

@@ -1,10 +1,10 @@
-"""Which cases of a table a run has, and the environment variables of tests that have a long form.
+"""Select the cases of a table for a run, and read the environment variables of tests that have a long form.
 
-`make test` is the same every time: of a table of similar cases it has the first, or the first of each kind, and
-`make all` has every case. The others carry the mark `rest` (tests/run/selection.py).
+`make test` is the same every time: of a table of similar cases it runs the first, or the first of each kind; the others
+carry the mark `rest` (tests/run/selection.py). `make all` runs every case.
 
-CUTLINE_SOAK=SECONDS chooses the long form and its approximate duration. Long forms print their seed: CUTLINE_SEED=N
-repeats one. Without CUTLINE_SOAK the seed is 1, so that no run differs from the one before.
+CUTLINE_SOAK=SECONDS chooses the long form and its approximate duration. Long forms print their seed; CUTLINE_SEED=N
+repeats a run. Without CUTLINE_SOAK the seed is 1, so that all runs are the same.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def first(cases: Iterable[object], count: int = 1) -> list[Any]:
 def first_of_each(
     cases: Iterable[tuple[Any, ...]], kind: Callable[[tuple[Any, ...]], tuple[object, ...]] = tuple
 ) -> list[Any]:
-    """Return all cases for `parametrize`, of which `make test` runs enough to have each value of each parameter.
+    """Return all cases for `parametrize`, of which `make test` runs enough to cover each value of each parameter.
 
-    With `kind` it runs enough to have each value of what that returns of a case.
+    With `kind`, it covers each value in the tuples that `kind` returns for the cases.
     """
     every = list(cases)
     chosen = covering([kind(case) for case in every])
@@ -38,10 +38,10 @@ def first_of_each(
 
 
 def covering(cases: list[tuple[object, ...]]) -> set[int]:
-    """The numbers of cases in which every value of every parameter occurs; as few as a simple search finds."""
+    """Return the numbers of cases that cover every value of every parameter: few, by a greedy search."""
     seen: set[tuple[int, object]] = set()
     chosen = set()
-    # Cases with new values only come first: a product of two lists is then covered by its diagonal.
+    # First choose cases with only new values, so that a product of two lists is covered by its diagonal.
     for is_new in (all, any):
         for number, case in enumerate(cases):
             values = [*enumerate(case)]

@@ -1,4 +1,4 @@
-"""How long a run took: each folder of tests, and the slowest tests.
+"""Report how long a run took, by folder of tests, and its slowest tests.
 
 The process that reports the run has the reports of all processes.
 """
@@ -18,12 +18,11 @@ from tests.run.units import unit_of
 SLOWEST = 10
 # A unit that takes longer than this should begin early.
 LONG_SECONDS = 40
-# A run of few tests needs no table: it has --durations.
+# A run of few tests needs no table; use --durations.
 RUN_TESTS_MIN = 100
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Print the times."""
     tests: dict[str, float] = defaultdict(float)
     for report in _reports(terminalreporter):
         tests[report.nodeid] += report.duration
@@ -49,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 def _reports(terminalreporter: TerminalReporter) -> Iterator[pytest.TestReport]:
-    """Up to three reports per test: setup, call and teardown."""
+    """Yield up to three reports per test: setup, call and teardown."""
     for reports in terminalreporter.stats.values():
         yield from (report for report in reports if isinstance(report, pytest.TestReport))
 

@@ -1,4 +1,4 @@
-"""What one process runs as a whole: modules of a folder below tests/integration share servers and chains."""
+"""Units of tests that one process runs: the modules of a folder below tests/integration share servers and chains."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ TOGETHER = "tests/integration"
 
 
 def unit_of(nodeid: str) -> str:
-    """The folder or file of a test that one process runs as a whole."""
+    """Return the unit of a test: its folder or file."""
     module = PurePosixPath(nodeid.partition("::")[0])
     return str(module.parent if str(module.parent.parent) == TOGETHER else module)

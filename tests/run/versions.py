@@ -1,4 +1,4 @@
-"""Print which versions of Cutline's own requirements this environment has: `python -m tests.run.versions`."""
+"""Print this environment's versions of Cutline's requirements: `python -m tests.run.versions`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def main() -> None:
-    """Print a line with the version of Python and of every package that pyproject.toml names for users."""
     project = tomllib.loads(PROJECT.read_text())["project"]
     names = [Requirement(one).name for one in project["dependencies"]]
     versions = ", ".join(f"{name} {version(name)}" for name in names)

@@ -1,8 +1,9 @@
-"""Which version of PostgreSQL the fleets of a test run: dealt out to modules by a fixed rule, the name's checksum.
+"""The PostgreSQL version of a test's fleets: dealt to modules by a fixed rule, the checksum of the module's name.
 
-So each test runs on one version, and all tests together on each. A module, or a folder whose modules share servers,
-always has the same version; the report of a failed test names it. `SNAPSHOT_TEST_POSTGRESQL=15` chooses one for all.
-Standbys decode from 16 on, so a fleet with standbys never gets 15 by this rule. A test that needs a version says so:
+So each test runs on one version, and the tests as a whole on every version. A module, or a folder whose modules share
+servers, always gets the same version; the report of a failed test names it. `SNAPSHOT_TEST_POSTGRESQL=15` chooses a
+version for all tests. Standbys can decode from version 16 on, so the rule never deals 15 to a fleet with standbys. A
+test that needs a certain version declares it:
 
     pytestmark = pytest.mark.postgresql(18, reason="15 to 17 lack …")
 """
@@ -22,14 +23,14 @@ from tests.run.units import unit_of
 from tests.servers.installed import MAJORS, SERVERS, Server
 
 NEWEST = max(MAJORS)
-# From here on a standby can decode its WAL.
+# The first version in which a standby can decode its WAL.
 DECODING_STANDBYS = 16
 CHOSEN = int(os.environ.get("SNAPSHOT_TEST_POSTGRESQL", "0"))
 _running: list[pytest.Item] = []
 
 
 def dealt_version(unit: str, *, standbys: bool) -> int:
-    """The version that the rule deals to a module or folder."""
+    """Return the version that the rule deals to a module or folder."""
     if CHOSEN:
         return CHOSEN
     versions = [version for version in MAJORS if version >= DECODING_STANDBYS or not standbys]
@@ -37,14 +38,14 @@ def dealt_version(unit: str, *, standbys: bool) -> int:
 
 
 def version_for(item: pytest.Item, *, standbys: bool) -> int:
-    """The version that a test's fleets run: the newest if the dealt one is not installed."""
+    """Return the version of a test's fleets: the newest if the dealt version is not installed."""
     marker = item.get_closest_marker("postgresql")
     version = int(marker.args[0]) if marker else dealt_version(unit_of(item.nodeid), standbys=standbys)
     return version if version in SERVERS else NEWEST
 
 
 def current_server(*, standbys: bool) -> Server | None:
-    """The server for a fleet that the running test starts; None is the wheel's, which is of the newest version."""
+    """Return the server for a fleet of the running test; None for the wheel's server, which has the newest version."""
     version = version_for(_running[-1], standbys=standbys) if _running else NEWEST
     return None if version == NEWEST else SERVERS[version]
 
@@ -59,9 +60,9 @@ def start_fleet(
     like_shared: bool = False,
     programs: Path | None = None,
 ) -> EmbeddedFleet:
-    """Do what `embedded.fleet.start_fleet` does, with the version that is dealt to the running test.
+    """Start a fleet as `embedded.fleet.start_fleet` does, with the version dealt to the running test.
 
-    `like_shared`: with that of the shared fleet, which has standbys. `programs`: a copy of the dealt server's.
+    `like_shared`: use the version of the shared fleet, which has standbys. `programs`: a copy of the server's programs.
     """
     server = current_server(standbys=backups > 0 or like_shared)
     folder = programs or (server.programs if server else None)
@@ -72,7 +73,6 @@ def start_fleet(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
     config.addinivalue_line(
         "markers", "postgresql(version, reason): the version that the fleets of a test need, and why"
     )
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note which test runs, so that every fixture that it sets up has its version."""
+    """Record the running test, so that every fixture that it sets up gets its version."""
     _running.append(item)
     try:
         return (yield)
@@ -90,7 +90,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Say in the report of a failed test which version it was dealt."""
+    """Add the dealt version to the report of a failed test."""
     report = yield
     if report.failed:
         versions = [version_for(item, standbys=standbys) for standbys in (False, True)]

@@ -1,8 +1,8 @@
-"""Servers with extensions that fleets have, for the tests: `make servers` installs them where apt-get is.
+"""Test servers with common extensions: `make servers` installs them where apt-get is available.
 
 Each is a copy of an installation of packages.py, with the files of extensions that were built for its major version:
-Debian's packages for 15, the pgvector of a wheel for 16. Debian removes a version when it has a newer one, so none of
-these is required of a run; the header of a run names those that are missing.
+Debian's packages for 15, pgvector from a wheel for 16 and 18. Debian removes old versions of packages, so a run never
+requires these servers; its header names those that are missing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Extensions:
 
     @property
     def digests(self) -> Sequence[str]:
-        """Of everything that the server is made of."""
+        """The digests of all packages of the server."""
         wheel = [self.wheel.sha256] if self.wheel else []
         return [self.base.sha256, *(one.sha256 for one in self.debian), *wheel]
 
@@ -66,13 +66,13 @@ class Extensions:
         return found
 
     def place(self) -> Path | None:
-        """The folder of the server once it is installed; its name changes with its contents."""
+        """Return the folder of the server, whether or not it is installed; its name depends on its contents."""
         parent = servers_folder()
         digest = hashlib.sha256("".join(self.digests).encode()).hexdigest()
         return parent and parent / f"postgresql-{self.base.postgresql}-extensions-{digest[:16]}"
 
     def programs(self) -> Path:
-        """The programs of the installed server; skip the calling test if there is none."""
+        """Return the programs of the installed server; skip the calling test if it is not installed."""
         place = self.place()
         if place is None or not place.exists():
             pytest.skip(
@@ -81,7 +81,7 @@ class Extensions:
         return place / "bin"
 
     def install(self) -> Path:
-        """Install the server unless it is there, and return its programs; raises NotInstallableError."""
+        """Install the server unless it is installed, and return its programs; raise NotInstallableError."""
         place, base = self.place(), install(self.base)
         if place is None:
             raise NotInstallableError("the user has no cache folder of their own")
@@ -97,7 +97,7 @@ class Extensions:
         return place / "bin"
 
     def _files(self, scratch: Path) -> Iterator[tuple[Path, Path]]:
-        """The files of the extensions, each with its place in the installation."""
+        """Yield the files of the extensions with their places in the installation."""
         if self.debian:
             unpacked = scratch / "unpacked"
             unpack_packages(self.debian, unpacked, scratch)
@@ -153,19 +153,19 @@ WITH_EXTENSIONS = (OF_DEBIAN, *PGVECTOR.values())
 
 
 def header() -> list[str]:
-    """The line of a run's header that names extensions whose server is not installed."""
+    """Return the line of a run's header that names extensions whose server is not installed."""
     places = {", ".join(one.names): one.place() for one in WITH_EXTENSIONS}
     missing = [names for names, place in places.items() if place is None or not place.exists()]
     return [f"missing: PostgreSQL with {'; '.join(missing)}; to install it: make servers"] if missing else []
 
 
 def environment(programs: Path) -> dict[str, str]:
-    """What client programs of the extensions need: libpq is beside the server."""
+    """Return the environment for the extensions' client programs: libpq is in the server's installation."""
     return os.environ | {"LD_LIBRARY_PATH": str(programs.parent / "lib")}
 
 
 def main() -> None:
-    """Install every server that is not there yet; name what can't be installed."""
+    """Install every missing server; name those that can't be installed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--licences", action="store_true", help="print the section of THIRD_PARTY.md")
     if parser.parse_args().licences:
@@ -180,12 +180,12 @@ def main() -> None:
 
 
 def lines_of_licences() -> Iterator[str]:
-    """The section of THIRD_PARTY.md."""
+    """Yield the section of THIRD_PARTY.md."""
     yield from (
         "",
         "## Extensions of the tests",
         "",
-        "What `make servers` installs beside them where that can be had.",
+        "`make servers` also installs these packages, where apt-get is available.",
         "",
     )
     yield from ("| Registry | Name | Version | SHA-256 | License |", "|---|---|---|---|---|")

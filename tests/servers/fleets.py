@@ -1,4 +1,4 @@
-"""Fleets whose shards run the versions that a test names."""
+"""Fleets whose shards run versions chosen by the test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from cutline.embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from tests.servers.installed import Server
 
-# No test cuts the machine's power, so what a server wrote survives the death of its process.
+# No test cuts the machine's power, so data that a server wrote survives the death of its process.
 SETTINGS = {"fsync": "off"}
-# Returns the fleet that tests share, of a server; None is the wheel's.
+# Returns the fleet of a server that tests share; None is the wheel's server.
 SharedFleets = Callable[[Server | None], EmbeddedFleet]
 
 
@@ -24,7 +24,7 @@ def fleet_of(
     schema: bool = True,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[EmbeddedFleet]:
-    """Run a fleet with one shard per server, in order: s1, s2, …; None is the wheel's server. Delete it at the end."""
+    """Run a fleet with a shard per server, in order: s1, s2, …; None is the wheel's. Delete the fleet at the end."""
     programs = {f"s{number}": server.programs for number, server in enumerate(servers, 1) if server is not None}
     try:
         yield start_fleet(
@@ -32,6 +32,6 @@ def fleet_of(
             settings=SETTINGS | dict(settings or {}),
         )  # fmt: skip
     finally:
-        # There is none if its start failed, which deletes it.
+        # A start that failed has already deleted the fleet.
         if is_fleet(directory):
             stop_fleet(directory, delete=True)

@@ -1,7 +1,7 @@
-"""Servers that are reached in every way: by socket, over TCP, and over TCP with TLS.
+"""Servers that can be reached by socket, over TCP, and over TCP with TLS.
 
-A server of the embedded fleet listens on its socket alone. Here each gets an address of the loopback network for
-itself, so that the port can stay the same.
+A server of the embedded fleet listens only on its socket. Here each server also gets its own address of the loopback
+network, so that the port can stay the same.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WAYS: tuple[Way, ...] = ("socket", "tcp", "tls")
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """The addresses of a fleet's servers by node, the password of its superuser, and what a client trusts."""
+    """The addresses of a fleet's servers by node, its superuser's password, and the authority of its certificates."""
 
     addresses: Mapping[str, str]
     password: str
     authority: Path
 
     def dsn(self, node: EmbeddedNode, database: str, way: Way) -> str:
-        """The connection string of a database on this node."""
+        """Return the connection string of a database on this node."""
         if way == "socket":
             return node.dsn(database)
         how = {"sslmode": "disable"} if way == "tcp" else {"sslmode": "verify-full", "sslrootcert": str(self.authority)}
@@ -44,7 +44,7 @@ class Hosts:
 
 
 def make_reachable(fleet: EmbeddedFleet, folder: Path) -> Hosts:
-    """Restart the primaries so that they listen on an address as well, with TLS for those who ask for it."""
+    """Restart the primaries so that they also listen on an address, with optional TLS."""
     authority, password, free = make_authority(folder), secrets.token_hex(), _free_addresses()
     hosts = Hosts({node.id: next(free) for node in fleet.primaries}, password, authority.file)
 
@@ -75,7 +75,7 @@ def _install(node: EmbeddedNode, authority: Authority, address: str) -> None:
 
 
 def _free_addresses() -> Iterator[str]:
-    """Addresses on whose PORT nobody listens, at random: other runs choose theirs at the same time."""
+    """Yield random addresses with a free PORT, because other runs choose theirs at the same time."""
     draw = secrets.SystemRandom()
     while True:
         address = f"127.{draw.randrange(1, 255)}.{draw.randrange(255)}.{draw.randrange(1, 255)}"

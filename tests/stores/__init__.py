@@ -1,1 +1,1 @@
-"""Stores in the tests: the contract that every store keeps, documents as they are stored, and damage to both."""
+"""Stores in the tests: the contract of every store, checks of stored documents, and damage to a store."""

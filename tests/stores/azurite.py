@@ -1,4 +1,4 @@
-"""Azurite, Microsoft's emulator of Azure Blob Storage, where it and adlfs are installed: by `make stores`."""
+"""Azurite, Microsoft's emulator of Azure Blob Storage; `make stores` installs it and adlfs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = base64.b64encode(SECRET_KEY.encode()).decode()
 
 @contextlib.contextmanager
 def azurite_server() -> Iterator[StorePlace]:
-    """Start a server with no containers, which keeps objects in memory; yield it, and stop it."""
+    """Run a server without containers that keeps objects in memory."""
     pytest.importorskip("adlfs", reason="adlfs is not installed; to install it: make stores")
     program = require_program("azurite-blob", PROGRAM.path())
     if shutil.which("node") is None:
@@ -37,7 +37,7 @@ def azurite_server() -> Iterator[StorePlace]:
 
 
 def with_shared_access(options: dict[str, object]) -> dict[str, object]:
-    """`options` with a signature that does not cover the headers of a request, as the account's key does."""
+    """Return `options` with a signature that, unlike the account's key, does not sign a request's headers."""
     from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 
     signature = generate_account_sas(
@@ -52,6 +52,6 @@ def with_shared_access(options: dict[str, object]) -> dict[str, object]:
 
 
 def connection_string(port: int) -> str:
-    """How a client reaches the server on a port of this machine."""
+    """Return the connection string of the server on a port of this machine."""
     endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
     return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={endpoint};"

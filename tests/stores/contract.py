@@ -1,4 +1,4 @@
-"""What every ObjectStore must do. A store's own test inherits ObjectStoreContract and provides `store`."""
+"""The contract of every ObjectStore. A store's own test inherits ObjectStoreContract and provides `store`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BAD_KEYS = [
 
 
 class ObjectStoreContract:
-    """Inherit, and define the fixture `store`: empty for each test."""
+    """Subclasses define the fixture `store`, which is empty for each test."""
 
     @pytest.fixture
     def store(self) -> ObjectStore:

@@ -31,27 +31,23 @@ def flip_byte(path: Path, place: float = 0.5) -> None:
 
 
 def truncate(path: Path) -> None:
-    """Remove the last byte of a file."""
     path.write_bytes(path.read_bytes()[:-1])
 
 
 def extend(path: Path) -> None:
-    """Add a byte to a file."""
     path.write_bytes(path.read_bytes() + b"x")
 
 
 def empty(path: Path) -> None:
-    """Leave the file empty."""
     path.write_bytes(b"")
 
 
 def remove(path: Path) -> None:
-    """Delete the file."""
     path.unlink()
 
 
 def change_commit(store: Path, name: str, increment: int, change: Callable[[Document], None]) -> None:
-    """Change a commit's document, then reseal it and the later commits of the chain: all digests and counts match."""
+    """Change a commit's document; reseal it and the later commits of the chain with matching digests and counts."""
     path = store / commit_key(name, increment)
     document = json.loads(path.read_bytes())
     change(document)
@@ -66,7 +62,7 @@ def change_commit(store: Path, name: str, increment: int, change: Callable[[Docu
 
 
 def _recount(document: Document, full: Document) -> None:
-    """Count again what the commit lists, as far as the changes of these tests change it."""
+    """Recompute those counts of the commit that the changes of these tests affect."""
     primaries = {one["node"] for one in full["baseline"] if one["backup_of"] is None}
     segments = [(node, one) for node, listed in document["segments"].items() for one in listed]
     objects = [*document.get("objects", ()), *(document.get("schema_changes") or {}).get("objects", ())]
@@ -79,14 +75,13 @@ def _recount(document: Document, full: Document) -> None:
 
 
 def change_document(path: Path, change: Callable[[Document], None]) -> None:
-    """Change any other document of the store and reseal it."""
+    """Change a document that is not a commit, and reseal it."""
     document = json.loads(path.read_bytes())
     change(document)
     path.write_bytes(seal(document))
 
 
 def as_drained(changes: pa.Table, events: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Changes and events in their places."""
     return changes, events
 
 
@@ -100,7 +95,7 @@ def change_segment(
 ) -> None:
     """Change the rows of a node's first segment that has changes, and its entry in the commit to match.
 
-    `layout` gives what is stored in the place of changes, and in that of events.
+    `layout` returns the rows to store as changes and as events.
     """
 
     def change_entry(document: Document) -> None:
@@ -169,12 +164,12 @@ def _count_rows(table: pa.Table) -> Mapping[str, int]:
 
 
 def without_row(table: pa.Table, row: int) -> pa.Table:
-    """The table without its row number `row`."""
+    """Return the table without its row number `row`."""
     return pa.concat_tables([table.slice(0, row), table.slice(row + 1)])
 
 
 def with_value(table: pa.Table, row: int, column: str, value: object) -> pa.Table:
-    """The table with another value in one place."""
+    """Return the table with one value replaced."""
     field = table.schema.field(column)
     values = table[column].to_pylist()
     values[row] = value

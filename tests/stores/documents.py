@@ -1,4 +1,4 @@
-"""Check that every document that real commands have stored is of a known kind and round-trips to the byte."""
+"""Check that every document stored by real commands is of a known kind and round-trips byte for byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIX = ".json"
 
 
 def check_documents(store: ObjectStore) -> Counter[str]:
-    """Check that every document, read into its type, is written as the same bytes; return the number of each type."""
+    """Check that every document is written back as the same bytes; return the number of documents of each type."""
     found: Counter[str] = Counter()
     for key in store.list(""):
         kind = kind_of(key)

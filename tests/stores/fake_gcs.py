@@ -1,4 +1,4 @@
-"""fake-gcs-server, an emulator of Google Cloud Storage, where it and gcsfs are installed: by `make stores`."""
+"""fake-gcs-server, an emulator of Google Cloud Storage; `make stores` installs it and gcsfs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGE = "gcsfs==2026.10.1"
 
 @contextlib.contextmanager
 def fake_gcs_server() -> Iterator[StorePlace]:
-    """Start a server with no buckets, which keeps objects in memory; yield it, and stop it."""
+    """Run a server without buckets that keeps objects in memory."""
     pytest.importorskip("gcsfs", reason="gcsfs is not installed; to install it: make stores")
     program = require_program("fake-gcs-server", PROGRAM.path())
     port = free_port()

@@ -1,4 +1,4 @@
-"""What the commit of an increment says of those before it, made from their documents alone (docs/store-format.md)."""
+"""Rebuild the fields in which an increment's commit describes the commits before it (docs/store-format.md)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SUMMARIZED_MAX, COMMENT_MAX = 64, 1000
 
 
 def relink(document: Document, before: Sequence[Document]) -> None:
-    """Let an increment name the commits `before` it, the full snapshot first, as they are now, with their digests.
+    """Make an increment refer to the current digests of the commits `before` it, the full snapshot first.
 
-    A commit without `history` gets only `previous`; if a document before it is damaged, `history` stays as it is.
+    A commit without `history` gets only `previous`; if an earlier document is damaged, `history` does not change.
     """
     last = before[-1]
     document["previous"] = {"operation": last.get("operation", ""), "digest": last["digest"]}
@@ -24,7 +24,7 @@ def relink(document: Document, before: Sequence[Document]) -> None:
 
 
 def history_of(before: Sequence[Document]) -> Document:
-    """The value of `history` in the increment that follows these commits."""
+    """Return the value of `history` in the increment after these commits."""
     full, *increments = before
     found: Document = {"full": full["digest"]}
     if redefinitions := {str(one["increment"]): one["digest"] for one in increments if one.get("schema_changes")}:

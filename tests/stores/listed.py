@@ -1,4 +1,4 @@
-"""The objects that commits list, by themselves and in object lists that were read."""
+"""The objects that commits list, directly and in object lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running server for objects that fsspec reaches."""
+"""A running object server that fsspec can reach."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class StorePlace:
         return url
 
     def through(self, endpoint_url: str) -> dict[str, object]:
-        """The options that reach the server through a proxy."""
+        """Return the options that reach the server through a proxy."""
         return {name: str(value).replace(self.endpoint_url, endpoint_url) for name, value in self.options.items()}

@@ -1,4 +1,4 @@
-"""Objects as another program writes them: their names may be no keys."""
+"""Write objects as another program would, with names that may not be valid keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.faulty_store import FaultyStore
 
 
 def plant(store: ObjectStore, name: str) -> None:
-    """Write an object past the store's own checks."""
+    """Write an object, bypassing the store's own checks."""
     while isinstance(store, EncryptedStore):
         store = store.raw
     if isinstance(store, LocalStore):
@@ -33,4 +33,4 @@ def plant(store: ObjectStore, name: str) -> None:
     elif isinstance(store, FaultyStore):
         store._bucket.changes.append((name, True))
     else:
-        raise TypeError(f"it is not known how to plant an object in {type(store).__name__}")
+        raise TypeError(f"can't plant an object in {type(store).__name__}")

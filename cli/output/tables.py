@@ -1,16 +1,16 @@
-"""Numbers, times, tables and enumerations for people, as the terminal has room for them.
+"""Numbers, times, tables and enumerations for people, fitted to the terminal.
 
 Pure functions: the current time is an argument.
 
-One rule for all of them. In a pipe each row is one line with every column in full, at any width of the terminal: grep
-and awk read it. Where a terminal is too narrow for that,
+All tables follow one rule. In a pipe, each row is one line with every column in full, whatever the width of the
+terminal, for grep and awk. On a terminal that is too narrow for that,
 
-1. cells have their shorter text; columns without a value are left out, and those of figures that `show` has as well;
-2. a long value does not widen its column: in the first column it stands on a line of its own, elsewhere below its row;
-3. in the order of their importance, the columns stay that fit, and the values of the others go below their row.
+1. cells use their shorter text; columns without values are left out, and columns whose figures `show` prints as well;
+2. a long value does not widen its column: in the first column it gets its own line, elsewhere it goes below its row;
+3. the most important columns that fit stay, and the values of the others go below their row.
 
-A value below its row has the title of its column. Lines are broken between values, and between words only where one
-value is longer than a line. No value is cut off.
+A value below its row is preceded by the title of its column. Lines break between values; only a value that is longer
+than a line breaks between words. No value is truncated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from cutline.fleet.units import size_text as size_text
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-# Characters that a terminal shows as nothing, in addition to those of the category Cf: fillers and selectors of
-# variants (Unicode's property Default_Ignorable_Code_Point).
+# Characters that a terminal does not show, in addition to those of the category Cf: fillers and variation selectors
+# (Unicode's property Default_Ignorable_Code_Point).
 INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
-# Of the invisible characters, those that letters and emoji are written with: a joiner, its opposite, a look.
+# The invisible characters that are part of words and emoji: zero-width joiner and non-joiner, variation selectors.
 JOINERS = "\u200c\u200d\ufe0e\ufe0f"
-# Whose letters a joiner, or its opposite, changes (The Unicode Standard, 23.2).
+# The scripts whose letters a joiner or a non-joiner changes (The Unicode Standard, 23.2).
 JOINING_SCRIPTS = (
     "ARABIC ",
     "BENGALI ",
@@ -58,8 +58,8 @@ JOINING_SCRIPTS = (
     "TELUGU ",
     "TIBETAN ",
 )
-# A command in a text, and what precedes it: a line that begins with it belongs to a hint. `demo` has fleets of its own;
-# help needs none.
+# The texts that precede a command in a message; in a hint, a command may also begin a line. `demo` has its own fleets,
+# and help needs none.
 LEADS = r": |; |\(| {3}|then |or |as "
 COMMAND_NAMES = (
     "init",
@@ -99,19 +99,19 @@ def count_text(count: int) -> str:
 
 
 def quantity_text(amount: int, unit: str) -> str:
-    """`amount` in `unit`, a plural: a size for `bytes`, else a count with its unit, if it has one."""
+    """Return `amount` in `unit`, a plural or "": a size for `bytes`, otherwise a count with its unit."""
     if unit == "bytes":
         return size_text(amount)
     return f"{count_text(amount)} {unit.removesuffix('s') if amount == 1 else unit}".rstrip()
 
 
 def quantity_is(amount: int, unit: str) -> str:
-    """`1 node is`, `3 nodes are`: the subject of a sentence, with its verb."""
+    """Return the subject of a sentence with its verb: `1 node is`, `3 nodes are`."""
     return f"{quantity_text(amount, unit)} {'is' if amount == 1 else 'are'}"
 
 
 def seconds_text(seconds: float) -> str:
-    """`0.4 s`, `59.9 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`: two parts at most."""
+    """Return `0.4 s`, `59.9 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`: at most two parts."""
     if round(seconds, 1) < SECONDS_PER_MINUTE:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -124,9 +124,9 @@ def seconds_text(seconds: float) -> str:
 
 
 def age_text(then: datetime, *, now: datetime) -> str:
-    """How long ago `then` was, in its largest unit: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
+    """Return the age of `then` in its largest unit: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
 
-    By another machine's clock it may be after `now`: `just now` within a minute, else `in the future`.
+    If another machine's clock is ahead, `then` may be after `now`: `just now` within a minute, else `in the future`.
     """
     seconds = (now - then).total_seconds()
     if seconds <= -SECONDS_PER_MINUTE:
@@ -141,24 +141,24 @@ def age_text(then: datetime, *, now: datetime) -> str:
 
 
 def time_text(moment: datetime) -> str:
-    """RFC 3339 in UTC with milliseconds, `2026-01-02T03:04:05.678Z`; raise ValueError for a time without a zone."""
+    """Return RFC 3339 in UTC with milliseconds, `2026-01-02T03:04:05.678Z`; raise ValueError if there is no zone."""
     if moment.tzinfo is None:
         raise ValueError(f"the time {moment.isoformat()} has no zone")
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment_text(moment: datetime) -> str:
-    """A moment in UTC for people, to the second: `2026-01-02 03:04:05Z`."""
+    """Return a time in UTC for people, to the second: `2026-01-02 03:04:05Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def minute_text(moment: datetime) -> str:
-    """A moment in UTC for narrow terminals: `2026-01-02 03:04Z`."""
+    """Return a time in UTC for narrow terminals: `2026-01-02 03:04Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%MZ")
 
 
 def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> str:
-    """The text with the fleet file that was given in each of its commands: they can be typed as they are."""
+    """Add the given fleet file to each command in the text, so that the commands can be pasted."""
     if not fleet_file:
         return text
     named = f"snapshot --fleet {shlex.quote(fleet_file)} "
@@ -166,11 +166,11 @@ def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> s
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """The text with each control or invisible character, except those of `keep`, as its escape sequence in Python.
+    """Replace control and invisible characters, except those of `keep`, by Python's escape sequences.
 
     Names, comments and messages come from databases, whose owners could otherwise move a terminal's cursor, hide text
-    (also by marks that change its direction), begin lines of their own, or have two names look the same. Joiners stay
-    in scripts that join letters, and in emoji.
+    (also by marks that change its direction), start new lines, or make two names look the same. Joiners stay in scripts
+    that join letters, and in emoji.
     """
     if text.isprintable() and not INVISIBLE.search(text):
         return text
@@ -180,7 +180,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def _is_visible(character: str, before: str) -> bool:
     if character in JOINERS:
-        # Emoji are other symbols (So) or modifiers (Sk); a look may come before a joiner.
+        # Emoji are other symbols (So) or modifiers (Sk); a variation selector may precede a joiner.
         is_symbol = unicodedata.category(before) in ("So", "Sk") or before in "\ufe0e\ufe0f"
         return is_symbol or unicodedata.name(before, "").startswith(JOINING_SCRIPTS)
     category = unicodedata.category(character)
@@ -192,17 +192,17 @@ def _escape(character: str) -> str:
 
 
 def causes_lines(causes: Iterable[str]) -> list[str]:
-    """Why each earlier attempt at a cut was inconsistent."""
+    """Return a line for each earlier attempt at a cut, with the cause of its inconsistency."""
     return [f"attempt {number} at the cut was inconsistent: {cause}" for number, cause in enumerate(causes, 1)]
 
 
 GAP, INDENT = "  ", "    "
-# The share of the terminal's width that a cell may take in a row with others, and in any row: a moment.
+# The share of the terminal's width that a cell may take in its row, and the characters that it always may: a time fits.
 CELL_SHARE, CELL_MIN = 0.4, 20
 
 
 class Shorter(NamedTuple):
-    """A cell with a shorter text for narrow terminals; `below` is what that lacks: it goes below the row then."""
+    """A cell with a shorter text for narrow terminals, where `below`, the omitted part, goes below the row."""
 
     text: str
     short: str
@@ -214,10 +214,10 @@ Cell = str | Shorter
 
 @dataclass(frozen=True, slots=True)
 class FittingTable:
-    """A table; a row has a cell for each title. `numbers` are the titles of columns that are aligned at the right.
+    """A table; a row has a cell for each title. `numbers` are the titles of right-aligned columns.
 
-    `important` are titles by importance, the others follow from the left; the first column always stays. `spared` are
-    titles of columns that are left out, not put below their rows, where the terminal is too narrow for all.
+    `important` are titles in order of importance; the others follow from the left, and the first column always stays.
+    `spared` are titles of columns that a terminal that is too narrow for all columns does not show at all.
     """
 
     titles: Sequence[str]
@@ -227,7 +227,7 @@ class FittingTable:
     spared: Set[str] = frozenset()
 
     def lines(self, width: int | None, encoding: str | None = None) -> Iterator[str]:
-        """The header and the rows in so many characters; None: in a pipe."""
+        """Return the header and the rows, `width` characters wide; None: for a pipe."""
         rows = [[_written(cell, encoding) for cell in row] for row in self.rows]
         whole = [[cell.text for cell in row] for row in rows]
         every = range(len(self.titles))
@@ -259,7 +259,7 @@ class FittingTable:
             yield from _packed(values, width, INDENT, INDENT)
 
     def _columns(self, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-        """The columns that stay, from the left: the first, and by importance as many more as fit."""
+        """Return the columns to show, from the left: the first, and by importance as many more as fit."""
         candidates = [
             number
             for number, title in enumerate(self.titles)
@@ -285,29 +285,29 @@ class FittingTable:
             yield GAP.join(cells).rstrip()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Draw it in the terminal's width, with a bold header."""
+        """Draw the table in the terminal's width, with a bold header."""
         yield from _drawn(self.lines(options.max_width, options.encoding), "bold")
 
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """`head: part, part`, one line in a pipe; on a terminal its further lines are indented."""
+    """`head: part, part` on one line in a pipe; on a terminal, further lines are indented."""
 
     head: str
     parts: Sequence[str]
 
     def lines(self, width: int | None, encoding: str | None = None) -> Iterator[str]:
-        """Its lines in so many characters; None: in a pipe."""
+        """Return the lines, `width` characters wide; None: for a pipe."""
         head, *parts = (writable(printable(one), encoding) for one in (self.head, *self.parts))
         yield from _packed(parts, width, f"{head}: ", INDENT)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Draw it in the terminal's width."""
+        """Draw the enumeration in the terminal's width."""
         yield from _drawn(self.lines(options.max_width, options.encoding), "")
 
 
 def _written(cell: Cell, encoding: str | None) -> Shorter:
-    """The cell as the stream has it, without control characters: its widths are known then."""
+    """Return the cell as the stream will encode it, without control characters, so that its width is known."""
     found = cell if isinstance(cell, Shorter) else Shorter(cell, cell)
     return Shorter(*(writable(printable(text), encoding) for text in found))
 
@@ -332,7 +332,7 @@ def _padding(text: str, width: int) -> str:
 
 
 def cells_of(text: str) -> int:
-    """How many columns of a terminal the text takes."""
+    """Return how many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -341,7 +341,7 @@ def cells_of(text: str) -> int:
 
 
 def _packed(parts: Sequence[str], width: int | None, first: str, indent: str) -> Iterator[str]:
-    """The parts with commas between them; the first line begins with `first`, the others with `indent`."""
+    """Join the parts by commas into lines; the first line begins with `first`, the others with `indent`."""
     line, is_begun = first, False
     for number, part in enumerate(parts):
         text = f"{part}{',' * (number + 1 < len(parts))}"
@@ -363,17 +363,17 @@ CELLS_MAX = 12
 
 
 def sparkline(values: Sequence[int], levels: str) -> str:
-    """The last CELLS_MAX values, each as the level that is its share of the greatest of them; "" without any."""
+    """Draw the last CELLS_MAX values as levels, relative to the greatest of them; "" without values."""
     shown = values[-CELLS_MAX:]
     top = max(shown, default=0)
     return "".join(levels[max(-(-len(levels) * value // top) - 1, 0) if top else 0] for value in shown)
 
 
 def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:
-    """The characters for levels, the lowest first, that the encoding has and the terminal (TERM) can show.
+    """Return the characters for levels, lowest first, that the encoding contains and the terminal (TERM) can show.
 
-    They are blocks only where the encoding also has the other characters of the drawing (`beside`). A stream without an
-    encoding holds any text.
+    They are blocks only if the encoding also contains the other characters of the drawing (`beside`). A stream without
+    an encoding takes any text.
     """
     if terminal.startswith(WITHOUT_BLOCKS):
         return ASCII
@@ -385,5 +385,5 @@ def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:
 
 
 def stdout_levels(beside: str = "") -> str:
-    """The characters for levels on stdout, in a drawing with the characters `beside`."""
+    """Return the characters for levels on stdout, in a drawing that also contains the characters `beside`."""
     return levels_of(sys.stdout.encoding, os.environ.get("TERM", ""), beside)

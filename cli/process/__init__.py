@@ -1,5 +1,5 @@
-"""The process of a command: its signals, its standard streams, and the process that continues it in the background.
+"""The process of a command: its signals, its standard streams, and the process that runs it in the background.
 
-The background process reports its operation to the process that started it, once others can see that operation. Until
-then the starting process shows the output of the background process, and ends with its exit code.
+The background process reports its operation to its starter as soon as others can see the operation. Until then the
+starter shows the output of the background process. If that ends first, the starter exits with the same code.
 """

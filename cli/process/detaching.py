@@ -2,8 +2,8 @@
 
 This module must stay cheap to import: `snapshot --help` imports it.
 
-The background process is in a session of its own, without a terminal: neither Ctrl-C nor the terminal's end reaches it.
-It has this process's environment and command line, so the command line reveals nothing new.
+The background process has its own session, without a terminal: Ctrl-C and the end of the terminal don't reach it. It
+has the environment and the command line of this process, so the command line reveals nothing new.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from cutline.fleet.own_files import find_private_folder
 from cutline.spark.session_folder import lasting_folder
 from cutline.storage.errors import RefusedError
 
-# -P: modules in the folder where a command is typed are never imported.
+# With -P, modules in the working directory are never imported.
 PROGRAM = ("-P", "-c", "from cutline.cli.entry import main; main()")
 
 
-# Says to the process in the background which pipe leads to its starter.
+# Passes the pipe to the starter to the background process.
 VARIABLE = "CUTLINE_STARTED_BY"
 
 
 @dataclass(slots=True)
 class _Starter:
-    """The process that started this process. `pipe` is None once the operation was reported to it."""
+    """The process that started this process. `pipe` is None once the operation was reported."""
 
     pipe: int | None
 
@@ -44,12 +44,12 @@ _starters: list[_Starter] = []
 
 
 def find_starter() -> None:
-    """Find out whether this process runs in the background; no process that it starts is told so."""
+    """Find out whether this process runs in the background; child processes do not inherit the information."""
     if (pipe := os.environ.pop(VARIABLE, None)) is None:
         return
     os.set_inheritable(int(pipe), False)  # noqa: FBT003  # it takes no keyword
     _starters.append(_Starter(int(pipe)))
-    # Its output goes to files: the end of a terminal is nothing to it.
+    # The output goes to files, so the end of a terminal does not matter.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
@@ -59,7 +59,7 @@ def is_in_background() -> bool:
 
 
 def announce(operation: str) -> None:
-    """Tell the starter the id of the first operation that this process works on. Others can see that operation."""
+    """Report the id of this process's first operation to the starter. Others must be able to see that operation."""
     for starter in _starters:
         if starter.pipe is None:
             continue
@@ -76,29 +76,29 @@ ANSWER_BYTES_MAX = 200
 
 
 class NoStateFolderError(RefusedError):
-    """There is no folder for the output of a command in the background."""
+    """There is no suitable folder for the output of a background command."""
 
 
 class BackgroundDiedError(RefusedError):
-    """The process in the background was killed before it had an operation."""
+    """The background process was killed before its operation began."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
-    """The files that a command in the background writes: its result, and its progress and errors."""
+    """The files that a background command writes: its result, and its progress and errors."""
 
     result: Path
     log: Path
 
     def rename(self, operation: str) -> OutputFiles:
-        """Name them after the operation."""
+        """Rename the files after the operation."""
         return OutputFiles(
             self.result.rename(self.result.with_name(f"{operation}.out")),
             self.log.rename(self.log.with_name(f"{operation}.log")),
         )
 
     def delete(self) -> None:
-        """Delete them."""
+        """Delete the files."""
         for file in (self.result, self.log):
             file.unlink(missing_ok=True)
 
@@ -114,16 +114,16 @@ class DetachedCommand:
 
 @dataclass(frozen=True, slots=True)
 class EndedEarly:
-    """A command that ended before it had an operation, or was ended: its exit code, and its result."""
+    """The exit code and result of a command that ended, or was stopped, before its operation began."""
 
     code: int
     result: str
 
 
 def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | EndedEarly:
-    """Run `snapshot` with these words in the background until it has an operation, or has ended.
+    """Run `snapshot` with these words in the background; return when its operation has begun, or when it has ended.
 
-    Until then its output is shown on `stderr`, and Ctrl-C and SIGTERM end it. Raises NoStateFolderError and
+    Until then its output is shown on `stderr`, and Ctrl-C and SIGTERM stop it. Raises NoStateFolderError and
     BackgroundDiedError.
     """
     files = _new_files()
@@ -148,8 +148,8 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
     code = process.wait()
     if code < 0:
         raise BackgroundDiedError(
-            f"the process in the background was ended by {signal.Signals(-code).name}",
-            hint=f"see its output, {files.log}, and repeat the command",
+            f"the background process was killed by {signal.Signals(-code).name}",
+            hint=f"see its output in {files.log}, then repeat the command",
             details={"log": str(files.log)},
         )
     ended = EndedEarly(code, files.result.read_text(errors="replace"))
@@ -159,7 +159,7 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """Passes on the output that a process writes to a file."""
+    """Copies the output that a process writes to a file to a stream."""
 
     log: IO[bytes]
     stream: TextIO
@@ -170,7 +170,7 @@ class _Relay:
 
 
 def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay: _Relay) -> str:
-    """The operation that the process works on; "" if it has ended or is ended before it has one."""
+    """Return the process's operation, or "" if the process ended or was stopped before its operation began."""
     is_ended = False
     while True:
         try:
@@ -187,19 +187,19 @@ def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay
                 return ""
         except KeyboardInterrupt as interrupt:
             number = interrupt.args[0] if interrupt.args else signal.SIGINT
-            # The end of the terminal does not concern a process in the background; its files get their names.
+            # The end of the terminal does not concern a background process, and its files must still be renamed.
             if number != signal.SIGHUP:
                 is_ended = True
                 process.send_signal(number)
 
 
 def _new_files() -> OutputFiles:
-    """Two empty files that only the user can read; files of long ago are deleted."""
+    """Create two empty files that only the user can read; delete old ones."""
     folder = find_private_folder("XDG_STATE_HOME", "~/.local/state")
     if isinstance(folder, str):
         raise NoStateFolderError(
-            f"the output of a command in the background has no place: {folder}",
-            hint="set XDG_STATE_HOME to a folder of yours that nobody else can change",
+            f"there is no folder for the output of a background command: {folder}",
+            hint="set XDG_STATE_HOME to a folder that only you can change",
         )
     oldest = time.time() - KEPT_DAYS * 24 * 3600
     for file in (*folder.glob("*.out"), *folder.glob("*.log")):

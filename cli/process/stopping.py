@@ -1,12 +1,12 @@
-"""How this process is stopped: by signals, also where Python would handle them late, and from elsewhere.
+"""Stopping this process: by signals, even where Python would handle them late, and by requests from elsewhere.
 
-Python runs a signal's handler in the main thread, between two instructions. If a signal comes after the last one before
-a call that waits, nothing interrupts that call: the handler runs when it ends, which may take an hour. And an interrupt
-that a handler raises in a finalizer, or in the callback of a weak reference, goes no further: Python shows it and
-continues.
+Python runs a signal's handler in the main thread, between two instructions. If a signal arrives after the last
+instruction before a blocking call, nothing interrupts the call: the handler runs when the call returns, which may take
+an hour. And an interrupt that a handler raises in a finalizer, or in the callback of a weak reference, is lost: Python
+prints it and continues.
 
-So each signal also tells a thread, which nudges the main thread until that has run all handlers. A nudge raises the
-interrupt that was lost.
+So each signal also wakes a thread, which nudges the main thread until it has run all handlers. A nudge raises a lost
+interrupt again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from cutline.storage.waits import hurry, stop_hurrying
 if TYPE_CHECKING:
     from cutline.snapshots.records.operation_records import CancelRequest
 
-# Ignored where it has no handler. Its number is higher than those of the signals that end a command: Python runs the
-# handlers in that order, so theirs have run when its own has.
+# This signal is ignored by default. Its number is higher than those of the signals that end a command: Python runs the
+# handlers in the order of the numbers, so this handler runs after the others.
 NUDGE = signal.SIGURG
 NUDGE_SECONDS = 0.2
 
 _lost: list[KeyboardInterrupt] = []
-# How many nudges were handled. No Event: one handler may interrupt another, and would wait for its lock for ever.
+# The number of handled nudges. It is not an Event, for whose lock a handler that interrupts another would wait forever.
 _handled = 0
 
 
 def nudge_until_handled() -> None:
-    """From now on each signal is handled within about NUDGE_SECONDS, unless a call can't be interrupted."""
+    """Have each signal handled within about NUDGE_SECONDS from now on, unless a call can't be interrupted."""
     told, tell = os.pipe()
     os.set_blocking(tell, False)
     before = sys.unraisablehook
@@ -44,7 +44,7 @@ def nudge_until_handled() -> None:
         if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
             before(unraisable)
             return
-        # A new exception: the traceback of the other holds the object that is being finalized.
+        # Raise a new exception later: the traceback of this one references the object that is being finalized.
         _lost.append(KeyboardInterrupt(*error.args))
         os.write(tell, bytes([signal.SIGTERM]))
 
@@ -74,7 +74,7 @@ def _handle_nudge(_number: int, _frame: object) -> None:
 
 
 class _Flag:
-    """As threading.Event, without its lock: a signal's handler that interrupts another would wait for it for ever."""
+    """A threading.Event without the lock, for which a signal handler that interrupts another would wait forever."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -91,14 +91,14 @@ class _Flag:
 
 _requests: list[CancelRequest] = []
 _is_stopping = _Flag()
-# Whether stop_process has sent a signal that has not been handled yet; whether one came from elsewhere.
+# Whether stop_process has sent a signal that was not handled yet, and whether a signal came from elsewhere.
 _is_sent, _is_signalled = _Flag(), _Flag()
 
 
 def begin_stopping() -> bool:
-    """Note that a signal has stopped this process: a request must not interrupt its cleanup.
+    """Record that a signal has stopped this process, so that a request does not interrupt its cleanup.
 
-    Returns whether a request is behind the signal.
+    Returns whether a request caused the signal.
     """
     is_requested = _is_sent.is_set()
     if is_requested:
@@ -111,41 +111,41 @@ def begin_stopping() -> bool:
 
 
 def stop_process(request: CancelRequest) -> None:
-    """Stop the main thread as SIGTERM does, unless a signal has stopped it; called from any thread."""
+    """Stop the main thread like SIGTERM, unless a signal has already stopped it; may be called from any thread."""
     _requests.append(request)
     if _is_stopping.is_set():
         return
     _is_sent.set()
-    # Sent to the thread, so that the call in which it waits is interrupted.
+    # Signal the thread to interrupt the call in which it waits.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def is_signalled() -> bool:
-    """Whether a signal has stopped this process that no request was behind."""
+    """Whether a signal that no request caused has stopped this process."""
     return _is_signalled.is_set()
 
 
 def cancel_request() -> CancelRequest | None:
-    """The request that has stopped this process; None if there was none."""
+    """Return the request that has stopped this process, or None."""
     return _requests[0] if _requests else None
 
 
 def is_asked_to_stop(operation: str) -> bool:
-    """Whether somebody has asked this operation of the process to stop."""
+    """Whether this operation of the process was asked to stop."""
     return any(request.operation == operation for request in _requests)
 
 
 def forget_requests(*, kept: str) -> None:
-    """Go on after a request has stopped one of several operations of this process; those to `kept` stay."""
-    # From here on another request interrupts.
+    """Continue after a request has stopped one of several operations of this process; keep requests to stop `kept`."""
+    # From here on, another request interrupts again.
     _is_stopping.clear()
     stop_hurrying()
     _requests[:] = [request for request in _requests if request.operation == kept]
 
 
 def owner_text(label: str) -> str:
-    """`user@host` of a label."""
-    # Imported here: `snapshot --help` imports this module.
+    """Return the `user@host` of a label."""
+    # Imported here to keep `snapshot --help` fast, which imports this module.
     from cutline.fleet.own_process import read_label
 
     owner = read_label(label)

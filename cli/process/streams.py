@@ -2,9 +2,9 @@
 
 A character that the locale lacks never ends a command.
 
-A full disk, a closed stream or a reader that has gone ends no operation. Text that stderr can't take is lost. If stdout
-can't take the result, `unwritten` says why, and the command exits with UNWRITTEN, unless its work has another exit code
-than 0. A reader that closes its pipe, as `head` does, has read enough.
+A full disk, a closed stream or a reader that has exited never ends an operation. Text that can't be written to stderr
+is lost. If the result can't be written to stdout, `unwritten` returns the reason, and the command exits with UNWRITTEN,
+unless its exit code is already different from 0. A reader that closes its pipe, as `head` does, has read enough.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -19,12 +19,12 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-# The name of the rule among Python's handlers of encoding errors.
+# The name under which the rule is registered as an error handler for Python's codecs.
 RULE = "cutline.ascii"
 # Levels, the lowest first.
 BLOCKS, ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
-# The characters that Cutline and rich draw; each is replaced by a single character where columns depend on it. A
-# spinner still turns.
+# Replacements for the characters that Cutline and rich draw: single characters where the alignment of columns depends
+# on it. A spinner still turns.
 FORMS = {
     **dict(zip(BLOCKS, ASCII_LEVELS, strict=True)),
     **dict(zip("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\" * 2 + "|/", strict=True)),
@@ -61,7 +61,7 @@ codecs.register_error(RULE, _replace)
 
 
 def writable(text: str, encoding: str | None) -> str:
-    """The text as a stream of this encoding has it: what aligns it must know its width. None: any text is writable."""
+    """Return the text as a stream in this encoding shows it, so that its width is known. None: any text is writable."""
     if encoding is None or text.isascii():
         return text
     try:
@@ -74,7 +74,7 @@ STANDARD = (0, 1, 2)
 
 
 class _Unfailing(io.RawIOBase):
-    """A file descriptor whose writes never fail: `problem` is the first error, but for a reader that has gone."""
+    """A file descriptor whose writes never fail. `problem` is the first error; a reader that has exited is no error."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -105,21 +105,21 @@ class _Unfailing(io.RawIOBase):
         return size
 
 
-# What stdout writes to, once it is made unfailing.
+# The stream below stdout, once secure_streams was called.
 _stdout: list[_Unfailing] = []
 
 
 def secure_streams() -> None:
-    """Make the streams of this process unfailing. Those that are closed are opened: another file would take the number.
+    """Make the streams of this process unfailing, and open closed ones, whose numbers another file would otherwise get.
 
-    To be called before anything is opened or written.
+    Must be called before anything is opened or written.
     """
     closed = [descriptor for descriptor in STANDARD if not _is_open(descriptor)]
     for descriptor in closed:
-        # The lowest number that is free. Writing to stdout fails, as it did before.
+        # open() uses the lowest free number. Writing to stdout still fails.
         os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115  # for as long as the process lives
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115  # stays open until the process ends
     out, err = _Unfailing(1), _Unfailing(2)
     _stdout[:] = [out]
     sys.stdout, sys.stderr = _text_of(out, sys.stdout), _text_of(err, sys.stderr, is_unbuffered=True)
@@ -146,7 +146,7 @@ def _text_of(raw: _Unfailing, before: TextIO | None, *, is_unbuffered: bool = Fa
 
 
 def unwritten() -> str:
-    """Why the result could not be written to stdout; "" if it was, or if nobody reads it any more."""
+    """Return why the result could not be written to stdout, "" if it was written, or if its reader has exited."""
     for raw in _stdout:
         sys.stdout.flush()
         if raw.problem is not None:

@@ -1,4 +1,4 @@
-"""Reports: figures of snapshots over time, as sections of pictures and tables; as a page, in a terminal and as JSON.
+"""Reports: figures of snapshots over time, in sections with charts and tables, on a page or in a terminal.
 
-Every picture has a table with its figures. Strings from stores and nodes are shown as text, never as markup.
+Every chart has a table with its figures. Strings from stores and nodes are shown as text, never as markup.
 """

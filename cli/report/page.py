@@ -1,7 +1,7 @@
-"""The page: one HTML file that loads nothing, runs nothing, and fits a telephone.
+"""The HTML page: one file that loads nothing, runs nothing, and fits the screen of a phone.
 
-A picture is stretched to the width of the page; its text stands next to it, so that the text stays legible on any
-screen. A picture has a limited number of columns, however many marks there are.
+A chart is stretched to the width of the page. Its text is outside, so that it stays legible on any screen. A chart has
+a limited number of columns, however many marks there are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DOCTYPE = "<!DOCTYPE html>\n"
 
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
-    """An element. Names of attributes end in `_` where Python has the word, and have `_` for `-`."""
+    """Create an element. In names of attributes, `_` replaces `-`, and a final `_` avoids Python's keywords."""
     made = ElementTree.Element(
         tag, {name.rstrip("_").replace("_", "-"): printable(value) for name, value in attributes.items()}
     )
@@ -51,7 +51,7 @@ def element(tag: str, *children: Element | str, **attributes: str) -> Element:
 
 
 def html_of(root: Element) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     return DOCTYPE + ElementTree.tostring(root, encoding="unicode", method="html") + "\n"
 
 
@@ -98,20 +98,20 @@ th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; }
 
 
 def content_policy() -> str:
-    """The Content-Security-Policy: nothing but this style, from nowhere; no script, no form, no frame."""
+    """Return the Content-Security-Policy: only this style is allowed, and no scripts, forms or frames."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 COLUMNS = 240
 HEIGHT = 100
-# A cut with nothing in flight is seen as well, as a low column. Columns that have room are wider, to be seen better.
+# A cut with nothing in flight is still visible, as a low column. Columns are wider where there is room.
 LEAST_HEIGHT, WIDE = 4, 3
 SHADE_HEIGHT = 25
 
 
 def time_picture(name: str, row: TimeRow, extent: Extent) -> list[Element]:
-    """A row over time: its label and greatest value, and the picture."""
+    """Draw a row over time, below its label and greatest value."""
     columns = columns_of(row, extent, COLUMNS)
     drawn = [number for number, value in enumerate(columns) if value is not None]
     apart = min((later - earlier for earlier, later in pairwise(drawn)), default=WIDE)
@@ -143,7 +143,7 @@ def _column(x: int, width: int, height: int) -> str:
 
 
 def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
-    """Where each run of True begins, and its length."""
+    """Return the beginning and length of each run of True."""
     runs: list[tuple[int, int]] = []
     for number, flag in enumerate(flags):
         if flag and runs and sum(runs[-1]) == number:
@@ -154,13 +154,13 @@ def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
 
 
 def axis(extent: Extent) -> Element:
-    """The times at both ends of the rows above it."""
+    """Return the times at both ends of the rows above."""
     begin, end = (element("span", moment_text(datetime)) for datetime in (extent.begin, extent.end))
     return element("div", begin, end, class_="axis")
 
 
 def bar_picture(name: str, bar: Bar) -> list[Element]:
-    """A bar: its label and value, and the picture."""
+    """Draw a bar, below its label and value."""
     parts: list[Element] = []
     x = 0.0
     for part in bar.parts:
@@ -193,7 +193,7 @@ LONG_CHARACTERS = 48
 
 
 def page_of(figures: StoreFigures) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     sections, extent = sections_of(figures), extent_of_points(figures)
     title = f"Snapshots of fleet {figures.fleet}"
     if len(figures.snapshots) == 1:
@@ -208,14 +208,14 @@ def page_of(figures: StoreFigures) -> str:
         element("title", title),
         element("style"),
     )
-    # As it is: the policy has its digest.
+    # The style must stay unchanged: the policy contains its digest.
     head[-1].text = STYLE
     counts = counts_text(figures)
     body = element(
         "body",
         element("h1", title),
         element(
-            "p", f"{counts}. Made at {moment_text(figures.made_at)} from the records of the store.", class_="muted"
+            "p", f"{counts}. Created at {moment_text(figures.made_at)} from the records in the store.", class_="muted"
         ),
         element(
             "nav",

@@ -1,4 +1,4 @@
-"""The sections of a report: rows over time, bars and tables, whether on a page or in a terminal."""
+"""The sections of a report, for a page or a terminal: rows over time, bars and tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimeMark:
-    """A value at a moment."""
+    """A value at a time."""
 
     at: datetime
     value: float
@@ -44,7 +44,7 @@ class TimeMark:
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """A stretch of time that is marked."""
+    """A marked period."""
 
     begin: datetime
     end: datetime
@@ -52,7 +52,7 @@ class Shade:
 
 @dataclass(frozen=True, slots=True)
 class TimeRow:
-    """Values over time; `peak` is the text next to the label. If it `is_level`, a value holds until the next mark."""
+    """Values over time; `peak` is the text next to the label. If `is_level`, a value holds until the next mark."""
 
     label: str
     marks: tuple[TimeMark, ...]
@@ -63,7 +63,7 @@ class TimeRow:
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A part of a bar, as a share of the section's longest bar."""
+    """A part of a bar; `share` is relative to the section's longest bar."""
 
     share: float
     kind: PartKind
@@ -71,7 +71,7 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of parts, which are at most 1 together, and the text of its value."""
+    """A bar of parts, whose shares add up to at most 1, and the text of its value."""
 
     label: str
     text: str
@@ -80,7 +80,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table: `numbers` are the columns that are numbers. `note` says which rows are left out."""
+    """A table; `numbers` are the indexes of numeric columns, and `note` says which rows are left out."""
 
     caption: str
     titles: tuple[str, ...]
@@ -91,7 +91,7 @@ class DataTable:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A picture of rows over time or of bars, the sentences about it, and the tables with its figures."""
+    """A chart of rows over time or of bars, the sentences about it, and the tables with its figures."""
 
     name: str
     title: str
@@ -103,29 +103,29 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The time that rows are drawn over."""
+    """The period that rows cover."""
 
     begin: datetime
     end: datetime
 
     def place(self, moment: datetime) -> float:
-        """Where a moment is, from 0 to 1; 0 if it has no length."""
+        """Return the place of a time in the period, from 0 to 1; 0 if the period has no length."""
         length = (self.end - self.begin).total_seconds()
         return min(max((moment - self.begin).total_seconds() / length, 0.0), 1.0) if length > 0 else 0.0
 
     def column(self, moment: datetime, count: int) -> int:
-        """In which of so many columns a moment is."""
+        """Return the index of the column, of `count`, that contains a time."""
         return min(int(self.place(moment) * count), count - 1)
 
 
 def extent_of(moments: Iterable[datetime]) -> Extent | None:
-    """From the first moment to the last; None if there is none."""
+    """Return the period from the first time to the last; None if there are none."""
     datetimes = list(moments)
     return Extent(min(datetimes), max(datetimes)) if datetimes else None
 
 
 def columns_of(row: TimeRow, extent: Extent, count: int) -> list[float | None]:
-    """The greatest value in each column, None where there is no mark: so many marks take no more space than columns.
+    """Return the greatest value in each of `count` columns, None where there is no mark.
 
     A level is carried from its first mark to the end.
     """
@@ -146,7 +146,7 @@ def columns_of(row: TimeRow, extent: Extent, count: int) -> list[float | None]:
 
 
 def shaded_columns(row: TimeRow, extent: Extent, count: int) -> list[bool]:
-    """Which of so many columns are in a shade."""
+    """Return for each of `count` columns whether it is shaded."""
     shaded = [False] * count
     for shade in row.shades:
         for number in range(extent.column(shade.begin, count), extent.column(shade.end, count) + 1):
@@ -155,25 +155,25 @@ def shaded_columns(row: TimeRow, extent: Extent, count: int) -> list[bool]:
 
 
 def heights_of(columns: Sequence[float | None]) -> list[float | None]:
-    """The values as fractions of the greatest; values below zero, which lags may have, count as zero."""
+    """Return the values as fractions of the greatest; negative values, which are possible for lags, count as zero."""
     peak = max((column for column in columns if column is not None), default=0.0)
     return [None if column is None else max(column, 0.0) / peak if peak > 0 else 0.0 for column in columns]
 
 
 # Exit codes of drills.
 CODE_FAILED, CODE_INCONCLUSIVE = 1, 4
-# The most rows of a picture, and of a table: the report mentions the rows left out.
+# The largest number of rows in a chart and in a table. The report mentions the rows that are left out.
 ROWS_MAX, TABLE_ROWS_MAX = 12, 1000
 MILLISECONDS_MAX = 1.0
 
 
 def point_sections(figures: StoreFigures) -> list[Section]:
-    """The sections in display order."""
+    """Return the sections about restore points, in display order."""
     return [last_good_section(figures), _points(figures), _cuts(figures), _sizes(figures)]
 
 
 def last_good_section(figures: StoreFigures) -> Section:
-    """The first figures for an operator: the last good snapshot, check and drill."""
+    """Return the section that an operator reads first: the last good snapshot, check and drill."""
     point, check, drill = figures.last_good_point, figures.last_good_check, figures.last_good_drill
     newest_check = next(iter(figures.operations.checks), None)
     newest_drill = next(iter(figures.operations.drills), None)
@@ -185,7 +185,7 @@ def last_good_section(figures: StoreFigures) -> Section:
     texts = [
         f"Last good snapshot: {point_text(point)}, cut made {when(point.cut_at)}."
         if point
-        else "There is no restore point with rows that no check has found in conflict."
+        else "There is no restore point with rows in which no check has found conflicts."
     ]
     texts.append(
         f"Last good check: {check.point.snapshot} at increment {check.point.increment}, ended {when(check.moment)}."
@@ -212,7 +212,7 @@ def last_good_section(figures: StoreFigures) -> Section:
 
 
 def width_text(seconds: float) -> str:
-    """A short time: `46.7 ms`, or in seconds."""
+    """Return a short duration in milliseconds, `46.7 ms`, or a longer duration in seconds."""
     return f"{seconds * 1000:.1f} ms" if abs(seconds) < MILLISECONDS_MAX else seconds_text(seconds)
 
 
@@ -222,11 +222,11 @@ def point_text(point: PointFigures | RestorePlace) -> str:
 
 
 def newest_rows(rows: Sequence[tuple[str, ...]], what: str) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """The last rows, the newest first, and the sentence about the rows left out."""
+    """Return the last rows, newest first, and a sentence about the rows that are left out."""
     shown = tuple(reversed(rows[-TABLE_ROWS_MAX:]))
     if len(shown) == len(rows):
         return shown, ""
-    return shown, f"the newest {count_text(len(shown))} of {count_text(len(rows))} {what}; --json has all of them"
+    return shown, f"the newest {count_text(len(shown))} of {count_text(len(rows))} {what}; --json lists all"
 
 
 def _points(figures: StoreFigures) -> Section:
@@ -247,10 +247,10 @@ def _points(figures: StoreFigures) -> Section:
     ]
     newest = max((point.cut_at for point in counted), default=None)
     usual = gaps.median_seconds
-    median_text = "there are too few spans for one" if usual is None else seconds_text(usual)
+    median_text = "unknown: too few spans" if usual is None else seconds_text(usual)
     rule = (
-        f"A gap is a span between two neighbouring restore points that is longer than {GAP_FACTOR} times the median"
-        f" span ({median_text}), or in which a chain was lost or ended before the next chain began; restore points"
+        f"A gap is a span between two consecutive restore points that is longer than {GAP_FACTOR} times the median"
+        f" span ({median_text}), or in which a chain was lost or ended before the next chain began. Restore points"
         " without rows and broken snapshots do not count."
     )
     since = "; the time since then is a gap" if gaps.found and gaps.found[-1].before is None else ""
@@ -314,7 +314,7 @@ def _cuts(figures: StoreFigures) -> Section:
         "included early",
         "global transactions",
         "attempts",
-        "why tried again",
+        "why retried",
         "comment",
     )
     cells = [
@@ -333,7 +333,7 @@ def _cuts(figures: StoreFigures) -> Section:
     ]
     shown, note = newest_rows(cells, "cuts")
     texts = [
-        "The width of a cut is the time from its first start marker to its last finish marker. In flight counts the"
+        'The width of a cut is the time from its first start marker to its last finish marker. "In flight" counts the'
         " global transactions that were prepared but not yet committed on all of their nodes."
     ]
     texts += [f"Median width {width_text(median(widths))}, widest {width_text(max(widths))}."] if widths else []
@@ -357,7 +357,7 @@ def _sizes(figures: StoreFigures) -> Section:
         TimeRow(snapshot_figures.name, _sums(snapshot_figures.points), size_text(snapshot_figures.bytes), is_level=True)
         for snapshot_figures in shown
     ]
-    titles = ("snapshot", "size", "full", "increments", "growth in a day", "changes", "transactions")
+    titles = ("snapshot", "size", "full", "increments", "growth per day", "changes", "transactions")
     cells = [
         (
             snapshot.name,
@@ -371,7 +371,7 @@ def _sizes(figures: StoreFigures) -> Section:
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.points[-1].cut_at)
     ]
     table, note = newest_rows(cells, "snapshots")
-    text = f"All together {size_text(sum(snapshot.bytes for snapshot in snapshots))}: what their commits list."
+    text = f"Total: {size_text(sum(snapshot.bytes for snapshot in snapshots))} in the objects that the commits list."
     return Section(
         "sizes",
         "Sizes and growth",
@@ -399,7 +399,7 @@ def _increment_table(points: Sequence[PointFigures]) -> DataTable:
 
 
 def _newest(snapshots: Sequence[SnapshotFigures]) -> list[SnapshotFigures]:
-    """As many of the newest snapshots as a picture has rows, in the order of their newest cuts."""
+    """Return the newest snapshots, at most ROWS_MAX, in the order of their newest cuts."""
     return sorted((snapshot for snapshot in snapshots if snapshot.points), key=lambda one: one.points[-1].cut_at)[
         -ROWS_MAX:
     ]
@@ -408,7 +408,7 @@ def _newest(snapshots: Sequence[SnapshotFigures]) -> list[SnapshotFigures]:
 def _left_out(snapshots: Sequence[SnapshotFigures], shown: Sequence[SnapshotFigures], what: str) -> str:
     if not shown or len(shown) == len([snapshot for snapshot in snapshots if snapshot.points]):
         return ""
-    return f"The picture has the newest {len(shown)} of {count_text(len(snapshots))} {what}."
+    return f"The chart shows the newest {len(shown)} of {count_text(len(snapshots))} {what}."
 
 
 def _marks(points: Iterable[PointFigures], value: Callable[[PointFigures], float]) -> tuple[TimeMark, ...]:
@@ -432,7 +432,7 @@ def _row(
 
 @dataclass(frozen=True, slots=True)
 class _NodeLags:
-    """The lags of a primary at the cuts that record them, in order, and for how long it was idle at the newest."""
+    """The lags of a primary at the cuts that record them, in order, and its idle time at the newest cut."""
 
     node: str
     marks: tuple[TimeMark, ...]
@@ -444,13 +444,13 @@ class _NodeLags:
 
 
 def lag_section(figures: StoreFigures) -> Section:
-    """The lag of each primary at each cut, those with the greatest first."""
+    """Return the section about the lag of each primary at each cut; the greatest lags come first."""
     points = figures.points
     node_lags = sorted((_lags_of(node, points) for node in figures.nodes), key=lambda lags: -lags.greatest.value)
     rows = [
         TimeRow(lags.node, lags.marks, f"at most {width_text(lags.greatest.value)}") for lags in node_lags[:ROWS_MAX]
     ]
-    titles = ("node", "cuts", "lag at the newest", "median", "greatest", "at the cut of", "idle at the newest for")
+    titles = ("node", "cuts", "newest lag", "median", "greatest", "at the cut of", "idle at the newest cut")
     cells = tuple(
         (
             lags.node,
@@ -470,17 +470,17 @@ def lag_section(figures: StoreFigures) -> Section:
 
 def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tuple[str, ...]:
     texts = [
-        "The lag of a primary is the time from its newest commit before a cut, or from its start marker if that is"
-        " later, to the cut: commits before that are in the snapshot. Differences between the clocks are included."
+        "The lag of a primary at a cut is the time since its newest commit before the cut, or since its start marker if"
+        " that is later: earlier commits are in the snapshot. Differences between clocks are included."
     ]
     newest = max(points, key=lambda point: point.cut_at, default=None)
     if newest is not None:
         texts.append(
-            f"The safe time of the newest cut is {moment_text(newest.safe_at)}: what any node committed before it is in"
-            " that snapshot."
+            f"The safe time of the newest cut is {moment_text(newest.safe_at)}: that snapshot contains everything that"
+            " any node committed before it."
         )
     if len(found) > len(rows):
-        texts.append(f"The picture has the {len(rows)} nodes of {len(found)} with the greatest lags.")
+        texts.append(f"The chart shows the {len(rows)} nodes of {len(found)} with the greatest lags.")
     return tuple(texts)
 
 
@@ -500,7 +500,7 @@ RESULTS = {
 
 
 def operation_sections(figures: StoreFigures) -> list[Section]:
-    """The sections in display order."""
+    """Return the sections about operations, in display order."""
     return [_phases(figures.operations), _checks(figures)]
 
 
@@ -511,20 +511,22 @@ def _phases(operations: OperationFigures) -> Section:
         Bar(f"{phase.kind}: {phase.phase}", width_text(phase.mean_seconds), _amount(phase.mean_seconds, longest))
         for phase in phases[:BARS_MAX]
     ]
-    texts = ["The mean time that each phase of an operation took, of those that are done.", _read_text(operations)]
+    texts = ["The mean duration of each phase, over all operations that succeeded.", _read_text(operations)]
     if operations.untimed:
         texts.append(
-            f"Of {count_text(operations.untimed)} operations no phases are recorded: deletions and resumed restores"
-            " have none."
+            f"No phases are recorded for {quantity_text(operations.untimed, 'operations')}, such as deletions and"
+            " resumed restores."
         )
     return Section("phases", "Time per phase", tuple(texts), (_phase_table(phases),), bars=tuple(bars))
 
 
 def _read_text(operations: OperationFigures) -> str:
-    read = f"{count_text(operations.read)} operations in the store that have ended were read"
     if operations.are_all:
-        return f"{read}; no other operation concerns these snapshots."
-    return f"Only the newest {read}: of checks and the like, of increments, and of all others."
+        return f"Read from {quantity_text(operations.read, 'ended operations')}: all that concern these snapshots."
+    return (
+        f"Read from only the newest {quantity_text(operations.read, 'ended operations')}: of checks and the like, of"
+        " increments, and of all others."
+    )
 
 
 def _amount(value: float, longest: float) -> tuple[BarPart, ...]:
@@ -553,13 +555,13 @@ def _checks(figures: StoreFigures) -> Section:
     )
     shown = snapshots[-ROWS_MAX:]
     texts = [
-        "A check up to an increment covers all restore points before it, too; its conflicts count for those after it as"
-        " well, which need the same objects. The newest check that was not inconclusive counts, if there is one;"
-        " restore points that no recorded check covers are unknown.",
+        "A check up to an increment also covers all earlier restore points; its conflicts also count for later ones,"
+        " which need the same objects. The newest check that was not inconclusive counts, if there is one. Restore"
+        " points that no recorded check covers are unknown.",
         _read_text(figures.operations),
     ]
     if len(shown) < len(snapshots):
-        texts.append(f"The picture has the newest {len(shown)} of {count_text(len(snapshots))} snapshots.")
+        texts.append(f"The chart shows the newest {len(shown)} of {count_text(len(snapshots))} snapshots.")
     return Section(
         "checks",
         "What checks compared and skipped",
@@ -570,7 +572,7 @@ def _checks(figures: StoreFigures) -> Section:
 
 
 def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
-    """The restore points by the result of the newest check that covers each."""
+    """Return a bar of the restore points, by the result of the newest check that covers each."""
     count = len(snapshot.points)
     own = [check for check in checks if check.point.snapshot == snapshot.name]
     results = [check.point.result if check else "" for check in newest_covering(own, count)]
@@ -594,7 +596,7 @@ def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
 
 
 def _check_cells(check: EndedCheck) -> tuple[str, ...]:
-    """The cells of a check; its figures are empty if it did not record them."""
+    """Return the cells of a check, with empty figures if it did not record them."""
     point = check.point
     up_to = f"increment {point.increment}" if point.increment else "full"
     head = (point.snapshot, up_to, moment_text(check.moment), point.result)
@@ -609,7 +611,7 @@ def _compared_text(name: str, amount: int) -> str:
 
 
 def _skipped_table(checks: Sequence[EndedCheck]) -> DataTable:
-    """The parts that the newest check of each snapshot skipped."""
+    """Return a table of the parts that the newest check of each snapshot skipped."""
     newest: dict[str, EndedCheck] = {}
     for check in checks:
         newest.setdefault(check.point.snapshot, check)
@@ -627,7 +629,7 @@ def _skipped_table(checks: Sequence[EndedCheck]) -> DataTable:
 
 
 def sections_of(figures: StoreFigures) -> list[Section]:
-    """All sections."""
+    """Return all sections."""
     return [*point_sections(figures), *operation_sections(figures), lag_section(figures)]
 
 
@@ -639,5 +641,5 @@ def counts_text(figures: StoreFigures) -> str:
 
 
 def extent_of_points(figures: StoreFigures) -> Extent | None:
-    """From the first cut to the newest; None without any."""
+    """Return the period from the first cut to the newest; None without cuts."""
     return extent_of(point.cut_at for point in figures.points)

@@ -1,4 +1,4 @@
-"""The sections in a terminal: the same rows and bars by blocks or ASCII, legible without colours, and their tables."""
+"""The sections in a terminal: rows and bars drawn with blocks or ASCII, legible without colours, and tables."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 NO_MARK = " "
-# Drawn in addition to the levels, whose highest is an amount and a valid part of a bar.
+# Drawn in addition to the levels. The highest level draws amounts and the valid part of a bar.
 SHADED, INCONCLUSIVE, UNKNOWN = "░", "▒", "·"
-# In a pipe there is no width to fit; labels take no more than this of a line, and tables no more lines than this.
+# The width in a pipe, the largest share of a line for labels, the least width of a drawing, and the most rows of a
+# table.
 WIDTH_OF_A_PIPE, LABEL_SHARE, COLUMNS_MIN, TABLE_ROWS_MAX = 100, 0.4, 10, 20
 
 
 def timeline_levels() -> str:
-    """The characters for levels that a timeline on stdout is drawn with."""
+    """Return the characters for the levels of a timeline on stdout."""
     return stdout_levels(SHADED + INCONCLUSIVE + UNKNOWN)
 
 
 def timeline_of(figures: StoreFigures, levels: str) -> list[str | RenderableType]:
-    """All sections, to be drawn in the width of the terminal; in ASCII if the `levels` are."""
+    """Return all sections, which are drawn in the width of the terminal; in ASCII if the `levels` are."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -55,7 +56,7 @@ def timeline_of(figures: StoreFigures, levels: str) -> list[str | RenderableType
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The rows and bars of a section."""
+    """The chart of a section."""
 
     section: Section
     extent: Extent | None
@@ -92,7 +93,7 @@ class _Picture:
 
 
 def _axis(extent: Extent, margin: int, columns: int, width: int) -> Iterator[str]:
-    """The first and the last moment below so many columns; on a narrow axis without seconds, or a line each."""
+    """Return the first and the last time, below `columns`; on a narrow axis without seconds, or on a line each."""
     for text in (moment_text, minute_text):
         begin, end = text(extent.begin), text(extent.end)
         line = f"{begin}{end:>{max(columns - len(begin), len(end) + 1)}}"
@@ -104,7 +105,7 @@ def _axis(extent: Extent, margin: int, columns: int, width: int) -> Iterator[str
 
 
 def time_line(row: TimeRow, extent: Extent, count: int, levels: str) -> str:
-    """A row over time in so many characters; a mark of zero is seen as the lowest one."""
+    """Draw a row over time in `count` characters; a mark of zero is visible as the lowest level."""
     shade = _fitting(SHADED, levels)
     shaded = shaded_columns(row, extent, count)
     heights = heights_of(columns_of(row, extent, count))
@@ -115,7 +116,7 @@ def time_line(row: TimeRow, extent: Extent, count: int, levels: str) -> str:
 
 
 def bar_line(bar: Bar, count: int, levels: str) -> str:
-    """A bar in so many characters: a part above zero is always visible."""
+    """Draw a bar in `count` characters; a part greater than zero is always visible."""
     parts = {
         PartKind.AMOUNT: levels[-1],
         PartKind.VALID: levels[-1],
@@ -131,13 +132,13 @@ def bar_line(bar: Bar, count: int, levels: str) -> str:
 
 
 def _fitting(character: str, levels: str) -> str:
-    """The character, or its ASCII form if the levels are ASCII."""
+    """Return the character, or its ASCII form if the levels are ASCII."""
     return FORMS[character] if levels.isascii() else character
 
 
 def _table(table: DataTable) -> Iterable[str | RenderableType]:
     more = len(table.rows) - TABLE_ROWS_MAX
-    left_out = [f"{more} more rows; all of them with --json"] if more > 0 else []
+    left_out = [f"{more} more rows; --json lists all"] if more > 0 else []
     numbers = {table.titles[number] for number in table.numbers}
     drawn = FittingTable(table.titles, table.rows[:TABLE_ROWS_MAX], numbers)
     return ["", f"{table.caption}:", drawn, *left_out] if table.rows else []

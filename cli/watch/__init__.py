@@ -1,5 +1,5 @@
-"""`snapshot watch`: one process takes increments on a schedule, and has the rest done by other commands.
+"""`snapshot watch`: one process takes increments on a schedule, and runs other commands for the rest.
 
-A *task* is a kind of work that it repeats (TaskKind). Increments are taken in this process, which stays warm; full
-snapshots, checks, drills and prunings run as commands of their own, each in a process that ends with it.
+A *task* is a kind of work that it repeats (TaskKind). Increments are taken in this process, which stays warm; each full
+snapshot, check, drill or pruning runs as a separate command, in its own process.
 """

@@ -1,4 +1,4 @@
-"""fleet.toml as `watch` uses it: read again when it changes; while it is wrong, the last accepted file stays in use."""
+"""The fleet.toml of `watch`, read again when it changes; while it is invalid, the last valid file stays in use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.own_store import store_gone_error
 
-# Between increments that are further apart; and without a key of its own, pruning.
+# How often WAL is archived between increments that are further apart, and how often snapshots are pruned.
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
-# How often in turn the file can't be read before that is said.
+# The number of failed reads in a row after which they are reported.
 MISSING_TIMES = 5
-WATCH_GONE_HINT = "put it back, or mount its file system; to work with the present state, restart the watch"
+WATCH_GONE_HINT = "put it back, or mount its file system; to use the store as it is now, restart the watch"
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class FleetSource:
     fleet: Fleet
     body: bytes
     accepted: bytes
-    # The problem of the file as it is now, None if it was accepted.
+    # The problem of the current file, None if it was accepted.
     problem: SnapshotError | None = None
     _missing: int = 0
     # The fleet to which the store belonged when it was first opened.
@@ -39,17 +39,17 @@ class FleetSource:
 
     @classmethod
     def read(cls, path: Path) -> FleetSource:
-        """Read the file; raises FleetFileError, and UsageError if a watch can't work by it."""
-        # First: if the file changes meanwhile, it is read again.
+        """Read the file; raises FleetFileError, and UsageError if a watch can't use it."""
+        # Read the bytes first: if the file changes before it is loaded, it is read again.
         body = _body(path)
         return cls(path, _load(path), body, body)
 
     @property
     def copy(self) -> Path:
-        """A file for the commands that the watch runs: they get the last accepted file, never a refused one."""
-        # Of this process alone, which deletes it at the end.
+        """Write the last accepted file for the commands that the watch runs, and return its path."""
+        # This process's own folder, which it deletes at its end.
         copy = Path(tempfile.gettempdir()) / "fleet.toml"
-        # As a whole: a check that has begun may be reading it.
+        # Replace the file as a whole: a running check may be reading it.
         new = copy.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_bytes(self.accepted)
@@ -61,7 +61,7 @@ class FleetSource:
         return rules_of(self.fleet)
 
     def open_store(self) -> ObjectStore:
-        """Open the fleet's store; raise StoreGoneError if it was another one before, and what read_identity raises."""
+        """Open the store; raise StoreGoneError if it is not the same as before, and the errors of read_identity."""
         store = self.fleet.store.open()
         try:
             fleet_id = read_identity(store, self.fleet).fleet_id
@@ -75,9 +75,9 @@ class FleetSource:
         return store
 
     def reload(self, log: Callable[..., None]) -> bool:
-        """Read the file if it has changed; return whether the fleet is another one now."""
+        """Read the file if it has changed; return whether the fleet has changed."""
         body = _body(self.path)
-        # While an editor replaces it, it is not there for a moment.
+        # The file may be missing for a moment while an editor replaces it.
         self._missing = 0 if body else self._missing + 1
         if self._missing == MISSING_TIMES:
             self.problem = UsageError(f"{self.path} can't be read", hint="put it back")
@@ -90,13 +90,13 @@ class FleetSource:
         try:
             fleet = _load(self.path)
             if _identity(fleet) != _identity(self.fleet):
-                raise UsageError(f"{self.path}: another fleet or another store needs another watch")
+                raise UsageError(f"{self.path}: a different fleet or store needs a watch of its own")
         except SnapshotError as error:
             self.problem = error
             log(f"{error.message}; the watch continues with the previous file", hint=error.hint)
             return False
         self.fleet, self.accepted, self.problem = fleet, body, None
-        log(f"{self.path} was read again")
+        log(f"{self.path} has changed and was read again")
         return True
 
 
@@ -105,33 +105,33 @@ def rules_of(fleet: Fleet) -> WatchTable:
     if fleet.watch is None:
         raise UsageError(
             f"{fleet.path} has no [watch]",
-            hint=["add what to do, such as (docs/operations.md has all keys):", "[watch]", 'every = "5min"'],
+            hint=["add the schedule, for example (docs/operations.md lists all keys):", "[watch]", 'every = "5min"'],
         )
     template = read_template(fleet.watch.name)
     if not template.fields & {TIME, NUMBER}:
         raise UsageError(
-            f"{fleet.path}: [watch] name {fleet.watch.name!r} makes one name a day",
+            f"{fleet.path}: [watch] name {fleet.watch.name!r} makes only one name a day",
             hint="a full snapshot may follow on the same day: add {time} or {n}",
         )
     return fleet.watch
 
 
 def _load(path: Path) -> Fleet:
-    """Read the file; raises FleetFileError, and UsageError if a watch can't work by it."""
+    """Read the file; raises FleetFileError, and UsageError if a watch can't use it."""
     fleet = load_fleet(path)
     rules_of(fleet)
-    # Long before one is due.
+    # Report problems of drills now, long before a drill is due.
     check_drill(fleet)
     if fleet.notify and shutil.which(fleet.notify[0]) is None:
         raise UsageError(
-            f"{path}: [notify] command {fleet.notify[0]} is no program here",
+            f"{path}: [notify] command {fleet.notify[0]} is not a program on this machine",
             hint="nobody would be notified of failures",
         )
     return fleet
 
 
 def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
-    """How often each task is done, in seconds; 0 is never."""
+    """Return the interval of each task in seconds; 0 is never."""
     rules, retention = rules_of(fleet), fleet.retention
     keeps = (retention.keep_full, retention.keep_days, retention.keep_increments)
     return {
@@ -149,7 +149,7 @@ def _identity(fleet: Fleet) -> tuple[object, ...]:
 
 
 def _body(path: Path) -> bytes:
-    """The file's bytes; b"" while it can't be read, as while an editor replaces it."""
+    """Return the file's bytes; b"" if it can't be read, for example while an editor replaces it."""
     try:
         return path.read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
-"""The chain that a watch follows: which snapshot gets increments and replaces others, when another chain begins.
+"""The chain that a watch follows: which snapshot gets increments, and when a full snapshot begins a new chain.
 
-If chains of older snapshots have not ended, the newest snapshot has replaced them; the watch ends them. A snapshot that
-can't be read is passed over, and reported: it must not keep others from being taken.
+The newest snapshot replaces older snapshots; the watch ends their chains if they have not ended. A snapshot that can't
+be read is skipped and reported: it must not prevent others from being taken.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import ChainEnd, SnapshotError
 from cutline.storage.store import ObjectStore
 
-# So many of the newest are looked at: whenever one is followed, those that it has replaced are ended.
+# How many of the newest snapshots are read: of the watch's own, and of others. The watch's own older chains were ended
+# when they were replaced.
 READ_MAX, OTHERS_MAX = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedChain:
-    """The newest snapshot, when its first and its last cut were made, and why it gets no increments ("": it does).
+    """The newest snapshot, the times of its first and last cuts, and why it gets no increments ("": it does).
 
-    `replaced` are older snapshots whose chains still go on.
+    `replaced` are older snapshots whose chains have not ended.
     """
 
     name: str
@@ -54,21 +55,21 @@ class WatchedChain:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it gets increments."""
+        """Whether the chain gets increments."""
         return not self.ended
 
 
 def matching_names(store: ObjectStore, template: str) -> tuple[str, ...]:
-    """The names of snapshots that the template can have made, in its order; raises what reading the store raises."""
+    """Return the names of snapshots that the template can produce, in its order; raises the errors of the store."""
     parsed = read_template(template)
     matching = {name: values for name in snapshot_names(store) if (values := parsed.values_in(name))}
     return tuple(sorted(matching, key=lambda one: matching[one]))
 
 
 def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> WatchedChain | None:
-    """The chain of the newest of these snapshots that has rows, None if none has.
+    """Find the chain of the newest of these snapshots that has rows; None if none has.
 
-    The newest snapshot is the one whose first cut was made last: a name may have a time that has not come yet. Raises
+    The newest snapshot is the one whose first cut is the latest: the time in a name may be in the future. Raises
     StoreEncryptedError, and the errors of the store.
     """
     fulls = [full for name in names[-READ_MAX:] if (full := _read_full(store, name, log)) and not full.only_cut]
@@ -82,15 +83,15 @@ def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None
     except StoreEncryptedError:
         raise
     except ManifestError as error:
-        # Nothing can be added to it.
+        # No increment can be added to it.
         last_at, ended = cut_time(newest), ended or error.message
     return WatchedChain(newest.snapshot, cut_time(newest), last_at, ended, replaced)
 
 
 def find_others(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> tuple[str, ...]:
-    """Snapshots that are not of the watch, which has these `names`, and whose chains go on: nodes keep WAL for them.
+    """Find snapshots other than the watch's `names` whose chains have not ended: nodes retain WAL for them.
 
-    Of the last OTHERS_MAX by name. Raises what `find_chain` raises.
+    Only the last OTHERS_MAX by name are read. Raises the errors of `find_chain`.
     """
     others = sorted(set(snapshot_names(store)).difference(names))[-OTHERS_MAX:]
     fulls = [full for name in others if (full := _read_full(store, name, log)) and not full.only_cut]
@@ -98,7 +99,7 @@ def find_others(store: ObjectStore, names: Sequence[str], log: Callable[..., Non
 
 
 def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullSnapshot | None:
-    """The full snapshot, None if it is damaged, or has been deleted meanwhile."""
+    """Read the full snapshot; None if it is damaged, or was deleted in the meantime."""
     try:
         return read_full(store, name)
     except StoreEncryptedError:
@@ -106,12 +107,12 @@ def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullS
     except (SnapshotMissingError, SnapshotDeletedError):
         return None
     except ManifestError as error:
-        log(f"snapshot {name} is passed over: {error.message}", hint=error.hint)
+        log(f"snapshot {name} is skipped: {error.message}", hint=error.hint)
         return None
 
 
 def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
-    """Why the chain of this full snapshot gets no increments, "" if it does."""
+    """Return why the chain of this full snapshot gets no increments, "" if it does."""
     try:
         if is_lost(store, full.snapshot, full.chain):
             return "its chain was given up or ended"
@@ -119,7 +120,7 @@ def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
     except StoreEncryptedError:
         raise
     except ManifestError as error:
-        # There is a mark, though it can't be read.
+        # A mark exists but can't be read.
         return error.message
 
 
@@ -130,10 +131,9 @@ DAY_SECONDS = 86400.0
 
 @dataclass(slots=True)
 class Following:
-    """The chain of the newest snapshot, None if there is none, and the tasks that are due because of it.
+    """The chain of the newest snapshot, None if there is no snapshot, and its effects on the watch's `tasks`.
 
-    `tasks` are those of the watch. It decides when full snapshots and the ends of replaced chains are due, and from
-    when on increments are.
+    Decides when full snapshots and the ends of replaced chains are due, and when increments are next due.
     """
 
     source: FleetSource
@@ -141,10 +141,10 @@ class Following:
     tasks: dict[TaskKind, Task]
     notices: Notices
     chain: WatchedChain | None = None
-    # How often in turn a task has failed as if the chain could not go on.
+    # For each task, how often in a row it has failed with an error that may mean the end of the chain.
     doubts: Counter[TaskKind] = field(default_factory=Counter)
     _pauses: FullPauses = field(default_factory=FullPauses)
-    # The ended chain that a due full snapshot is to replace; "" if there was none, None if a chain continues.
+    # The ended chain that the due full snapshot will replace; "" if there was none, None if a chain continues.
     _asked_for: str | None = None
     _names: tuple[str, ...] = ()
     _others: tuple[str, ...] = ()
@@ -156,14 +156,14 @@ class Following:
         return self.chain is not None and self.chain.goes_on
 
     def find(self) -> None:
-        """Find the chain; raises what reading the store raises."""
+        """Find the chain; raises the errors of the store."""
         store = self.source.open_store()
         self._names = matching_names(store, self.source.rules.name)
         self.chain = find_chain(store, self._names, self.log)
         others = find_others(store, self._names, self.log)
         if others and others != self._others:
             self.log(
-                f"nodes also keep WAL for snapshots of which this watch takes no increments: {', '.join(others)}",
+                f"nodes also retain WAL for snapshots that get no increments from this watch: {', '.join(others)}",
                 hint=f"delete those that you don't need: snapshot delete {others[0]}",
             )
         self._others = others
@@ -179,19 +179,19 @@ class Following:
         self._plan_replacing()
 
     def possible(self, left_out: Iterable[TaskKind]) -> dict[TaskKind, Task]:
-        """The tasks that can be done to the chain as it is, without some."""
+        """Return the tasks that are possible in the current state of the chain, except those `left_out`."""
         without = set(left_out)
         if not self.goes_on:
             without |= {*OF_CHAIN, *(() if self.chain else OF_SNAPSHOT)}
         return {kind: task for kind, task in self.tasks.items() if kind not in without}
 
     def rules_changed(self) -> None:
-        """Make a full snapshot due if the rules now ask for one."""
+        """Make a full snapshot due if the new rules ask for it and no chain continues."""
         if not self.goes_on and self.source.rules.full > 0:
             self._ask_for_full("")
 
     def follow_newest(self) -> bool:
-        """Continue the newest snapshot, and end the chains it replaces; return whether it is another than before."""
+        """Continue the newest snapshot, and plan the ends of the chains it replaces; return whether it has changed."""
         store = self.source.open_store()
         names = matching_names(store, self.source.rules.name)
         if names == self._names:
@@ -200,38 +200,38 @@ class Following:
         self.chain, self._names = chain, names
         if chain is None:
             if before is not None:
-                self._ask_for_full(f"there is no snapshot {self.source.rules.name} with rows any more")
+                self._ask_for_full(f"there is no longer a snapshot {self.source.rules.name} with rows")
             return False
         is_other = before is None or chain.name != before.name
         if chain.ended:
             self._ask_for_full(f"snapshot {chain.name}: {chain.ended}")
         elif is_other:
             self._asked_for = None
-            self.log(f"snapshot {chain.name} is continued from now on")
+            self.log(f"increments now continue snapshot {chain.name}")
             self._done_at(TaskKind.INCREMENT, chain.last_at)
         self._plan_replacing()
         return is_other
 
     def look_for_chain(self) -> None:
-        """While there is no chain to continue, look now and then whether somebody has begun one."""
+        """While there is no chain to continue, check from time to time whether somebody has begun one."""
         if self.goes_on or time.monotonic() < self._looked_at + LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        # If it can't be read now, it is read next time.
+        # If the store can't be read now, look again next time.
         with suppress(SnapshotError):
             if self.follow_newest() and self.chain is not None and self.chain.goes_on:
                 self._done_at(TaskKind.FULL, self.chain.began_at)
 
     def end(self, reason: str) -> None:
-        """The chain can't go on: a new full snapshot begins another one, if the rules say so."""
+        """Record that the chain can't continue: a new full snapshot begins the next one, if the rules allow it."""
         assert self.chain is not None  # an increment of it has failed
         self.chain = replace(self.chain, ended=reason)
-        self._ask_for_full(f"snapshot {self.chain.name} can't go on: {reason}")
+        self._ask_for_full(f"snapshot {self.chain.name} can't continue: {reason}")
 
     def is_over(self, kind: TaskKind, end: ChainEnd) -> bool:
-        """Whether the chain has ended, by how its task has failed: a fault that can be mended gets some time.
+        """Whether the failure of a task ends the chain. A fault that can be repaired gets some attempts first.
 
-        It gets unlimited time if nothing would follow.
+        Their number is unlimited if no full snapshot would follow.
         """
         self.doubts[kind] = self.doubts[kind] + 1 if end is ChainEnd.PERHAPS else 0
         is_given_up = self.doubts[kind] >= FINAL_FAILURES and self.source.rules.full > 0
@@ -240,7 +240,7 @@ class Following:
     def end_replaced(self) -> None:
         """End the chains that the newest snapshot has replaced; otherwise their slots retain WAL that nobody reads.
 
-        Tries each; raises the first error of a chain that can't be ended now.
+        Tries every chain, then raises the first error.
         """
         assert self.chain is not None  # else nothing has been replaced
         problems: dict[str, SnapshotError] = {}
@@ -254,7 +254,7 @@ class Following:
             except SnapshotError as error:
                 problems[name] = error
             else:
-                rest = f"; its slot may be left on {', '.join(left)}: the next create drops it" if left else ""
+                rest = f"; its slot may remain on {', '.join(left)}: the next create drops it" if left else ""
                 self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place{rest}")
         self.chain = replace(self.chain, replaced=tuple(problems))
         self._plan_replacing(is_done=True)
@@ -262,12 +262,12 @@ class Following:
             raise problem
 
     def _plan_replacing(self, *, is_done: bool = False) -> None:
-        """Plan the end of replaced chains, if there are some.
+        """Plan the end of replaced chains, if there are any.
 
-        `is_done`: the caller has just ended them, and reports it.
+        If `is_done`, the caller has just ended them, and reports it.
         """
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
-        # One that has failed keeps its pauses, also if there is more to replace.
+        # A failed task keeps its pauses, even if there is more to replace.
         before = self.tasks.get(TaskKind.REPLACE)
         if not seconds and not is_done and before is not None and before.failing_since is not None:
             self.notices.is_not_needed(before, self.chain.name if self.chain else None)
@@ -275,11 +275,11 @@ class Following:
         self.tasks[TaskKind.REPLACE] = replace(kept, interval_seconds=seconds)
 
     def _ask_for_full(self, reason: str) -> None:
-        """Make a full snapshot due: at once, unless the chain before was young; never, if the rules say so."""
+        """Make a full snapshot due: at once, or later if several chains ended young, or never if the rules say so."""
         name = self.chain.name if self.chain else ""
         if self.source.rules.full <= 0:
-            text = f"{reason or 'there is no snapshot'}; [watch] full is never: take one by: {self._create_command}"
-            self.log(text)
+            why = reason or "there is no snapshot"
+            self.log(f"{why}; [watch] full is never; to take a full snapshot: {self._create_command}")
         elif name != self._asked_for:
             now = utc_now()
             age_seconds = (now - self.chain.began_at).total_seconds() if self.chain else None
@@ -291,7 +291,7 @@ class Following:
 
     @property
     def _create_command(self) -> str:
-        """A snapshot of another name would not be followed."""
+        """The command that takes a full snapshot with a name that the watch follows."""
         return f"snapshot create '{self.source.rules.name}'"
 
     def _done_at(self, kind: TaskKind, moment: datetime) -> None:
@@ -299,7 +299,7 @@ class Following:
 
 
 def _with_way_out(error: ManifestError, name: str) -> ManifestError:
-    """A damaged commit of a chain that was replaced: nodes keep WAL for it until somebody does one of two things."""
+    """Add to the error of a replaced chain's damaged commit how to delete it: until then, nodes retain WAL."""
     is_of_it = str(error.details.get("object", "")).startswith(f"snapshots/{name}/")
     if is_of_it and NEWER_HINT not in error.hint and not isinstance(error, StoreEncryptedError):
         error.hint += f"\nor give it up, with all its restore points: snapshot delete {name} --force"
@@ -307,7 +307,7 @@ def _with_way_out(error: ManifestError, name: str) -> ManifestError:
 
 
 def chain_end_of(error: BaseException) -> ChainEnd:
-    """Whether the error ends the chain: also a damaged commit may, unless somebody puts it back; fleet.json is none."""
+    """Return whether the error ends the chain. A damaged commit may, until it is put back; fleet.json never does."""
     if isinstance(error, ManifestError) and error.details.get("object") == FLEET_KEY:
         return ChainEnd.NO
     if isinstance(error, ManifestError) and not isinstance(error, StoreEncryptedError):

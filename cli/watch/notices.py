@@ -1,6 +1,6 @@
-"""The messages of a watch, and the notices to the command in `[notify]` of tasks that fail and work again.
+"""The messages of a watch, and the notices to the command in `[notify]` about tasks that fail or recover.
 
-The heartbeats of a watch record these notices for its successor in case it is killed, and so does its outcome.
+A watch records its notices for its successor: in its heartbeats, in case it is killed, and in its outcome.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ EVENT_SCHEMA = "cutline/watch-event/1"
 
 
 def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str = "", **details: object) -> None:
-    """Write one event, with its hint; `details` are in its JSON only.
+    """Write one event with its hint; `details` appear only in JSON.
 
-    The commands of the hint get the fleet file that was given.
+    The given fleet file is added to the commands in the hint.
     """
     hint = name_fleet(hint, fleet_file, is_hint=True)
     at = Time.of(utc_now())
@@ -46,7 +46,7 @@ def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str
         # A hint may have several lines.
         with_hint = f"{text} (hint: {'; '.join(hint.splitlines())})" if hint else text
         line = f"{at[:19]}Z {printable(with_hint)}"
-    # The watch continues even if the disk is full or the terminal is gone.
+    # The watch continues even if the disk is full or the terminal was closed.
     with suppress(OSError):
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
@@ -57,9 +57,9 @@ NOTIFY_SECONDS_MAX = 30.0
 
 
 def notify(command: Sequence[str], event: dict[str, object]) -> str:
-    """Run the command with the event as JSON on stdin; return what went wrong, "" if nothing did.
+    """Run the command with the event as JSON on stdin; return the problem, or "".
 
-    It gets NOTIFY_SECONDS_MAX, for which the watch waits.
+    The watch waits for the command, at most NOTIFY_SECONDS_MAX.
     """
     if not command:
         return ""
@@ -72,7 +72,7 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-    # ValueError: a word has a NUL.
+    # ValueError: a word contains NUL.
     except (OSError, ValueError) as error:
         return f"[notify] command {command[0]}: {error}"
     with process:
@@ -88,29 +88,29 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it, with all that it has started."""
+    """Kill the process and everything that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-# Of operations without an intent. They are listed in order of their beginning, and a watch may work for months.
+# How many operations without an intent are read. They are sorted by their beginning, and a watch may run for months.
 READ_MAX = 5000
 OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
 
 
 def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
-    """The notices that a watch has sent of `tasks` that fail."""
+    """Return the failing `tasks`, about which a watch has sent notices."""
     failing = ((task, task.failing_since) for task in tasks if task.failing_since)
     told = tuple(FailingTask(task.kind.value, Time.of(at), task.problem) for task, at in failing)
     return WatchState(Time.of(utc_now()), had_turn, told)
 
 
 def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) -> list[FailingTask]:
-    """The failures that watches other than `own` have reported, and have not seen to work again.
+    """Return the failures that watches other than `own` have reported, without a report that they recovered.
 
-    Only watches that have ended count, back to the last watch that had the turn: the present watch has it now. If
-    `own_state` is the newest, the present watch had the turn before: `own_state` has the failures that it had reported
-    when it lost the turn. Raises the errors of the store.
+    Only watches that have ended count, back to the last watch that had the turn, which the current watch has now. If
+    `own_state` is the newest, the current watch had the turn before: `own_state` contains the failures that it had
+    reported when it lost the turn. Raises the errors of the store.
     """
     documents, now = document_names(store), utc_now()
     signs = (_of_sign(way, now) for way in read_under_way(store, documents) if way.kind == WATCH and way.id != own)
@@ -127,9 +127,9 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
 
 
 def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
-    """Let the `tasks` fail that were told to; return those of the watch itself.
+    """Mark the `tasks` of reported failures as failing; return the failures of the watch itself.
 
-    Checks and drills whose last outcome was bad fail already. A task that is never done here would never work again.
+    Checks and drills whose last outcome was bad are already failing. A task that is never done here could not recover.
     """
     of_watch: dict[TaskKind, Task] = {}
     for task in told:
@@ -144,7 +144,7 @@ def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> 
 
 
 def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list[Task]:
-    """Those of the failures that were told whose task there is no need for any more: a chain that was to be ended."""
+    """Return the reported failures of tasks that are no longer needed: there is no replaced chain left to end."""
     kind = TaskKind.REPLACE
     failing_tasks = (task for task in told if task.task == kind and tasks[kind].interval_seconds <= 0)
     return [
@@ -154,7 +154,7 @@ def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list
 
 
 def _of_sign(under_way: UnderWay, now: datetime) -> WatchState | None:
-    """The state in the heartbeat of a watch; None for a watch that stands by now."""
+    """Return the state in the heartbeat of a watch; None for a watch that is standing by."""
     if under_way.sign is None or isinstance(under_way.sign.watch, UnsetType):
         return None
     stands_by = not under_way.sign.watch.had_turn and under_way.state(now) is not ActivityState.DEAD
@@ -173,12 +173,12 @@ class Notices:
 
     source: FleetSource
     log: Callable[..., None]
-    # Whether another watch works: that watch reports problems of the file that both use.
+    # Whether another watch works. It reports problems of the file, which both use.
     is_beside: bool = False
     _troubles: dict[TaskKind, Task] = field(default_factory=dict)
 
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
-        """Tell that a task has `failed`, or has `recovered`."""
+        """Send a notice that a task has `failed` or `recovered`."""
         fleet = self.source.fleet
         problem = notify(fleet.notify, event_of(event, fleet.name, snapshot, task, failure))
         if problem:
@@ -186,13 +186,13 @@ class Notices:
 
     @property
     def failures(self) -> int:
-        """How often in a row the watch could not work at all."""
-        # Asked by the thread of the metrics.
+        """The number of times in a row that the watch could not work at all."""
+        # The metrics thread reads this, too.
         trouble = self._troubles.get(TaskKind.WATCH)
         return trouble.failures if trouble else 0
 
     def waits(self, error: SnapshotError | None, recovered: str = "the watch works again") -> None:
-        """Report a problem that keeps the watch from working at all, once, and its end, which is None."""
+        """Report a problem that keeps the watch from working at all, once; None: report its end."""
         self._tell(TaskKind.WATCH, error, recovered)
 
     def adopt(self, told: dict[TaskKind, Task], not_needed: Iterable[Task]) -> None:
@@ -207,13 +207,13 @@ class Notices:
         return list(self._troubles.values())
 
     def refuses_file(self, error: SnapshotError | None) -> None:
-        """Report a problem of fleet.toml, once, and its end, which is None."""
+        """Report a problem of fleet.toml, once; None: report its end."""
         if not self.is_beside or TaskKind.FILE in self._troubles:
-            self._tell(TaskKind.FILE, error, "the watch goes by fleet.toml again")
+            self._tell(TaskKind.FILE, error, "the watch uses the current fleet.toml again")
 
     def is_not_needed(self, task: Task, snapshot: str | None) -> None:
-        """Tell of the end of a task that had failed, and is not needed any more."""
-        text = f"{task.kind} is not needed any more; it had failed: {task.problem}"
+        """Report that a failed task is no longer needed."""
+        text = f"{task.kind} is no longer needed; it had failed: {task.problem}"
         self.log(text, task=task.kind)
         self.send("recovered", snapshot, task, CommandFailure(0, "", text))
 
@@ -232,7 +232,7 @@ class Notices:
 
 
 def event_of(event: str, fleet: str, snapshot: str | None, task: Task, failure: CommandFailure) -> dict[str, object]:
-    """A notice as JSON."""
+    """Return a notice as JSON."""
     return {
         "event": event,
         "at": Time.of(utc_now()),

@@ -1,6 +1,6 @@
-"""Run another `snapshot` command in a process of its own, and end it when this process is interrupted.
+"""Run another `snapshot` command in its own process, and stop it if this process is interrupted.
 
-Its memory and its JVM end with its process, and a user can type the same command.
+The command's memory and JVM end with its process, and a user can run the same command.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from typing import IO, Any
 from cutline.cli.process.detaching import PROGRAM
 from cutline.spark.session_folder import lasting_folder
 
-# As long as undoing takes: a slot that is waited for, databases that are dropped. Two commands may have to be waited
-# for, one after the other, and the supervisor of a watch gives it two minutes (docs/systemd, docs/kubernetes).
+# Long enough to undo a command: to wait for a slot, to drop databases. The watch may wait for two commands, one after
+# the other, and its supervisor gives it two minutes (docs/systemd, docs/kubernetes).
 CLEAN_UP_SECONDS_MAX = 50.0
 POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The exit code of a command and its JSON document, {} if it has written none."""
+    """The exit code of a command and its JSON document, {} if it wrote none."""
 
     code: int
     document: dict[str, Any]
 
     @property
     def text(self) -> str:
-        """Why it failed: the message of its error, or its result."""
+        """The message of the command's error, or its result."""
         ended = f"exit code {self.code}" if self.code >= 0 else f"ended by signal {-self.code}"
         return str(self.document.get("message") or self.document.get("result") or ended)
 
     @property
     def hint(self) -> str:
-        """The hint of its error."""
+        """The hint of the command's error."""
         return str(self.document.get("hint") or "")
 
 
 @dataclass(slots=True)
 class RunningCommand:
-    """A running command. Its stdout goes to a file that has no name any more."""
+    """A running command. Its stdout goes to a file without a name."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
 
     def result(self) -> CommandResult | None:
-        """Its result, None while it runs."""
+        """Return the result, None while the command runs."""
         code = self.process.poll()
         if code is None:
             return None
@@ -69,13 +69,13 @@ class RunningCommand:
         return CommandResult(code, document if isinstance(document, dict) else {})
 
     def stop(self) -> None:
-        """Stop it as SIGTERM does, and wait until it has cleaned up; end it if that takes too long."""
+        """Stop the command by SIGTERM, and wait until it has cleaned up; kill it if that takes too long."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(CLEAN_UP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
-            # Its process group: its JVM, too.
+            # Kill the process group, which includes the JVM.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -85,31 +85,31 @@ _starts: list[Future[RunningCommand]] = []
 
 
 def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
-    """Start `snapshot` with these words; a signal to this process group does not reach it.
+    """Start `snapshot` with these words; signals to this process group do not reach it.
 
-    Another thread starts it, because a signal may interrupt this thread between the start and its return.
+    Another thread starts it, because a signal could interrupt this thread between the start and the return.
     """
     _starts[:] = [start for start in _starts if not start.done() or _runs(start)]
     start: Future[RunningCommand] = Future()
-    # First: if this thread is interrupted, stop_commands finds it.
+    # Append it first, so that stop_commands finds it if this thread is interrupted.
     _starts.append(start)
     try:
         Thread(target=_start, args=(start, fleet_file, words), name="start command", daemon=True).start()
-    except RuntimeError as error:  # as when there may be no more processes
+    except RuntimeError as error:  # for example, if the limit of processes is reached
         raise OSError(errno.EAGAIN, str(error)) from error
     return start.result()
 
 
 def stop_commands() -> None:
-    """Stop the commands that were started and have not ended."""
+    """Stop all commands that are running."""
     for start in list(_starts):
-        # One that has not begun never will.
+        # A cancelled start never begins.
         if not start.cancel() and _runs(start):
             start.result().stop()
 
 
 def _runs(start: Future[RunningCommand]) -> bool:
-    """Whether the command was started and runs; waits for its start."""
+    """Whether the command is running; waits for its start."""
     return start.exception() is None and start.result().process.poll() is None
 
 
@@ -124,7 +124,7 @@ def _start(start: Future[RunningCommand], fleet_file: Path, words: Sequence[str]
 
 def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
-    output = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the command
+    output = tempfile.TemporaryFile()  # noqa: SIM115  # it stays open as long as the command runs
     # If the watch is killed, its command continues, and the next command deletes the folder of the watch.
     environment = os.environ | {"TMPDIR": lasting_folder()}
     process = subprocess.Popen(

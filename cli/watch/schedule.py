@@ -1,6 +1,6 @@
-"""When a task of `watch` is due: an interval after it was last done, or later after failures.
+"""The schedule of `watch`: a task is due an interval after it was last done, or later after failures.
 
-Pure values and arithmetic on them. A task that was missed, however often, is due once.
+Pure values and arithmetic on them. A task that was missed, no matter how often, is due once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
-# How long another operation may be in a task's way before that is told: intervals, and at least seconds.
+# How long another operation may block a task before it is reported: this many intervals, but at least these seconds.
 WAITING_INTERVALS_MAX, WAITING_SECONDS_MAX = 3, 600.0
-# A chain that ends this soon after it began is young.
+# A chain that ends within this time after it began is young.
 YOUNG_SECONDS = 3600.0
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
 
@@ -21,10 +21,10 @@ PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
 class TaskKind(StrEnum):
     """The kinds of tasks of `watch`.
 
-    When several are due, FULL and REPLACE come first, then the task that has been due for longest.
+    When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 
-    REPLACE ends the chains that a new full snapshot has replaced. WATCH (the watch itself) and FILE (that it uses the
-    current fleet.toml) are never due.
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH and FILE are never due: they represent problems
+    of the watch itself, and of a fleet.toml that it can't use.
     """
 
     FULL = "full"
@@ -39,7 +39,7 @@ class TaskKind(StrEnum):
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
-# They run concurrently with the others; they need a chain that continues, or any snapshot.
+# The tasks that run concurrently with others, that need a chain that continues, and that need any snapshot.
 BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
@@ -47,10 +47,10 @@ OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, how often it is done (0: never), when it was last done, and its failures since then.
+    """A task, its interval (0: never), the time when it was last done, and the number of its failures since then.
 
-    `retry_at`: when it is tried next, if not by its interval. `problem` says why the last attempt has failed.
-    `waiting_since`: another operation has been in its way from then on.
+    `retry_at` is the time of the next attempt, if not by the interval. `problem` says why the last attempt failed.
+    `waiting_since` is the time since when another operation has been blocking the task.
     """
 
     kind: TaskKind
@@ -63,7 +63,7 @@ class Task:
     waiting_since: datetime | None = None
 
     def due_at(self, begun_at: datetime, now: datetime) -> datetime | None:
-        """The time when it is due next, None if never; a task that was never done is due from `begun_at` on.
+        """Return when the task is next due, None if never; a task that was never done is due from `begun_at` on.
 
         A clock that was ahead, here or on the machine that did the task, delays the task by at most one interval.
         """
@@ -75,15 +75,15 @@ class Task:
         return begun_at if self.done_at is None else min(self.done_at, now) + interval
 
     def done(self, now: datetime) -> Task:
-        """The task after it was done."""
+        """Return the task after it was done."""
         return Task(self.kind, self.interval_seconds, now)
 
     def last_done(self, moment: datetime) -> Task:
-        """The task if the store says that it was done at `moment`: it is not known to work again."""
+        """Return the task with the time of its last success in the store, which does not prove that it works again."""
         return replace(self, done_at=moment, failures=0, retry_at=None, waiting_since=None)
 
     def failed(self, now: datetime, problem: str) -> Task:
-        """The task after an attempt that failed: each attempt waits twice as long as the one before."""
+        """Return the task after a failed attempt: the pause doubles after each failure."""
         longest = min(RETRY_SECONDS_MAX, max(self.interval_seconds, RETRY_SECONDS_FIRST))
         seconds = min(RETRY_SECONDS_FIRST * 2.0 ** min(self.failures, DOUBLINGS_MAX), longest)
         return Task(
@@ -97,24 +97,24 @@ class Task:
         )
 
     def put_off(self, now: datetime, seconds: float) -> Task:
-        """The task if it is to be done later: no failure."""
+        """Return the task, postponed without counting as a failure."""
         return replace(self, retry_at=now + timedelta(seconds=seconds))
 
     def waits(self, now: datetime, seconds: float) -> Task:
-        """The task if another operation is in its way: no failure."""
+        """Return the task, blocked by another operation, without counting as a failure."""
         return replace(self.put_off(now, seconds), waiting_since=self.waiting_since or now)
 
     def waits_too_long(self, now: datetime) -> bool:
-        """Whether another operation has been in its way for some intervals, and for some minutes."""
+        """Whether another operation has been blocking the task for several intervals and several minutes."""
         seconds = max(WAITING_INTERVALS_MAX * self.interval_seconds, WAITING_SECONDS_MAX)
         return self.waiting_since is not None and now >= self.waiting_since + timedelta(seconds=seconds)
 
 
 def next_task(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime) -> tuple[Task | None, datetime | None]:
-    """The task that is due now, if any, and when the next one is."""
+    """Return the task that is due now, if any, and the time when the next task is due."""
     due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at, now)) is not None}
     ready = [kind for kind in TaskKind if kind in due and due[kind] <= now]
-    # If increments take longer than their interval, one is always due, and others must have their turn.
+    # If increments take longer than their interval, they are always due, but other tasks must get their turn.
     first = min(ready, key=lambda kind: (kind not in FIRST, due[kind]), default=None)
     return (None if first is None else tasks[first]), min(due.values(), default=None)
 
@@ -128,15 +128,15 @@ def retry_now(tasks: dict[TaskKind, Task], now: datetime) -> None:
 
 @dataclass(slots=True)
 class FullPauses:
-    """How long a full snapshot waits after a chain has ended: ever longer if one chain after the other ends young."""
+    """The pauses before full snapshots after the end of a chain; they grow if several chains in a row end young."""
 
     _young_ends: int = 0
     _ended: str = ""
 
     def next_seconds(self, name: str, age_seconds: float | None) -> float:
-        """The seconds to wait after the end of a chain that began so long ago; None: there was no chain.
+        """Return the seconds to wait after the end of a chain of this age; None: there was no chain.
 
-        A chain that is seen to have ended again, after the watch has begun anew, counts once.
+        A chain whose end is found again, after the watch has started over, counts once.
         """
         if name and name == self._ended:
             return self._seconds
@@ -153,15 +153,15 @@ class FullPauses:
 
 
 def idle_texts(tasks: Iterable[Task], next_at: datetime | None) -> list[str]:
-    """The log lines while nothing is due: until when, and which tasks fail."""
+    """Return the status while nothing is due: until when, and which tasks are failing or waiting."""
     return [f"idle until {clock_text(next_at)}" if next_at else "idle", *trouble_texts(tasks)]
 
 
 def trouble_texts(tasks: Iterable[Task]) -> list[str]:
-    """What fails, and what waits for another operation."""
+    """Describe the tasks that are failing, and those that are waiting for another operation."""
     tasks = list(tasks)
     waits = (
-        f"{task.kind} waits since {clock_text(task.waiting_since)} for another operation"
+        f"{task.kind} has been waiting since {clock_text(task.waiting_since)} for another operation"
         for task in tasks
         if task.waiting_since and not task.problem
     )
@@ -169,5 +169,5 @@ def trouble_texts(tasks: Iterable[Task]) -> list[str]:
 
 
 def clock_text(moment: datetime | None) -> str:
-    """A moment, to the second."""
+    """Return a time in UTC, rounded to the second."""
     return f"{moment + timedelta(milliseconds=500):%Y-%m-%d %H:%M:%SZ}" if moment else ""

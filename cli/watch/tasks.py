@@ -1,4 +1,4 @@
-"""The tasks of `watch`: increments in this process, the rest by commands; and the findings of checks and drills."""
+"""The tasks of `watch`: increments in this process, the rest by other commands; and results of checks and drills."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, RefusedError, SnapshotError
 
-# The exit codes of checks and drills that have found something. That is no failure, and no reason to repeat them soon.
+# The exit codes of checks and drills that found something. They have not failed, and are not repeated soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
 
 
 class CommandFailedError(SnapshotError):
-    """A command that `watch` has run has ended with an error, whose exit code, slug and hint this error has."""
+    """A command that `watch` ran failed; this error takes the exit code, slug and hint of the command's error."""
 
     _slug: str = "command-failed"
 
@@ -57,14 +57,14 @@ class CommandFailedError(SnapshotError):
 
 
 class CommandNotStartedError(RefusedError):
-    """The machine of the watch can't run another command now."""
+    """The machine of the watch can't start another command now."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The result of a task, for the log; `finding` is a problem although the task was done, None if there is none.
+    """The result of a task that was done, for the log. `finding` is a problem that it found, None if it found none.
 
-    `done_at`: when it was done, None if just now.
+    `done_at` is the time when it was done, None if just now.
     """
 
     text: str
@@ -75,7 +75,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A check or a drill that runs while increments are taken; `what` names it."""
+    """A check or a drill that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
@@ -83,7 +83,7 @@ class Beside:
 
 
 def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
-    """Take the next increment in this process; others may see and stop it as any create."""
+    """Take the next increment in this process; others can see and stop it like any create."""
     command = Command("create", name)
     with (
         SparkOnDemand(fleet, f"create {name}") as spark,
@@ -110,40 +110,40 @@ def take_full(source: FleetSource) -> TaskResult:
 
 
 def start_check(source: FleetSource, name: str) -> RunningCommand:
-    """Begin to check the snapshot with all its increments."""
+    """Start a check of the snapshot with all its increments."""
     with _raising_not_started("check"):
         return start_command(source.copy, ["check", name])
 
 
 def start_drill(source: FleetSource, name: str) -> RunningCommand:
-    """Begin to restore the snapshot into servers made for it, and to ask the assertions."""
+    """Start a drill of the snapshot on temporary servers."""
     with _raising_not_started("drill"):
         return start_command(source.copy, ["drill", name])
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
-    """Raise BusyError if a check or a drill of the snapshot runs: of an operator, or of a watch that was killed."""
+    """Raise BusyError if a check or a drill of the snapshot is running that this watch did not start."""
     now = utc_now()
     for way in read_under_way(source.open_store()):
         is_drill = way.intent is not None and way.intent.is_drill
         is_same = is_drill if kind is TaskKind.DRILL else way.kind == kind.value
-        # A check without a name is one of all snapshots.
+        # A check without a name checks all snapshots.
         names = (name,) if kind is TaskKind.DRILL else (name, "")
         if is_same and way.snapshot in names and way.state(now) is not ActivityState.DEAD:
             raise BusyError(f"operation {way.id} is a {kind} of {name}", hint="see: snapshot status")
 
 
 def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
-    """Archive WAL ahead of the next increment; also say whether that is due now, as WAL waits for it."""
+    """Archive WAL ahead of the next increment; also return whether an increment is due now because WAL waits for it."""
     ahead = archive_ahead(fleet, name, Silent())
-    # One that fails has its own pauses.
+    # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:
         return True, TaskResult(f"tables of {name} have changed, so their WAL waits: an increment follows")
     return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 
 
 def verdict_of(what: str, ended: CommandResult, fleet: Fleet) -> TaskResult:
-    """The verdict of a check or a drill, less the findings that the rules accept; raise CommandFailedError."""
+    """Return the verdict of a check or a drill, without findings that the rules accept; raise CommandFailedError."""
     document = _document(ended, VERDICTS)
     result = str(document.get("result"))
     text = f"{what}: {result}"
@@ -151,13 +151,13 @@ def verdict_of(what: str, ended: CommandResult, fleet: Fleet) -> TaskResult:
 
 
 def finding_of(code: int, result: str, text: str, hint: str = "", done_at: datetime | None = None) -> TaskResult:
-    """The result of a check or a drill with this exit code."""
+    """Return the result of a check or a drill with this exit code."""
     finding = CommandFailure(code, result, text, hint) if code else None
     return TaskResult(text, finding=finding, done_at=done_at)
 
 
 def accepting(result: TaskResult, fleet: Fleet) -> TaskResult:
-    """The result, without findings that the fleet's rules accept."""
+    """Return the result, without findings that the fleet's rules accept."""
     if result.finding is None or result.finding.code != INCONCLUSIVE:
         return result
     accepts = fleet.watch is not None and fleet.watch.accept_inconclusive
@@ -166,7 +166,7 @@ def accepting(result: TaskResult, fleet: Fleet) -> TaskResult:
 
 
 def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> Task:
-    """The task after it was done with this result; `before`: as it was, if that may have found the like."""
+    """Return the task after it was done with this result; `before` is the task before, whose failures count on."""
     if result.finding is None:
         return task
     before = before or task
@@ -175,14 +175,14 @@ def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> 
 
 
 def _found_in(document: dict[str, Any]) -> str:
-    """The first finding of a check, as a hint; "" for a drill, whose assertions are in its record."""
+    """Return the first finding of a check as a hint; "" for a drill, whose assertions are in its record."""
     parts = [
         (each["name"], conflict) for each in document.get("snapshots", ()) for conflict in each.get("conflicts", ())
     ]
     if parts:
         name, first = parts[0]
         places = [f"{field} {first[field]}" for field in ("node", "object") if first.get(field)]
-        said = f"{quantity_text(len(parts), 'conflicts')}, the first: {first['detail']}"
+        said = f"{quantity_text(len(parts), 'conflicts')}; the first: {first['detail']}"
         return "; ".join([said, *places, f"to see all, and what to do: snapshot check {name}"])
     skipped = [conflict for snapshot in document.get("snapshots", ()) for conflict in snapshot.get("skipped", ())]
     return f"not compared: {skipped[0]['what']}: {skipped[0]['why']}" if skipped else ""
@@ -208,39 +208,39 @@ def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _raising_not_started(words: str) -> Iterator[None]:
-    """Name what this machine lacks: disk, memory, processes, open files."""
+    """Raise CommandNotStartedError if this machine lacks disk space, memory, processes or open files."""
     try:
         yield
     except OSError as error:
         raise CommandNotStartedError(
             f"snapshot {words} can't be started: {error.strerror or error}",
-            hint="see this machine's free disk space and memory, and its limits of processes and open files",
+            hint="check this machine's free disk space and memory, and its limits on processes and open files",
         ) from error
 
 
 def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
-    """The JSON of a command; raise CommandFailedError if it has failed, and BusyError if another was running."""
+    """Return a command's JSON; raise CommandFailedError if it failed, BusyError if another operation was running."""
     if ended.code == BusyError.exit_code:
         raise BusyError(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:
         slug = str(ended.document.get("error") or CommandFailedError._slug)
         details = ended.document.get("details", {})
-        # Its commands name the copy of the file, which goes with the watch.
+        # The commands in the hint name the copy of the file, which is deleted at the end of the watch.
         hint = re.sub(r" --fleet \S+", "", ended.hint)
         raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, hint, details))
     return ended.document
 
 
-# Of operations with an intent that have committed nothing, drills among them, the newest.
+# How many of the newest operations with an intent and without a commit are read; drills are among them.
 READ_MAX = 100
 DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
 
 
 def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
-    """Plan the `tasks` by the store's records, and let tasks with findings fail; return the failures to report.
+    """Plan the `tasks` by the store's records, and mark those with findings as failing; return the failures to report.
 
-    Conflicts are reported twice rather than never. A drill of any snapshot counts as done; its findings count only if
-    it restored `snapshot`.
+    Conflicts are reported twice rather than never. A drill of any snapshot counts as done, but its findings count only
+    if it restored `snapshot`.
     """
     told: list[tuple[Task, CommandFailure]] = []
     for kind, (name, result) in {
@@ -250,7 +250,7 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
         if result is None or result.done_at is None:
             continue
         tasks[kind] = task = tasks[kind].last_done(result.done_at)
-        # A task that is never done here would never be seen to work again.
+        # A task that is never done here could not recover.
         if name != snapshot or task.problem or task.interval_seconds <= 0:
             continue
         tasks[kind] = with_finding(task, result)
@@ -260,7 +260,7 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
 
 
 def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
-    """What somebody else has found since the task was done, as a command that a killed watch has left; None: nobody."""
+    """Return the result of another process, such as a killed watch's command, if it is newer than the task."""
     name, result = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
     if result is None or result.done_at is None or name != snapshot:
         return None
@@ -270,7 +270,7 @@ def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
 
 
 def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
-    """The snapshot, and what its last full check has found; raises what reading the store raises."""
+    """Return the snapshot, and the result of its last full check; raises the errors of the store."""
     store = open_own_store(fleet)
     check = read_checks(store, document_names(store)).full.get(snapshot)
     if check is None:
@@ -281,7 +281,7 @@ def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
 
 
 def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
-    """The snapshot of the last drill, and what that has found; raises what reading the store raises."""
+    """Return the snapshot of the last drill, and the drill's result; raises the errors of the store."""
     for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
         has_verdict = ended.code in (DONE, CONFLICTS, INCONCLUSIVE)
         if ended.ended_at is not None and has_verdict and ended.intent is not None and ended.intent.is_drill:

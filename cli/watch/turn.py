@@ -1,7 +1,8 @@
-"""At most one `watch` of a fleet works: others stand by until it is gone, or sends no heartbeats.
+"""The turn of a watch: at most one `watch` of a fleet works; others stand by until it ends.
 
-The lock is not the fleet's: between two tasks of the watch others may do theirs. It ends with the sessions of its
-process, however that ends. Two watches at once would harm nothing, as every task takes the fleet's lock.
+The watch has its own lock, separate from the fleet's, so that other commands can run between its tasks. The lock ends
+with the sessions of the process, however the process ends. Two watches at once would do no harm, because every task
+takes the fleet's lock.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class SilentWatchError(BusyError):
 
 @dataclass(slots=True)
 class SilentWatch:
-    """Looks now and then, while another watch works."""
+    """Checks from time to time whether the watch that holds the lock sends heartbeats."""
 
     _looked_at: float = -LOOK_SECONDS
     _found: SilentWatchError | None = None
 
     def find(self, source: FleetSource, busy: BusyError) -> SilentWatchError | None:
-        """The error of the watch that `busy` names, None if it shows signs of life; as before if that is not known."""
-        # It is the same one also where another of its sessions is met.
+        """Return an error if the watch that `busy` names sends no heartbeats; if that is unknown, the last answer."""
+        # Compare processes: the error may name any session of the same watch.
         if self._found is not None and _process_of(self._found) != _process_of(busy):
             self._found = None
         if time.monotonic() >= self._looked_at + LOOK_SECONDS:
@@ -72,18 +73,18 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     )
 
 
-# A watch that was killed when this watch took over counts as dead by then.
+# After this time, a watch that was killed when this watch took over counts as dead.
 FORGET_SECONDS = 180.0
 
 
 @dataclass(slots=True)
 class DeadWatches:
-    """Looks for them once, a while after this watch has its turn."""
+    """Records dead watches once, some time after this watch got its turn."""
 
     _due_at: float | None = field(default_factory=lambda: time.monotonic() + FORGET_SECONDS)
 
     def forget_when_due(self, source: FleetSource, log: Callable[..., None]) -> None:
-        """Record of each that it is dead; a store that does not answer now is asked again as late."""
+        """Record each dead watch; if the store does not answer, try again after the same time."""
         if self._due_at is None or time.monotonic() < self._due_at:
             return
         self._due_at = time.monotonic() + FORGET_SECONDS
@@ -96,7 +97,7 @@ class DeadWatches:
 
 
 RENEW_SECONDS, ANSWER_SECONDS = 30.0, 1.0
-LOST_HINT = "see the server's log for the end of the session; a connection pooler must keep sessions"
+LOST_HINT = "look for the end of the session in the server's log; a connection pooler must keep sessions"
 
 
 @dataclass(slots=True)
@@ -107,15 +108,15 @@ class Turn:
     log: Callable[..., None]
     _renewed_at: float = 0.0
     _problem: str = ""
-    # The watch waits for a silent node while its tasks run.
+    # The renewal in progress: tasks continue while it waits for a silent node.
     _renewal: Future[None] | None = None
 
     def keep(self) -> bool:
-        """Whether this process still has its turn, as far as that is known. A node that is away does not end it."""
+        """Whether this process still has its turn, as far as is known. An unreachable node does not end the turn."""
         if self._renewal is None and time.monotonic() >= self._renewed_at + RENEW_SECONDS:
             self._renewal = Future()
             Thread(target=self._renew, args=(self._renewal,), name="watch lock", daemon=True).start()
-            # Nodes that answer say now whether another watch may have begun.
+            # Give nodes time to answer, so that a lost lock is noticed now.
             wait([self._renewal], ANSWER_SECONDS)
         if self._renewal is None or not self._renewal.done():
             return True
@@ -129,18 +130,18 @@ class Turn:
             self._problem = problem.message
         except FleetLockLostError as error:
             text = f"node {error.details['node']}: the watch's lock was lost; another watch may have begun"
-            self.log(f"{text}, so this watch begins anew: it takes the lock again, or stands by", hint=LOST_HINT)
+            self.log(f"{text}, so this watch starts over: it takes the lock again, or stands by", hint=LOST_HINT)
             return False
         except SnapshotError as error:
-            # Its hint is for commands outside a watch.
-            self.log(f"{error.message}; the watch begins anew")
+            # The hint is for commands outside a watch.
+            self.log(f"{error.message}; the watch starts over")
             return False
         else:
             self._problem = ""
         return True
 
     def end(self) -> None:
-        """Wait no more for a node that is asked now."""
+        """Stop waiting for a node that was asked."""
         if self._renewal is not None and not self._renewal.done():
             self.lock.interrupt()
 
@@ -153,7 +154,7 @@ class Turn:
             renewal.set_result(None)
 
     def _why(self, error: NodeUnreachableError) -> SnapshotError:
-        """Why a node can't be asked: the session to a silent node was ended here."""
+        """Return the reason why a node can't be asked, which may be that it was silent and its session was ended."""
         try:
             self.lock.sessions.watch.check()
         except SilentNodeError as silent:

@@ -1,7 +1,7 @@
-"""The metrics of a fleet while `watch` runs: gathered again and again by a thread, served and written to the file.
+"""The metrics of a fleet while `watch` runs: a thread gathers them regularly, serves them and writes them to the file.
 
-A task may take hours, so they don't wait for its end. What fails here is logged when it begins, and fails no task. A
-watch that stands by or waits serves them, and leaves the file alone: it is the active watch's.
+A task may take hours, so the thread does not wait for it. A problem is logged when it begins, and never fails a task. A
+watch that stands by or waits serves metrics, but does not write the file, which belongs to the active watch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def metrics_of(watcher: Watcher) -> Iterator[None]:
         yield
     finally:
         publisher.ended.set()
-        # Bounded: the store may not answer.
+        # The store may not answer, so this wait is limited.
         thread.join(END_SECONDS_MAX)
 
 
 @dataclass(slots=True)
 class _Publisher:
-    """Gathers metrics, and publishes them."""
+    """Gathers and publishes metrics."""
 
     watcher: Watcher
     endpoint: MetricsEndpoint | None = None
@@ -54,7 +54,7 @@ class _Publisher:
     _problems: dict[str, Set[str]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Until `ended` is set."""
+        """Publish metrics until `ended` is set."""
         with ExitStack() as stack:
             while True:
                 fleet = self.watcher.source.fleet
@@ -65,7 +65,7 @@ class _Publisher:
                     return
 
     def _listen(self, fleet: Fleet, stack: ExitStack) -> None:
-        """Serve the metrics, unless that is done; a watch that stands by on the same machine waits for its address."""
+        """Serve the metrics at the configured address; raise if another watch on this machine uses it."""
         if self._address != fleet.metrics.listen:
             stack.close()
             self.endpoint = self._address = None
@@ -75,9 +75,7 @@ class _Publisher:
 
     def _publish(self, fleet: Fleet) -> None:
         gathered = self.gatherer.gather(fleet)
-        self._log_new(
-            "gather", {f"the metrics lack what could not be asked: {problem}" for problem in gathered.problems}
-        )
+        self._log_new("gather", {f"the metrics are incomplete: {problem}" for problem in gathered.problems})
         text = render(fleet.name, [*gathered.samples, *samples_of_watch(self.watcher)])
         if self.endpoint is not None:
             self.endpoint.publish(text)
@@ -88,19 +86,19 @@ class _Publisher:
         problems: set[str] = set()
         try:
             publish()
-        except Exception as error:  # noqa: BLE001  # metrics end no watch; what fails is logged
+        except Exception as error:  # noqa: BLE001  # a problem with metrics is logged and does not end the watch
             problems = {f"the metrics could not be published: {error}"}
         self._log_new(what, problems)
 
     def _log_new(self, what: str, problems: Set[str]) -> None:
-        """Log the problems that the last round did not have."""
+        """Log the problems that are new in this round."""
         for problem in sorted(problems - self._problems.get(what, set())):
             self.watcher.log(problem)
         self._problems[what] = problems
 
 
 def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
-    """The work of the watch, when each task is due next, and how often it has failed to begin."""
+    """Yield whether the watch is active, when each task is next due, and how often each has failed in a row."""
     yield metrics.WATCH_ACTIVE.of(watcher.is_active)
     yield metrics.WATCH_FAILURES.of(watcher.notices.failures, TaskKind.WATCH.value)
     if not watcher.is_active:

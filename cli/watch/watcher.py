@@ -1,8 +1,8 @@
 """The loop of `watch`: does each task when it is due, waits longer after each failure, and reports its work.
 
-An interrupted task leaves the state of an interrupted command; the next attempt settles it. So the loop needs no memory
-of its own: at its start it reads its state from the store. A failure never ends it; a signal does, between two tasks at
-once, within one as soon as that has cleaned up.
+An interrupted task leaves the same state as an interrupted command, and the next attempt settles it. So the loop keeps
+no state on disk: when it starts, it reads its state from the store. A failure never ends the loop. A signal ends it at
+once between two tasks, and during a task as soon as the task has cleaned up.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, ChainEnd, find_behind
 
 TICK_SECONDS = 1.0
-# Another operation holds the fleet.
+# The pause if another operation holds the fleet's lock.
 BUSY_SECONDS = 15.0
-# Somebody has cancelled a task, and wants it not to begin again at once.
+# The pause after a task was cancelled: the user does not want it to begin again at once.
 CANCELLED_SECONDS = 300.0
 
 Log = Callable[..., None]
@@ -47,7 +47,7 @@ Log = Callable[..., None]
 
 @dataclass(slots=True)
 class Watcher:
-    """What `watch` knows between two tasks."""
+    """The state of `watch` between two tasks."""
 
     source: FleetSource
     activity: Activity
@@ -57,9 +57,9 @@ class Watcher:
     begun_at: datetime = field(default_factory=utc_now)
     tasks: dict[TaskKind, Task] = field(default_factory=dict)
     following: Following = field(init=False)
-    # Whether it works for the fleet, or stands by.
+    # Whether this watch has the turn; otherwise it stands by.
     is_active: bool = False
-    # Whether no other watch has had the turn since: then its own view of the tasks is current.
+    # Whether this watch had the turn and no other has had it since, so that its own view of the tasks is current.
     had_turn: bool = False
     _told: WatchState | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
@@ -72,11 +72,11 @@ class Watcher:
 
     @property
     def chain(self) -> WatchedChain | None:
-        """The chain that it continues."""
+        """The chain that the watch continues."""
         return self.following.chain
 
     def begin(self) -> None:
-        """Find the chain, and when each task was last done; raises what reading the store raises."""
+        """Find the chain, and when each task was last done; raises the errors of the store."""
         self.following.find()
         self.plan()
         self.following.plan()
@@ -87,12 +87,12 @@ class Watcher:
             self.notices.adopt(adopt_failures(told, self.tasks), not_needed(told, self.tasks))
 
     def plan(self) -> None:
-        """Take the intervals from the rules; the times of the last runs stay."""
+        """Take the intervals of tasks from the rules; keep the times when they were last done."""
         for kind, seconds in intervals_of(self.source.fleet).items():
             self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
 
     def step(self) -> None:
-        """Do the task that is due, or wait for a moment."""
+        """Do the task that is due, or wait briefly."""
         self.read_file()
         self.look_beside()
         now = utc_now()
@@ -110,15 +110,15 @@ class Watcher:
         """Read fleet.toml again if it has changed, and retry failed tasks at once."""
         is_new = self.source.reload(self.log)
         self.notices.refuses_file(self.source.problem)
-        # At the start nothing is planned yet.
+        # Before `begin`, there are no tasks to plan.
         if is_new and self.tasks:
             self.plan()
-            # The old file may have been the cause.
+            # The old file may have caused the failures.
             retry_now(self.tasks, utc_now())
             self.following.rules_changed()
 
     def look_beside(self) -> None:
-        """See whether the check or the drill has ended."""
+        """Settle the concurrent check or drill if it has ended."""
         if self._beside is None:
             return
         beside, ended = self._beside, self._beside.running.result()
@@ -130,7 +130,7 @@ class Watcher:
         name = self.chain.name if self.chain else ""
 
         def run() -> TaskResult | None:
-            # What each task would find in another store is no reason to end a chain, or to begin one.
+            # Make sure that it is still the same store: the contents of another must not end or begin a chain.
             self.source.open_store()
             return self._start_beside(task.kind, name) if task.kind in BESIDE else self._run(task.kind, name)
 
@@ -146,12 +146,12 @@ class Watcher:
         return None
 
     def _settle(self, task: Task, run: Callable[[], TaskResult | None]) -> None:
-        """Do the task, and note its end; None if it continues."""
+        """Run the task and record its result; a result of None means that it continues."""
         try:
             result = run()
         except BusyError as error:
             self._put_off(task, error.message)
-        # However a task ends, the next task has its turn: only a signal ends the loop.
+        # However a task ends, the next task gets its turn: only a signal ends the loop.
         except BaseException as error:  # noqa: BLE001  # raised again if it is a signal
             self._after_error(task, error)
         else:
@@ -166,7 +166,7 @@ class Watcher:
             self.following.end_replaced()
             return TaskResult("")
         if kind is TaskKind.INCREMENT:
-            # Somebody may have taken a full snapshot; or a command that an earlier watch has left.
+            # Somebody, or a command that an earlier watch left running, may have taken a full snapshot.
             self.following.follow_newest()
             if self.chain is None:
                 return TaskResult("")
@@ -185,12 +185,12 @@ class Watcher:
         return result
 
     def _take_full(self) -> TaskResult:
-        """Take a full snapshot, unless somebody has: also an attempt whose answer was lost."""
+        """Take a full snapshot, unless there is a new one, even one of an attempt whose answer was lost."""
         if self.following.follow_newest() and self.following.goes_on:
             return TaskResult("")
-        # While another operation is in its way, it is tried again and again.
+        # Log this only once, although the task is retried while another operation blocks it.
         if TaskKind.FULL not in self._busy_texts:
-            self.log("a full snapshot begins; increments wait for its end")
+            self.log("a full snapshot begins; increments wait until it ends")
         result = work.take_full(self.source)
         self.following.follow_newest()
         return result
@@ -216,13 +216,13 @@ class Watcher:
             self.log(f"{task.kind} works again: it had failed since {clock_text(task.failing_since)}", task=task.kind)
             text = f"{task.kind} works again; it had failed: {task.problem}"
             self._tell("recovered", task, CommandFailure(0, "", text))
-        # A task that was planned anew meanwhile is left as it is.
+        # If the task was replanned in the meantime, keep the new plan.
         if task.kind is TaskKind.INCREMENT or self.tasks[task.kind] is task:
             self.tasks[task.kind] = done
 
     def _after_error(self, task: Task, error: BaseException) -> None:
         interrupt = find_behind(error, KeyboardInterrupt)
-        # A signal from elsewhere, or a request to the watch itself, maybe together with a request to this task.
+        # A signal from elsewhere, perhaps together with a request to stop this task.
         if interrupt is not None and (is_signalled() or cancel_request() is None):
             self.log(f"{task.kind} was stopped", task=task.kind)
             raise error
@@ -245,10 +245,10 @@ class Watcher:
             self._tell("failed", failed, failure)
 
     def _end_chain(self, before: Task, failed: Task, failure: CommandFailure) -> None:
-        """The chain can't continue: report it, and plan the next tasks."""
+        """Report that the chain can't continue, and plan the next tasks."""
         told = failure
         if self.source.rules.full > 0:
-            told = replace(failure, hint="nothing: the watch begins another chain by a full snapshot")
+            told = replace(failure, hint="nothing to do: the watch begins a new chain with a full snapshot")
         if before.failing_since is None:
             self._tell("failed", failed, told)
         self.following.end(failure.message)
@@ -258,7 +258,7 @@ class Watcher:
         put_off = task.waits(now, BUSY_SECONDS)
         self.tasks[task.kind] = put_off
         if task.failing_since is None and put_off.waits_too_long(now):
-            # It may wait for an operation that hangs. The operation has recovered once the task is done.
+            # The blocking operation may hang. The task counts as recovered once it is done.
             self.tasks[task.kind] = replace(put_off, failing_since=put_off.waiting_since, problem=text)
             failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")
             self._tell("failed", self.tasks[task.kind], failure)
@@ -280,15 +280,15 @@ class Watcher:
         self._phase = phase
 
     def hand_over(self) -> None:
-        """Another watch has the turn: from now on that tells what fails."""
+        """Give up the turn: from now on, another watch reports failures."""
         self._told, self.had_turn = self.state(), False
         for kind, task in self.tasks.items():
-            # The findings of a check or a drill are in the store.
+            # The results of checks and drills are in the store.
             if kind not in BESIDE:
                 self.tasks[kind] = replace(task, failing_since=None, problem="")
 
     def state(self) -> WatchState:
-        """The failures it has reported, for its successor."""
+        """Return the failures that this watch has reported, for its successor."""
         tasks = [*self.notices.troubles, *(self.tasks.values() if self.had_turn else ())]
         return state_of(tasks, had_turn=self.had_turn)
 

@@ -190,7 +190,7 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     # A slot that is gone: the chain can't go on, and another one begins.
     (slot,) = slots_of(fleet.nodes[0].dsn)
     wait_until(lambda: drop_if_idle(fleet, slot), lambda: "the slot is in use")
-    second.await_text("can't go on")
+    second.await_text("can't continue")
     second.await_text("full snapshot watch-")
     second.await_text("increment 1 of watch-")
     old, new = sorted(listed(fleet), key=lambda found: found["created_at"])

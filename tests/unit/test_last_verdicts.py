@@ -98,7 +98,7 @@ def test_the_notice_of_a_check_says_what_it_has_found_first() -> None:
     finding = verdict_of("check of a", CommandResult(1, document), new_fleet()).finding
     assert finding is not None
     assert finding.hint == (
-        "2 conflicts, the first: it is damaged; node s1; object a/b; to see all, and what to do: snapshot check a"
+        "2 conflicts; the first: it is damaged; node s1; object a/b; to see all, and what to do: snapshot check a"
     )
     skipped = [{"what": "node s2", "why": "it has no standby"}]
     document = {"result": "inconclusive", "snapshots": [{"name": "a", "conflicts": [], "skipped": skipped}]}

@@ -131,5 +131,5 @@ def test_hundreds_of_snapshots_are_in_the_table_and_the_newest_in_the_picture() 
     figures = made_figures(*(made_snapshot(1, name=f"s{number}") for number in range(300)))
     points = page_of(figures).split("<section")[2]
     assert points.count("<svg") == 13
-    assert "The picture has the newest 12 of 300 snapshots." in points
+    assert "The chart shows the newest 12 of 300 snapshots." in points
     assert points.count("<tr>") > 300

@@ -84,7 +84,7 @@ def test_a_damaged_snapshot_is_passed_over_and_said() -> None:
     )
     assert found is not None
     assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-24-1", True, ())
-    assert [text.partition(" is passed over: ")[0] for text in log] == [
+    assert [text.partition(" is skipped: ")[0] for text in log] == [
         "snapshot watch-2026-11-23-1", "snapshot watch-2026-11-25-1",
     ]  # fmt: skip
 
@@ -144,7 +144,7 @@ def test_other_snapshots_whose_chains_go_on_are_found() -> None:
     replace_object(fleet, "snapshots/nightly-damaged/snapshot.json")
     names = matching_names(fleet.store.open(), TEMPLATE)
     assert find_others(fleet.store.open(), names, lambda text, **_: log.append(text)) == ("by-hand", "nightly")
-    assert [text.partition(" is passed over: ")[0] for text in log] == ["snapshot nightly-damaged"]
+    assert [text.partition(" is skipped: ")[0] for text in log] == ["snapshot nightly-damaged"]
 
 
 def replace_object(fleet: Fleet, key: str) -> None:

@@ -81,7 +81,7 @@ def test_another_store_needs_another_watch(file: Path) -> None:
     source = FleetSource.read(file)
     file.write_text(file.read_text().replace("/backups", "/elsewhere"))
     assert not source.reload(say)
-    assert "another store needs another watch" in said[0]
+    assert "a different fleet or store needs a watch of its own" in said[0]
 
 
 def test_without_a_schedule_there_is_no_watch(file: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_is_wrong_with_the_file_is_known_until_it_is_right(file: Path) -> N
 
 def test_a_command_that_could_tell_nobody_is_refused(file: Path) -> None:
     write(file, f'{RULES}[notify]\ncommand = ["/nowhere/page"]\n')
-    with pytest.raises(UsageError, match="/nowhere/page is no program here"):
+    with pytest.raises(UsageError, match="/nowhere/page is not a program on this machine"):
         FleetSource.read(file)
 
 

@@ -109,7 +109,7 @@ def test_a_fleet_that_stays_busy_is_told_once_and_so_is_its_end(
 ) -> None:
     watched.does[TaskKind.INCREMENT] = fails(BusyError("another operation is running"))
     watched.run(TaskKind.INCREMENT)
-    assert "increment waits since" in idle_texts(watched.watcher.tasks.values(), None)[1]
+    assert "increment has been waiting since" in idle_texts(watched.watcher.tasks.values(), None)[1]
     monkeypatch.setattr(schedule, "WAITING_SECONDS_MAX", 0.0)
     monkeypatch.setattr(schedule, "WAITING_INTERVALS_MAX", 0)
     for _ in range(2):

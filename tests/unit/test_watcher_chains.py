@@ -78,7 +78,7 @@ def test_a_snapshot_that_somebody_takes_is_continued_and_replaces_the_one_before
 
 
 @pytest.mark.parametrize(
-    ("left", "rest"), [([], ""), (["b", "b-1"], "; its slot may be left on b, b-1: the next create drops it")]
+    ("left", "rest"), [([], ""), (["b", "b-1"], "; its slot may remain on b, b-1: the next create drops it")]
 )
 def test_nodes_on_which_a_replaced_chain_may_leave_its_slot_are_named(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, left: list[str], rest: str
@@ -230,7 +230,7 @@ def test_a_replaced_chain_that_needs_no_end_any_more_has_recovered(
     else:
         put_mark(watcher.source.open_store(), mark(NAME))
         watcher.following.follow_newest()
-        assert "replace is not needed any more; it had failed: object x is damaged" in watched.said
+        assert "replace is no longer needed; it had failed: object x is damaged" in watched.said
     assert watcher.tasks[TaskKind.REPLACE].interval_seconds == 0
     assert watched.notices() == [("failed", "replace"), ("recovered", "replace")]
 
@@ -239,7 +239,7 @@ def test_a_watch_says_which_other_chains_nodes_keep_wal_for(watched: Watched) ->
     assert not [text for text in watched.said if "keep WAL" in text]
     store_chain(watched.watcher.source.fleet, "nightly", "2026-11-24T01:00:00Z")
     watched.watcher.begin()
-    said = "nodes also keep WAL for snapshots of which this watch takes no increments: nightly"
+    said = "nodes also retain WAL for snapshots that get no increments from this watch: nightly"
     assert watched.said[-1] == said
     watched.watcher.begin()
     assert watched.said.count(said) == 1

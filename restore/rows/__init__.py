@@ -1,6 +1,6 @@
 """Load the rows and large objects of a restore: the tasks of its Spark jobs, and the ledger that they keep.
 
-A restore of rows alone *fills* tables that exist and are empty, in databases that others use meanwhile: `filling` and
-the modules next to it describe its requirements, the objects that it keeps in a database until the restore ends, and
-how foreign keys are verified that nothing checked while rows were loaded.
+A restore of rows only *fills* existing empty tables in databases that others use at the same time. `filling` and its
+neighbouring modules describe the requirements, the objects kept in a database until the restore ends, and the
+verification of foreign keys, which are not checked during the load.
 """

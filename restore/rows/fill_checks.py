@@ -1,6 +1,6 @@
-"""Obstacles that keep rows from the tables of a database: all are found before anything is changed.
+"""Find all obstacles to filling the tables of a database, before anything is changed.
 
-Each obstacle has its own kind and names all tables that it concerns, with the statements that remove it.
+There is one obstacle of each kind, which names all affected tables and the statements that remove it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SELECT s.space, s.name, c.oid IS NOT NULL, coalesce(s.value BETWEEN q.seqmin AND
   LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = s.name AND c.relkind = 'S'
   LEFT JOIN pg_sequence q ON q.seqrelid = c.oid
 """
-# The sequences of the tables' columns: those that belong to one, or that its default names.
+# The sequences of the tables' columns: sequences that are owned by a column or used in its default.
 USED_QUERY = f"""
 WITH RECURSIVE {OWN},
 used AS (
@@ -54,7 +54,7 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN used ON used.relid = c.oid
 def find_used(
     connection: psycopg.Connection[Any], groups: Iterable[Group], sequences: Iterable[StoredSequence]
 ) -> list[StoredSequence]:
-    """Those of `sequences` that columns of these tables use in the session's database."""
+    """Return those of `sequences` that columns of these tables use in the session's database."""
     oids = oids_of(connection, groups)
     used = set(connection.execute(USED_QUERY, (oids,)).fetchall())
     return [sequence for sequence in sequences if (sequence.schema, sequence.name) in used]
@@ -63,19 +63,19 @@ def find_used(
 def check_sequences(
     checker: Checker, connection: psycopg.Connection[Any], role: str, sequences: Sequence[StoredSequence]
 ) -> None:
-    """Add what keeps our role from giving the sequences their values."""
+    """Add the obstacles to setting the sequences' values."""
     columns = zip(*((sequence.schema, sequence.name, sequence.last_value) for sequence in sequences), strict=True)
     values = tuple(map(list, columns)) or ([], [], [])
     rows = connection.execute(SEQUENCES_QUERY, values).fetchall()
     if missing := [table_name(space, name) for space, name, exists, _, _ in rows if not exists]:
         checker.add(
             f"{checker.label} lacks sequences that the snapshot has: {named(missing)}",
-            "create them, or restore some tables alone with --group PATTERN",
+            "create them, or restore only some tables with --group PATTERN",
         )
     if beyond := [table_name(space, name) for space, name, _, fits, _ in rows if not fits]:
         checker.add(
-            f"sequences of {checker.label} can't have the snapshot's values: {named(beyond)}",
-            "alter their MINVALUE and MAXVALUE as the snapshot has them",
+            f"sequences of {checker.label} can't be set to the snapshot's values: {named(beyond)}",
+            "alter their MINVALUE and MAXVALUE to the snapshot's",
         )
     if denied := [(space, name) for space, name, _, _, may_set in rows if not may_set]:
         checker.add(
@@ -92,7 +92,7 @@ SELECT pg_encoding_to_char(encoding), has_database_privilege(oid, 'CREATE') FROM
  WHERE datname = current_database()
 """
 KINDS = {
-    "r": "no permanent table",
+    "r": "not a permanent table",
     "p": "a partitioned table",
     "v": "a view",
     "m": "a materialized view",
@@ -103,13 +103,13 @@ KINDS_QUERY = """
 SELECT n.nspname, c.relname, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = ANY (%s) AND n.nspname !~ '^pg_'
 """
-# Columns that a row of the snapshot has no value for, and must have one.
+# NOT NULL columns without a default, which may lack a value in the snapshot's rows.
 NEEDED_QUERY = """
 SELECT a.attrelid::bigint, a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
    AND NOT a.atthasdef AND (a.attnotnull OR t.typnotnull) AND t.typdefault IS NULL
 """
-# The constraints that a trigger enforces after the statement.
+# Constraints that are enforced by triggers after the statement.
 DEFERRABLE_QUERY = """
 SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
   FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -126,7 +126,7 @@ SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), p.name, n.nspname
    AND (p.name <> 'DELETE' OR c.oid IN (SELECT relid FROM deleted))
  ORDER BY 2, 3
 """
-# The leaves of partitioned tables through which rows are loaded (restore/rows/jobs.py): any may get rows.
+# The leaves of partitioned tables through which rows are loaded (restore/rows/jobs.py). Any of them may get rows.
 LEAVES_QUERY = """
 WITH RECURSIVE below AS (
     SELECT name::regclass::oid AS relid FROM unnest(%s::text[]) AS root (name)
@@ -139,7 +139,7 @@ VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews 
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """The data to be loaded into a database: the rows of `groups`, and the values of `sequences`.
+    """The data to load into a database: the rows of `groups`, and the values of `sequences`.
 
     `encoding` is the source's. `has_begun`: an earlier process has loaded some of the rows.
     """
@@ -153,14 +153,14 @@ class WantedRows:
 def check_tables(
     node: Node, connection: psycopg.Connection[Any], wanted: WantedRows, obstacles: Obstacles
 ) -> dict[str, int]:
-    """Add what keeps the rows from the tables of the session's database; return the tables' oids, by group name."""
+    """Add the obstacles to filling the tables of the session's database; return the tables' oids, by group name."""
     checker = Checker(node, obstacles)
     role = read_role(node, connection).quoted
     encoding, may_create = connection.execute(DATABASE_QUERY).fetchone() or ("", False)
     if encoding != wanted.encoding:
         checker.add(
-            f"{checker.label} has encoding {encoding}, the snapshot's rows have {wanted.encoding}",
-            "restore into a database of that encoding, or without --data-only",
+            f"{checker.label} has encoding {encoding}, but the snapshot's rows have {wanted.encoding}",
+            f"restore into a database with encoding {wanted.encoding}, or without --data-only",
         )
     if not may_create:
         grant = f"GRANT CREATE ON DATABASE {quote(checker.database)} TO {role}"
@@ -184,26 +184,26 @@ def check_tables(
 
 
 def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> tuple[str, str]:
-    """A hint, and the statement that empties the tables, with those whose rows may refer to theirs."""
+    """Return a hint and the statement that empties the tables, and with them tables that may reference their rows."""
     names = [f"ONLY {qualify(table.group)}" for table in tables]
     referring = find_referring(connection, [table.oid for table in tables])
     if referring.filled:
         return (
-            f"rows of {named(referring.filled)} may refer to theirs; if neither are needed, empty all of these tables",
+            f"rows of {named(referring.filled)} may reference theirs; if neither are needed, empty all these tables",
             f"TRUNCATE {', '.join([*names, *referring.to_truncate])}",
         )
     hint = "if their rows are not needed, empty them"
     if not referring.to_truncate:
         return hint, f"TRUNCATE {', '.join(names)}"
-    # TRUNCATE refuses even if the tables that refer to these are empty, so delete instead: in one statement, as
-    # the tables may refer to each other.
+    # TRUNCATE refuses even if the referencing tables are empty, so use DELETE: in one statement, as the tables may
+    # reference each other.
     *others, last = names
     ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
     return hint, f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"
 
 
 def find_views(connection: psycopg.Connection[Any]) -> list[str]:
-    """The materialized views of the session's database, which nobody refreshes."""
+    """Return the materialized views of the session's database."""
     return [name for (name,) in connection.execute(VIEWS_QUERY)]
 
 
@@ -215,7 +215,7 @@ def _check_replica(checker: Checker, connection: psycopg.Connection[Any], role: 
         can_grant = connection.info.server_version >= SET_PARAMETER_VERSION
         grant = [f"GRANT SET ON PARAMETER session_replication_role TO {role}"] if can_grant else []
         checker.add(
-            f"role {role} may not set session_replication_role, which keeps triggers and foreign keys from acting",
+            f"role {role} may not set session_replication_role, which disables triggers and foreign keys",
             "run as a superuser" if grant else "restore as a superuser",
             grant,
         )
@@ -232,13 +232,13 @@ def _check_found(
     }
     if others := [f"{name} is {kinds[name]}" for name in lacking if name in kinds]:
         checker.add(
-            f"{checker.label} has no ordinary tables of these names: {named(others)}",
-            "restore the other tables alone, with --group PATTERN, or all of them without --data-only",
+            f"{checker.label} has no ordinary tables with these names: {named(others)}",
+            "restore only the other tables with --group PATTERN, or all tables without --data-only",
         )
     if missing := [name for name in lacking if name not in kinds]:
         checker.add(
             f"{checker.label} lacks tables that the snapshot has: {named(missing)}",
-            "create them, or restore the others alone with --group PATTERN",
+            "create them, or restore only the others with --group PATTERN",
         )
 
 
@@ -258,16 +258,16 @@ def _check_columns(
                 wrong.append(f"{group.name}.{column.name} is {types[column.name]} instead of {column.type}")
     if wrong:
         checker.add(
-            f"tables of {checker.label} have other columns than the snapshot: {named(wrong)}",
-            "alter them as the snapshot has them, or restore the other tables alone with --group PATTERN",
+            f"columns of tables in {checker.label} differ from the snapshot's: {named(wrong)}",
+            "alter them to match the snapshot, or restore only the other tables with --group PATTERN",
         )
     needed = connection.execute(NEEDED_QUERY, (list(names),)).fetchall()
     further = [(names[oid], column) for oid, column in needed if column not in known[names[oid]]]
     if further:
         checker.add(
-            f"tables of {checker.label} have columns that no row has a value for:"
+            f"tables of {checker.label} have NOT NULL columns for which the snapshot has no values:"
             f" {named([f'{name}.{column}' for name, column in further])}",
-            "give them defaults, or let them be NULL",
+            "give them defaults, or allow NULL",
             [
                 f"ALTER TABLE {qualify(present[name].group)} ALTER COLUMN {quote_identifier(column)} DROP NOT NULL"
                 for name, column in further
@@ -283,9 +283,9 @@ def _check_constraints(
     if acting := find_acting(connection, [*oids, *find_oids(connection, roots)]):
         turn = {"A": "ENABLE", "R": "DISABLE"}
         checker.add(
-            f"triggers or rules of {checker.label} would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
+            f"triggers or rules of {checker.label} would fire for the rows, because they are ENABLE ALWAYS or REPLICA:"
             f" {named([trigger.label for trigger in acting])}",
-            "keep them from acting until the restore is done",
+            "disable them until the restore is done",
             [
                 f"ALTER TABLE {trigger.table} {turn[trigger.enabled]} {trigger.kind} {quote(trigger.name)}"
                 for trigger in acting
@@ -295,37 +295,37 @@ def _check_constraints(
         checker.add(
             f"deferrable constraints of {checker.label} are not enforced while rows are loaded:"
             f" {named([f'{name} of {table}' for table, name in deferrable])}",
-            "drop them, and add them again after the restore",
+            "drop them, then add them again after the restore",
             [f"ALTER TABLE {table} DROP CONSTRAINT {quote(name)}" for table, name in deferrable],
         )
     if others := [name for (name,) in connection.execute(LEAVES_QUERY, (list(roots), oids))]:
         checker.add(
-            f"rows may get into other partitions, because an enum's labels decide: {named(others)}",
+            f"rows may be stored in other partitions, because these are chosen by an enum's hash: {named(others)}",
             "restore all partitions together",
         )
     if untrusted := find_untrusted(connection, oids):
         checker.add(
             f"foreign keys of {checker.label} can't be verified without running code of roles that own no restored"
             f" table: {named(untrusted)}",
-            "drop them until the restore is done, or restore those tables, too",
+            "drop them until the restore is done, or restore those tables too",
         )
     if code := find_code_of_others(connection, oids):
         checker.add(
             f"loading rows into tables of {checker.label} would run code of roles that own no restored table:"
             f" {named(code)}",
-            "give these to an owner of the tables: ALTER TYPE, DOMAIN or FUNCTION … OWNER TO …",
+            "make an owner of the tables their owner: ALTER TYPE, DOMAIN or FUNCTION … OWNER TO …",
         )
     if temporal := find_temporal(connection, oids):
         checker.add(
             f"foreign keys of {checker.label} compare periods, which a restore can't verify: {named(temporal)}",
-            "drop them, and add them again after the restore",
+            "drop them, then add them again after the restore",
         )
 
 
 def _check_privileges(
     checker: Checker, connection: psycopg.Connection[Any], role: str, present: Mapping[str, Table]
 ) -> set[int]:
-    """Add what our role may not do with the tables; return those, by oid, whose rows it may not count."""
+    """Add an obstacle for missing privileges; return the oids of the tables whose rows our role may not count."""
     oids = [one.oid for one in present.values()]
     if hidden := [name for name, one in present.items() if one.hides_rows]:
         checker.add(
@@ -350,7 +350,7 @@ def _check_privileges(
         one for one in find_unreadable(connection, oids) if one not in {table for _, table, *_ in denied}
     ]:
         checker.add(
-            f"role {role} may not read tables of {checker.label} that foreign keys refer to or come from:"
+            f"role {role} may not read tables of {checker.label} at the other ends of foreign keys:"
             f" {named(unreadable)}",
             "run as their owner",
             [f"GRANT SELECT ON {table} TO {role}" for table in unreadable],

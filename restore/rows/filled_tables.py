@@ -1,4 +1,4 @@
-"""The tables that a restore of rows alone fills, as the catalogs have them, and what keeps it from them."""
+"""The tables that a restore of rows only fills, their triggers and rules, and the obstacles to filling them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMED_MAX = 10
 
 
 class TablesUnfitError(RefusedError):
-    """The tables of a database can't take the rows of a snapshot, or our role may not load them."""
+    """A snapshot's rows can't be loaded into the tables of a database, or our role may not load them."""
 
 
 class Checker:
@@ -29,7 +29,7 @@ class Checker:
         self.label = f"database {self.database}"
 
     def add(self, what: str, hint: str, statements: Iterable[str] = ()) -> None:
-        """Add an obstacle, with a hint; the `statements` remove it."""
+        """Add an obstacle, with a hint and the `statements` that remove it."""
         lines = [f"  {statement};" for statement in dict.fromkeys(statements)]
         if lines:
             hint = f"{hint} in {self.label} of {self.node.id}:"
@@ -40,19 +40,19 @@ class Checker:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first of the names, and how many more there are."""
+    """List the first names, and the number of further names."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return f"{', '.join(names[:NAMED_MAX])}{more}"
 
 
-# The tables with these oids, and the partitioned tables that they are in.
+# The tables with these oids, and the partitioned tables that contain them.
 OWN = """own AS (
     SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
     UNION SELECT i.inhparent FROM own JOIN pg_inherits i ON i.inhrelid = own.relid
       JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'p')"""
 CHECKED_AT_ONCE = 100
 OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
-# Triggers and rules that act also where session_replication_role is replica.
+# Triggers and rules that fire even if session_replication_role is replica.
 ACTING_QUERY = """
 SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), a.kind, a.name, a.enabled, a.on_delete, a.on_truncate
   FROM (SELECT tgrelid, 'TRIGGER', tgname, tgenabled::text, tgtype & 8 <> 0, tgtype & 32 <> 0 FROM pg_trigger
@@ -64,9 +64,9 @@ SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), a.kind, a.name, a
 
 
 class Acting(NamedTuple):
-    """A trigger or a rule that acts, and whether it does on DELETE and on TRUNCATE.
+    """A trigger or rule that fires, and whether it fires on DELETE and on TRUNCATE.
 
-    `oid` and `table`, quoted, are its table's; `enabled` is A or R.
+    `oid` and `table` (quoted) identify its table; `enabled` is A or R.
     """
 
     oid: int
@@ -79,27 +79,27 @@ class Acting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """It and its table, for a message."""
+        """The trigger or rule and its table, for messages."""
         return f"{self.kind.lower()} {self.name} of {self.table}"
 
 
 def oids_of(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> list[int]:
-    """The oids of those tables that the session's database has."""
+    """Return the oids of those tables that exist in the session's database."""
     return find_oids(connection, [qualify(group) for group in groups])
 
 
 def find_oids(connection: psycopg.Connection[Any], names: Iterable[str]) -> list[int]:
-    """The oids of the tables with these quoted names that the session's database has."""
+    """Return the oids of the tables with these quoted names that exist in the session's database."""
     return [oid for (oid,) in connection.execute(OIDS_QUERY, (list(names),)) if oid is not None]
 
 
 def find_acting(connection: psycopg.Connection[Any], oids: list[int]) -> list[Acting]:
-    """The triggers and rules of these tables that act although our sessions are replicas."""
+    """Find the triggers and rules of these tables that fire although our sessions are replicas."""
     return [Acting(*row) for row in connection.execute(ACTING_QUERY, (oids,)).fetchall()]
 
 
 def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:
-    """The tables that have rows of their own."""
+    """Find the tables that have rows, not counting those of child tables."""
     filled: list[str] = []
     path = read_search_path(connection)
     for start in range(0, len(groups), CHECKED_AT_ONCE):

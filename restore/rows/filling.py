@@ -1,7 +1,7 @@
-"""The schema that a restore of rows alone keeps in the database that it fills, with its record, ledger and tables.
+"""The schema that a restore of rows only keeps in the database that it fills, with its record, ledger and tables.
 
 One transaction creates the schema before the first row is loaded, and one removes it. So a process that finds it knows
-which tables were empty before. The comment of the database is its owner's.
+which tables were empty before. The database's comment belongs to its owner, so the record is not stored there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cutline.restore.rows.load import TablesInUseError, create_ledger
 from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_orphan
 from cutline.storage.errors import RefusedError
 
-# Which database the session is in: a copy of a database has a copy of the restore's objects in it.
+# Identifies the session's database, because a copy of a database includes a copy of the restore's objects.
 PLACE = """
 (SELECT system_identifier || '/' || d.oid FROM pg_control_system(), pg_database d WHERE d.datname = current_database())
 """
 RELATIONS = ("record", "tables", "ledger")
-# The schemas of such names, their owners, and whether all in them that is read belongs to our role or to a superuser.
-# Every role with CREATE on the database can make such a schema, and reading a view in it runs code as our role.
+# The schemas with such names, their owners, and whether all relations to read belong to our role or to a superuser. Any
+# role with CREATE on the database can create such a schema, and reading a view in it would run code as our role.
 SCHEMAS_QUERY = f"""
 WITH trusted AS (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
 SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM trusted) AND (
@@ -37,11 +37,11 @@ SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM tr
           AND NOT EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid))) = {len(RELATIONS)}
   FROM pg_namespace n WHERE n.nspname ~ '^{FILLING}[0-9a-f]{{10}}$' ORDER BY 1
 """
-# No trigger fires in the transaction, on a table or on DDL, and no foreign key is checked.
+# Suppresses triggers, event triggers and foreign key checks in the transaction.
 REPLICA = "SET LOCAL session_replication_role = replica"
 END_MILLISECONDS_MAX = 5000
-# The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way;
-# those that our role may not end are not of a restore that it may undo.
+# The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way.
+# Sessions that our role may not end don't belong to a restore that it may undo.
 END_LOADING_QUERY = """
 SELECT pg_terminate_backend(l.pid, %s)
   FROM pg_locks l JOIN pg_stat_activity a USING (pid) JOIN pg_roles r ON r.oid = a.usesysid
@@ -51,16 +51,16 @@ SELECT pg_terminate_backend(l.pid, %s)
    AND (our.rolsuper OR NOT r.rolsuper
         AND (pg_has_role('pg_signal_backend', 'USAGE') OR pg_has_role(r.oid, 'USAGE')))
 """
-# Of the `filled` tables those that can't be truncated: TRUNCATE takes a table only with all that refer to it. So their
-# rows are deleted, and then also those of the tables to which these refer. A partitioned table that refers to one is
-# never truncated itself.
+# The `filled` tables that can't be truncated, because TRUNCATE requires all tables that reference a table. So their
+# rows are deleted, and then the rows of the tables that they reference must be deleted too. A partitioned table that
+# references one of them is never truncated itself.
 DELETED = """deleted AS (
     SELECT k.confrelid AS relid FROM pg_constraint k
      WHERE k.contype = 'f' AND k.confrelid IN (SELECT relid FROM filled)
        AND k.conrelid NOT IN (SELECT relid FROM filled)
     UNION SELECT k.confrelid FROM deleted d JOIN pg_constraint k ON k.contype = 'f' AND k.conrelid = d.relid
      WHERE k.confrelid IN (SELECT relid FROM filled))"""
-# A table that was dropped is not found.
+# Dropped tables are not found.
 FILLED_QUERY = f"""
 WITH RECURSIVE filled AS (SELECT relid::oid, name FROM {{schema}}.tables),
 {DELETED}
@@ -72,7 +72,7 @@ SELECT c.oid::bigint, t.name, to_regclass(t.name) IS NOT DISTINCT FROM c.oid,
 
 
 class TablesChangedError(RefusedError):
-    """Others have changed the tables that a restore has filled, so that they can't be emptied."""
+    """The tables that a restore has filled can't be emptied, because others have changed them."""
 
 
 class _Filled(NamedTuple):
@@ -95,7 +95,7 @@ class Filling:
 
     @property
     def schema(self) -> str:
-        """The schema that it keeps."""
+        """The name of the schema."""
         return f"{FILLING}{self.suffix}"
 
     @property
@@ -105,22 +105,22 @@ class Filling:
 
     @property
     def exists(self) -> bool:
-        """Whether it has begun and is not removed. A schema of others is none."""
+        """Whether the filling has begun and is not removed; schemas of others don't count."""
         return self.schema in _find_schemas(self.connection)[0]
 
     def oids(self) -> set[int]:
-        """The tables that were empty when it began, by oid; those that were dropped since, too."""
+        """Return the oids of the tables that were empty when it began, including tables dropped since."""
         query = f"SELECT relid::oid::bigint FROM {self.schema}.tables"
         return {oid for (oid,) in self.connection.execute(query.encode())}
 
     def names(self) -> list[str]:
-        """The quoted names of the tables that `undo` would empty; [] if it is removed."""
+        """Return the quoted names of the tables that `undo` would empty; [] if the filling is removed."""
         return [table.name for table in self._find_tables()] if self.exists else []
 
     def begin(self, groups: Iterable[Group]) -> None:
         """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty.
 
-        Raises EventTriggerError: those that are enabled ALWAYS act on it.
+        Raises EventTriggerError if an event trigger that is enabled ALWAYS refuses it.
         """
         with naming_event_triggers(self.connection, f"CREATE SCHEMA {self.schema}"):
             self._begin(groups)
@@ -147,7 +147,7 @@ class Filling:
             self.connection.execute(statement.encode(), (text, text))
 
     def remove(self) -> None:
-        """Remove the schema; the rows stay. Does nothing if that is done.
+        """Remove the schema and keep the rows. Does nothing if it is already removed.
 
         Raises TablesInUseError, EventTriggerError.
         """
@@ -161,20 +161,20 @@ class Filling:
         except psycopg.errors.LockNotAvailable as error:
             raise TablesInUseError(
                 f"node {self.node}: the rows are restored, but schema {self.schema} of database"
-                f" {self.connection.info.dbname} can't be removed: other sessions have had its tables locked for"
+                f" {self.connection.info.dbname} can't be removed: other sessions have locked its tables for"
                 f" {LOCK_SECONDS_MAX} s",
-                hint="end the sessions that use them (see pg_locks): a pg_dump may be one",
+                hint="end the sessions that use them (see pg_locks), for example a pg_dump",
                 details={"node": self.node, "database": self.connection.info.dbname},
             ) from error
 
     def end_loading(self) -> None:
-        """End the sessions that load rows, also those of a process that is gone."""
+        """End the sessions that load rows, including those of an ended process."""
         self.connection.execute(END_LOADING_QUERY, (END_MILLISECONDS_MAX, self.ledger))
 
     def undo(self) -> list[str]:
-        """Empty the tables, remove the schema, and return their quoted names, in one transaction.
+        """Empty the tables and remove the schema in one transaction; return the tables' quoted names.
 
-        Does nothing if that is done. Raises TablesInUseError, TablesChangedError.
+        Does nothing if it is already done. Raises TablesInUseError, TablesChangedError.
         """
         if not self.exists:
             return []
@@ -182,7 +182,7 @@ class Filling:
         return [table.name for table in tables]
 
     def start_again(self) -> None:
-        """Empty the tables and the ledger, in one transaction; raise as `undo` does."""
+        """Empty the tables and the ledger in one transaction; raise the errors of `undo`."""
         self._empty(f"TRUNCATE {self.ledger}")
 
     def _empty(self, last: str) -> list[_Filled]:
@@ -193,7 +193,7 @@ class Filling:
             with self.connection.transaction():
                 execute(REPLICA)
                 execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
-                # A task enters itself in the ledger first: from here on none begins, and none is under way.
+                # A task first writes to the ledger, so none is running and none can begin from here on.
                 execute(f"LOCK TABLE {self.ledger} IN ACCESS EXCLUSIVE MODE".encode())
                 tables = self._lock_tables()
                 if alone := [table.name for table in tables if not table.is_deleted]:
@@ -206,7 +206,7 @@ class Filling:
                     execute(last.encode())
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             database, is_deadlock = self.connection.info.dbname, isinstance(error, psycopg.errors.DeadlockDetected)
-            why = "locked them in another order" if is_deadlock else f"have had them locked for {LOCK_SECONDS_MAX} s"
+            why = "locked them in a different order" if is_deadlock else f"have locked them for {LOCK_SECONDS_MAX} s"
             raise TablesInUseError(
                 f"node {self.node}: tables of database {database} can't be emptied: other sessions {why}",
                 hint="end the sessions that use them (see pg_locks), then repeat the command",
@@ -224,26 +224,26 @@ class Filling:
             try:
                 self.connection.execute(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE".encode())
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-                self._refuse(f"table {table.name} has just got another name, or is gone", "repeat the command")
-        # Under the locks nobody changes them any more.
+                self._refuse(f"table {table.name} has just been renamed or dropped", "repeat the command")
+        # Read them again: under the locks they can't change any more.
         tables = self._find_tables()
         for table in tables:
             if not table.has_name:
                 self._refuse(
-                    f"table {table.name} was {table.former_name} when it was filled",
-                    "give it that name again, then repeat the command",
+                    f"table {table.name} was named {table.former_name} when it was filled",
+                    "rename it back, then repeat the command",
                 )
         deleted = {table.oid for table in tables if table.is_deleted}
         for acting in find_acting(self.connection, [table.oid for table in tables]):
             if acting.on_delete if acting.oid in deleted else acting.on_truncate:
-                self._refuse(f"{acting.label} would act", "disable it, then repeat the command")
+                self._refuse(f"{acting.label} would fire", "disable it, then repeat the command")
         return tables
 
     def _check_orphans(self, tables: list[_Filled]) -> None:
         if orphan := find_orphan(self.node, self.connection, [table.oid for table in tables], only_into=True):
             self._refuse(
-                f"a row of {orphan.table} refers to one of {orphan.referenced}: ({orphan.columns}) = ({orphan.values}),"
-                f" by foreign key {orphan.name}",
+                f"a row of {orphan.table} references a row of {orphan.referenced} by foreign key {orphan.name}:"
+                f" ({orphan.columns}) = ({orphan.values})",
                 "delete such rows, then repeat the command",
             )
 
@@ -257,9 +257,9 @@ class Filling:
 
 
 def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], list[str]]:
-    """The records of the restores that fill the database, or have ended unfinished, by the suffix of their ids.
+    """Read the records of running and unfinished restores that fill the database, by the suffix of their ids.
 
-    The second list names schemas that only look so: they belong to others, and nothing in them is read.
+    The second list names similar schemas that belong to others, which are not read.
     """
     records: dict[str, str] = {}
     own, others = _find_schemas(connection)
@@ -267,19 +267,19 @@ def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], 
         with connection.transaction():
             refuse_views(connection)
             connection.execute(f"LOCK TABLE {schema}.record IN ACCESS SHARE MODE".encode())
-            # Under the lock it can't be exchanged any more.
+            # Check again: under the lock the table can't be replaced any more.
             if schema in _find_schemas(connection)[0]:
                 query = f"SELECT text, place = {PLACE} FROM ONLY {schema}.record"
                 text, is_here = connection.execute(query.encode()).fetchone() or ("", True)
                 if is_here:
                     records[schema.removeprefix(FILLING)] = text
                 else:
-                    others.append(f"schema {schema}, which came with a copy of another database")
+                    others.append(f"schema {schema}, from a copy of another database")
     return records, others
 
 
 def _find_schemas(connection: psycopg.Connection[Any]) -> tuple[list[str], list[str]]:
-    """The schemas of fillings, and those of others that have such names, each with its owner."""
+    """Find the schemas of fillings, and others' schemas with such names, each with its owner."""
     rows = connection.execute(SCHEMAS_QUERY, (list(RELATIONS),)).fetchall()
     own = [schema for schema, _, is_own in rows if is_own]
     return own, [f"schema {schema} of role {owner}" for schema, owner, is_own in rows if not is_own]

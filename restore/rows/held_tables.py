@@ -1,8 +1,8 @@
-"""Keep others from altering the tables that are filled, and wait for those who write to them.
+"""Prevent others from altering the tables that are filled, and wait for concurrent writers.
 
-The lock blocks DDL, but not reads or writes. Behind a session that waits to alter a table, however, all others wait,
-even the load. Transactions that have written to the tables, or to those at the other end of their foreign keys,
-may end after the rows are loaded: their changes are seen only then.
+The lock blocks DDL but not reads or writes. However, everybody waits behind a session that waits to alter a table, even
+the load. Transactions that have written to the tables, or to tables connected by foreign keys, may end after the rows
+are loaded, and their changes become visible only then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_connected
 from cutline.storage.errors import SnapshotError
 
 WRITERS_SECONDS_MAX = 60
-# A session that waits for a lock, such as that of a migration with a lock_timeout, may give up by itself.
+# Give waiting sessions this time, as they may give up on their own, such as a migration with a lock_timeout.
 WAITING_SECONDS_MAX = 10
 LOCKED_AT_ONCE = 100
 POLL_SECONDS = 0.2
@@ -37,13 +37,13 @@ SELECT DISTINCT virtualtransaction, coalesce(pid, 0) FROM pg_locks
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
-# The sessions that wait for this session, and for which writers wait.
+# The sessions that wait for this session and make writers wait.
 WAITING_QUERY = """
 SELECT DISTINCT pid FROM pg_locks
  WHERE locktype = 'relation' AND NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))
    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
-# The sessions of others for which ours wait that load rows: one whose transaction has inserted the same key, say.
+# Others' sessions that block our loading sessions, for example by having inserted the same key.
 BLOCKING_QUERY = """
 WITH ours AS (
     SELECT pid, wait_event_type FROM pg_stat_activity
@@ -51,20 +51,20 @@ WITH ours AS (
 SELECT DISTINCT blocker FROM ours CROSS JOIN LATERAL unnest(pg_blocking_pids(pid)) AS blocker
  WHERE wait_event_type = 'Lock' AND blocker NOT IN (SELECT pid FROM ours)
 """
-# Spark ends a task, but not the server's work for it.
+# Cancelling a Spark task doesn't end the server's work for it.
 END_WAITING_QUERY = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline')
    AND starts_with(query, 'COPY ') AND wait_event_type = 'Lock'
 """
-ALTERING = "wait to alter them, and everybody else waits for these"
-BLOCKING = f"have kept rows from being loaded for {LOCK_SECONDS_MAX} s: their transactions are open"
+ALTERING = "wait to alter them, and everybody else waits for these sessions"
+BLOCKING = f"have blocked the load for {LOCK_SECONDS_MAX} s with their open transactions"
 WAITS = ((WAITING_QUERY, ALTERING), (BLOCKING_QUERY, BLOCKING))
 SECONDS_MAX = {ALTERING: WAITING_SECONDS_MAX, BLOCKING: LOCK_SECONDS_MAX}
 
 
 def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequence[Group]) -> None:
-    """Begin a transaction of the session that lets nobody alter the tables, and those through which they are loaded.
+    """Begin a transaction that keeps others from altering the tables and the roots through which they are loaded.
 
     Raises TablesInUseError, TablesUnfitError.
     """
@@ -72,25 +72,25 @@ def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequenc
     connection.execute("BEGIN")
     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
     try:
-        # A statement of thousands of names would be long.
+        # Lock in batches, as a statement with thousands of names would be too long.
         for start in range(0, len(names), LOCKED_AT_ONCE):
             some = ", ONLY ".join(names[start : start + LOCKED_AT_ONCE])
             connection.execute(f"LOCK TABLE ONLY {some} IN SHARE UPDATE EXCLUSIVE MODE".encode())
     except psycopg.errors.DeadlockDetected as error:
-        raise in_use(node, connection.info.dbname, "others lock them in another order") from error
+        raise in_use(node, connection.info.dbname, "others lock them in a different order") from error
     except psycopg.errors.LockNotAvailable as error:
-        why = f"others alter them, or have had them locked for {LOCK_SECONDS_MAX} s"
+        why = f"others alter them, or have locked them for {LOCK_SECONDS_MAX} s"
         raise in_use(node, connection.info.dbname, why) from error
     except psycopg.errors.OutOfMemory as error:
         raise TablesUnfitError(
-            f"node {node.id}: the server has no room for a lock on each of {len(names)} tables",
+            f"node {node.id}: the server's lock table is too small for locks on {len(names)} tables",
             hint="raise max_locks_per_transaction, or restore fewer tables at once with --group PATTERN",
             details={"node": node.id},
         ) from error
 
 
 class _Waiting(NamedTuple):
-    """A session of a node that is in the way, and why."""
+    """A session that blocks the restore, and the reason."""
 
     node: str
     pid: int
@@ -99,9 +99,9 @@ class _Waiting(NamedTuple):
 
 @contextmanager
 def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: Callable[[], object]) -> Iterator[None]:
-    """Run the block; `end` it, and raise TablesInUseError, when a session has waited long for the locks of `held`.
+    """Run the block; call `end` and raise TablesInUseError if a session waits too long for the locks of `held`.
 
-    The same when others have long kept our sessions from loading rows.
+    Does the same if other sessions block the load for too long.
     """
     errors: list[TablesInUseError] = []
     over = threading.Event()
@@ -111,9 +111,9 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
         while not over.wait(LOOK_SECONDS):
             now, waiting = monotonic(), set[_Waiting]()
             for node, connection in held:
-                # The caller that needs the session notices that it is lost.
+                # If the session is lost, the caller will notice.
                 with suppress(psycopg.Error):
-                    # Within a transaction the server shows sessions as they were at the first look.
+                    # Within a transaction, pg_stat_activity is a snapshot from its first use.
                     connection.execute("SELECT pg_stat_clear_snapshot()")
                     for query, why in WAITS:
                         waiting |= {_Waiting(node.id, pid, why) for (pid,) in connection.execute(query)}
@@ -146,7 +146,7 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
         raise
     finally:
         over.set()
-        # A node may not answer.
+        # Bound the wait, as a node may not answer.
         thread.join(STOP_SECONDS_MAX)
 
 
@@ -157,7 +157,7 @@ def _end_waiting(nodes: Iterable[Node]) -> None:
 
 
 def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
-    """Wait until the transactions have ended that write to the tables now; raise TablesInUseError."""
+    """Wait until the transactions that are now writing to the tables have ended; raise TablesInUseError."""
     oids = find_connected(connection, oids_of(connection, groups))
     writers = set(connection.execute(WRITERS_QUERY, (oids,)).fetchall())
     deadline = monotonic() + WRITERS_SECONDS_MAX
@@ -169,13 +169,13 @@ def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Itera
 
 
 def _who(pids: Iterable[int]) -> str:
-    """The sessions; a prepared transaction has none, and 0 as its process."""
+    """Name the sessions; a prepared transaction has the pid 0."""
     sessions = sorted(pid for pid in pids if pid)
     return f"sessions {', '.join(map(str, sessions))}" if sessions else "prepared transactions (see pg_prepared_xacts)"
 
 
 def in_use(node: Node, database: str, why: str) -> TablesInUseError:
-    """The error for tables that others use, and why that is in the way."""
+    """Return the error for tables that others use, with the reason."""
     return TablesInUseError(
         f"node {node.id}: tables of database {database} are in use: {why}",
         hint="end the sessions that use them (see pg_locks), then repeat the command",

@@ -1,7 +1,7 @@
-"""The load jobs: the task that reads a base object loads it; the folded changes are loaded at the same time.
+"""The load jobs: a task reads a base object and loads it; the folded changes are loaded at the same time.
 
-Below a table that is partitioned by the hash of an enum, rows are loaded through the root. PostgreSQL hashes an enum
-value by its label's oid, and labels have other oids in a restored database: a row may belong to another partition
+If a table is partitioned by the hash of an enum, its rows are loaded through the root. PostgreSQL hashes an enum value
+by its label's oid, and labels have different oids in a restored database, so a row may belong to a different partition
 there. pg_dump does the same (`--load-via-partition-root`).
 """
 
@@ -74,16 +74,16 @@ SELECT n.nspname, c.relname, format('%I.%I', rn.nspname, r.relname)
 
 
 def find_roots(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> dict[int, str]:
-    """The quoted name of the root that a group's rows must be loaded through, by group number."""
+    """Find the quoted name of the root that a group's rows must be loaded through, by group number."""
     roots = {(schema, table): root for schema, table, root in connection.execute(ROOTS_QUERY)}
     return {group.number: roots[group.schema, group.table] for group in groups if (group.schema, group.table) in roots}
 
 
 LOADED_ROWS = "placed string, problem string"
-# A batch costs one COPY per group in it: with more groups than this, sorting is cheaper.
+# Each batch needs one COPY per group, so with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
 IMAGES_PER_TASK = 50_000
-# Partitions of changed rows for each core, if there are many sources; and how many jobs load side by side.
+# Partitions of changed rows per core if there are many sources, and the number of concurrent load jobs.
 PARTS_PER_CORE, JOBS_MAX = 4, 3
 # Spark's message about jobs that cancelAllJobs ends.
 CANCELLED = "cancellation of all jobs"
@@ -91,16 +91,16 @@ CANCELLED = "cancellation of all jobs"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How changed rows are divided: those of each of the `nodes` into `parts`; of all together if `nodes` is 0.
+    """The division of changed rows: into `parts` for each of the `nodes`, or in total if `nodes` is 0.
 
-    A task that loads a node's rows has sessions on that node's target alone.
+    A task that loads a node's rows has sessions only on that node's target.
     """
 
     parts: int
     nodes: int
 
     def divide(self, rows: DataFrame, by: str) -> DataFrame:
-        """The rows (node, …) with a fixed number of partitions, so that a repeated task gets the same rows."""
+        """Divide the rows (node, …) into a fixed number of partitions, so that a repeated task gets the same rows."""
         from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
         part = f"pmod(hash({by}), {self.parts})"
@@ -109,7 +109,7 @@ class Spread:
 
 
 def count_parts(session: SparkSession, sources: int, sessions: Mapping[str, int], *, is_routed: bool) -> int:
-    """Into how many parts to divide changed rows (LoadTargets.parts), if tasks may have so many `sessions` by node."""
+    """Return the number of parts for changed rows (LoadTargets.parts); `sessions` limits tasks' sessions by node."""
     cores = max(cores_of(session).now, 2)
     limited = limited_sessions(session, sessions, jobs=JOBS_MAX)
     parts = cores if is_routed else min(cores, max(2, math.ceil(PARTS_PER_CORE * cores / sources)))
@@ -121,7 +121,8 @@ def load_rows(
 ) -> Counter[int]:
     """Load the rows of shards at the cut into their databases; raise the first error of a task.
 
-    Returns how many rows the tasks have placed on each target, by its number; also those that it had already.
+    Returns the number of rows that the tasks have placed on each target, by its number, including rows that it already
+    had.
     """
     progress.step("fold changes")
     nodes = targets.nodes
@@ -137,7 +138,7 @@ def load_rows(
         raise_first(folded.problems)
         progress.step("load rows")
         changed |= {number: broadcast(session, keys) for number, keys in folded.changed.items()}
-        # Of more tasks than a job has, those of changed rows come in the first.
+        # With more tasks than one job can have, the first job includes those of changed rows.
         tasks: Iterator[LoadTask] = chain_of(
             _image_tasks(folded.local, feeds),
             _segment_tasks(sources, folded, feeds, store),
@@ -167,9 +168,9 @@ def base_tasks(
     feeds: Mapping[int, Feed],
     store: StoreLocation,
 ) -> Iterator[BaseLoadTask]:
-    """The tasks of the base objects; `alone` as _groups_alone, `changed` by node number the broadcast keys.
+    """Yield the tasks of the base objects; `alone` as in _groups_alone, `changed` are broadcast keys by node number.
 
-    Those of many nodes alternate: a job has only so many of them, and a node serves only so many at a time.
+    Tasks of different nodes alternate, because the number of tasks per job and of sessions per node is limited.
     """
     unfed = {node.number for node in sources.bases.nodes} - feeds.keys()
     for base in sources.bases.without(unfed).interleaved():
@@ -179,11 +180,11 @@ def base_tasks(
 
 
 def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
-    """By node number the groups that have rows in one base object and nowhere else."""
+    """Return the groups whose rows are all in one base object, by node number."""
     objects: dict[int, Counter[int]] = {}
     for base in sources.bases:
         objects.setdefault(base.source.number, Counter()).update(base.groups)
-    # Of a group without a key, inserted lines are not among the changed keys.
+    # The changed keys don't include inserted lines of groups without a key.
     unsure = sources.multisets if sources.segments else frozenset[int]()
     return {
         number: frozenset(group for group, count in listed.items() if count == 1)
@@ -194,7 +195,7 @@ def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
 
 
 def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator[ImageLoadTask]:
-    """The tasks of the images that the driver has folded, which are in the order of the nodes."""
+    """Yield the tasks of the images that the driver has folded, in the order of the nodes."""
     if images is None:
         return
     node = to_numpy(images["node"])
@@ -204,14 +205,14 @@ def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator
         for start in range(rows.start, rows.stop, IMAGES_PER_TASK):
             part = images.slice(start, min(IMAGES_PER_TASK, rows.stop - start)).select(["node", "group", "row", "key"])
             if (feed := feeds[number].select(pc.unique(part["group"]).to_pylist())).targets:
-                # Pickled, a slice would take its whole table with it.
+                # Serialize as a stream: a pickled slice would include its whole table.
                 yield ImageLoadTask(f"images-{number}-{start - rows.start}", to_stream(part), number, feed)
 
 
 def _segment_tasks(
     sources: Sources, folded: Fold, feeds: Mapping[int, Feed], store: StoreLocation
 ) -> Iterator[SegmentLoadTask]:
-    """The tasks of the images that were left in their segments."""
+    """Yield the tasks of the images that were left in their segments."""
     for segment in sources.segments:
         images = folded.segment_images.get(segment.source.key)
         if (
@@ -223,15 +224,15 @@ def _segment_tasks(
 
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
-    """Run jobs concurrently, and add up the rows that they have placed; after the first error cancel the others."""
+    """Run jobs concurrently and add up the rows that they have placed; after the first error, cancel the others."""
     stopped: KeyboardInterrupt | None = None
     with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
         running = [threads.submit(job) for job in jobs]
         try:
             wait(running, return_when=FIRST_EXCEPTION)
         finally:
-            # They must have released their sessions before the caller undoes anything. Another signal changes nothing:
-            # py4j then closes the connections of all threads, and a thread that waits for a job begins it again.
+            # Wait until the jobs have released their sessions, before the caller undoes anything. Ignore further
+            # signals: py4j then closes the connections of all threads, and a thread that waits for a job restarts it.
             while any(not future.done() for future in running):
                 try:
                     with suppress(Exception):
@@ -242,7 +243,7 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
             if stopped is not None:
                 raise stopped
     if errors := [error for future in running if (error := future.exception())]:
-        # A job that fails may have cancelled the others before it ends.
+        # Prefer an error other than cancellation, as a failing job may have cancelled the others before it ends.
         raise next((error for error in errors if CANCELLED not in str(error)), errors[0])
     return _sum_placed(future.result() for future in running)
 
@@ -276,8 +277,8 @@ def load_long_images(
     spread: Spread,
     reader: LongImageReader,
 ) -> Counter[int]:
-    """Load LONG_IMAGE_ROWS; each task reads where the lines are stored."""
-    # A function's own goes with every task: the object lists of all nodes would.
+    """Load LONG_IMAGE_ROWS; each task reads the lines from their objects."""
+    # Broadcast the reader: in a closure, the object lists of all nodes would be sent with every task.
     sent = broadcast(session, reader)
 
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -308,7 +309,7 @@ def _run(session: SparkSession, loaded: Any) -> Counter[int]:
 
 
 def _sum_placed(reports: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """The sum of the rows placed on each target."""
+    """Sum up the rows placed on each target."""
     placed: Counter[int] = Counter()
     for report in reports:
         placed.update(report)

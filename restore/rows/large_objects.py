@@ -1,7 +1,8 @@
 """Load large objects with their oids, contents, owners, grants and comments, as they were at the full snapshot.
 
-A task loads a copy task's stored objects, in order. One transaction loads a batch of parts and enters it in the ledger:
-the transaction locks every large object whose owner it sets, and the server's lock table is small.
+A task loads a copy task's stored objects, in order. Each transaction loads a batch of parts and records it in the
+ledger. Batches are small because a transaction locks every large object whose owner it sets, and the server's lock
+table is small.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from cutline.wal.segments.damage import read_listed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Nothing that is stored becomes SQL as text.
+# Stored text is never used as SQL.
 PRIVILEGES = {"SELECT": sql.SQL("SELECT"), "UPDATE": sql.SQL("UPDATE")}
 
 
@@ -49,7 +50,7 @@ SELECT role FROM unnest(%s::text[]) AS given (role) WHERE EXISTS (SELECT FROM pg
 
 @dataclass(frozen=True, slots=True)
 class LargeLoadTask:
-    """Stored objects in the order of their writing, and the database and ledger they are loaded into."""
+    """Stored objects in the order in which they were written, and the database and ledger to load them into."""
 
     objects: tuple[StoredObject, ...]
     node: Node
@@ -71,11 +72,10 @@ def load_large_objects(
     progress: Progress,
     roles: RoleChanges = UNCHANGED,
 ) -> None:
-    """Load the large objects of a full snapshot into the targets of their shards; one without a target is loaded.
+    """Load the large objects of a full snapshot into the targets of their shards.
 
-    `roles` are as text.
-
-    Raises the first task's error, or LoadError if a target ends up with a different number of large objects.
+    Objects whose shard has no target were loaded before. The names in `roles` are text. Raises the first task's error,
+    or LoadError if a target ends up with a different number of large objects.
     """
     tasks = [
         LargeLoadTask(objects, target.node, target.ledger, store, roles)
@@ -95,14 +95,14 @@ def load_large_objects(
             if (count := count_large_objects(connection)) != counts.get(shard, 0):
                 raise LoadError(
                     f"node {target.node.id}: {count} large objects after the restore, {counts.get(shard, 0)} expected",
-                    hint="see whether something else writes to the restored database, then repeat the command",
+                    hint="check whether something else writes to the restored database, then repeat the command",
                     details={"node": target.node.id},
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class ActorsTask:
-    """Stored objects whose definitions are read."""
+    """Stored objects whose definitions to read."""
 
     objects: tuple[StoredObject, ...]
     store: StoreLocation
@@ -110,7 +110,7 @@ class ActorsTask:
 
 @dataclass(frozen=True, slots=True)
 class ActorsReport:
-    """The roles that own large objects of a shard or granted privileges on them, each with the oid of an object."""
+    """The owners of a shard's large objects and the grantors of privileges, each with the oid of one object."""
 
     shard: str
     oids: Mapping[str, int]
@@ -120,7 +120,7 @@ class ActorsReport:
 def find_actors(
     session: SparkSession, full: FullSnapshot, shards: Container[str], store: StoreLocation, progress: Progress
 ) -> dict[str, dict[str, list[str]]]:
-    """The owners and grantors of the large objects of `shards`, by shard, each with objects that it acts on."""
+    """Find the owners and grantors of the large objects of `shards`, by shard, each with examples of their objects."""
     stored = tuple(large_object for large_object in list_large_objects(full) if large_object.node in shards)
     tasks = [ActorsTask(objects, store) for objects in group_by_copy_task(stored)]
     progress.step("check owners of large objects", total=len(tasks), unit="tasks")
@@ -140,7 +140,7 @@ def find_actors(
 
 
 def read_actors(task: ActorsTask) -> ActorsReport:
-    """Read the owners and grantors from the task's objects."""
+    """Read the owners and grantors in the task's objects."""
     shard, oids = task.objects[0].node, dict[str, int]()
     try:
         store = task.store.open()
@@ -155,7 +155,7 @@ def read_actors(task: ActorsTask) -> ActorsReport:
 
 
 def load_large(task: LargeLoadTask) -> LoadReport:
-    """Load the task's objects."""
+    """Load the task's objects; report an error instead of raising it."""
     order = PartOrder()
     try:
         store = task.store.open()
@@ -173,7 +173,7 @@ def load_large(task: LargeLoadTask) -> LoadReport:
 
 
 def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: str, parts: list[StoredPart]) -> None:
-    """Load a batch unless it is in the ledger, by its `name`."""
+    """Load a batch, unless its `name` is in the ledger."""
     entry = f"INSERT INTO {task.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
     defined = [(part, part.definition) for part in parts if part.definition]
     with connection.transaction(), connection.cursor() as cursor:
@@ -192,7 +192,7 @@ def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: 
 def _with_known(
     cursor: psycopg.Cursor[Any], roles: RoleChanges, definitions: Iterable[LargeObjectDefinition]
 ) -> RoleChanges:
-    """The changes with those grantees that the server has, if others are left out."""
+    """Add the grantees that exist on the server to the changes, if grants to others are left out."""
     if not roles.no_owner:
         return roles
     grantees = {roles.of(grant.grantee) for definition in definitions for grant in definition.grants or ()}
@@ -203,7 +203,7 @@ def _with_known(
 def definition_statements(
     oid: int, definition: LargeObjectDefinition, user: str, roles: RoleChanges = UNCHANGED
 ) -> list[sql.Composed]:
-    """The statements that restore comment, owner and grants of a large object created by `user`."""
+    """Return the statements that restore comment, owner and grants of a large object created by `user`."""
     which = sql.SQL("LARGE OBJECT {}").format(sql.Literal(oid))
     owner = user if roles.no_owner else roles.of(definition.owner)
     statements: list[sql.Composed] = []
@@ -220,7 +220,7 @@ def definition_statements(
 
 
 def _change_grant(grant: Grant, previous: str, owner: str, roles: RoleChanges) -> Grant | None:
-    """The grant with other roles; None if it is none any more. `previous` was the owner."""
+    """Replace the roles of a grant; return None if it becomes meaningless. `previous` was the owner."""
     if roles.no_owner and (grant.grantee == previous or (grant.grantee and roles.lacks(grant.grantee))):
         return None
     grantee = roles.of(grant.grantee) if grant.grantee else ""
@@ -236,6 +236,6 @@ def _grant_statement(which: sql.Composed, owner: str, grant: Grant) -> sql.Compo
     statement = sql.SQL("GRANT {} ON {} TO {}{}").format(PRIVILEGES[grant.privilege], which, to, option)
     if grant.grantor == owner:
         return statement
-    # pg_dump changes the session's authorization, which takes a superuser; a member of the role can do this.
+    # Use SET ROLE, which needs only membership; pg_dump's SET SESSION AUTHORIZATION needs a superuser.
     authorization = sql.SQL("SET ROLE {}; {}; RESET ROLE")
     return authorization.format(sql.Identifier(grant.grantor), statement)

@@ -1,7 +1,7 @@
-"""Load rows: the work of a load task in an executor, and the databases that rows go to.
+"""Load rows: the work of a load task in an executor, and the databases that receive the rows.
 
-A task loads its rows and enters them in the ledger of each database in one transaction. So Spark may repeat a task any
-number of times: a task that is in a database's ledger loads nothing there.
+A task loads its rows and records itself in the ledger of each database in one transaction. A task that is in a
+database's ledger loads nothing there, so Spark may repeat a task any number of times.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, err
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
-# Of each table its owner, and whether its constraints or generated columns call functions that have no search_path of
-# their own. Those of a domain may be called for any table.
+# Each table's owner, and whether its constraints or generated columns call functions that set no search_path. Functions
+# of a domain may be called for any table.
 OWNERS_QUERY = """
 WITH functions AS (
     SELECT p.oid FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
@@ -73,12 +73,11 @@ SELECT quote_ident(nspname) FROM pg_namespace
 class LoadTarget:
     """A database with its tables, and the groups that are loaded there, by number.
 
-    `ledger` is the table of the load's ledger (restore/rows/load.py).
-    `roots` are the partitioned tables through which rows are loaded (restore/rows/jobs.py), by group number.
-    `search_paths` are set while the rows of a group, by its number, are loaded: the table's functions may depend on it.
-    `wider_paths` are set instead if a function of the table does not find a name; tables without functions have none.
-    `is_in_use`: others use the tables, too, and may have written rows; so no table is emptied.
-    `task_sessions` are the most that tasks may have on its node at a time.
+    `ledger` is the table of the load's ledger. `roots` are the partitioned tables through which rows are loaded
+    (restore/rows/jobs.py), by group number. `search_paths` are set while the rows of a group, by its number, are
+    loaded, as the table's functions may depend on them. `wider_paths` are set instead if a function of the table does
+    not find a name; tables without functions have none. `is_in_use`: others also use the tables and may have written
+    rows, so no table is emptied. `task_sessions` is the maximum number of concurrent sessions of tasks on its node.
     """
 
     node: Node
@@ -91,16 +90,16 @@ class LoadTarget:
     task_sessions: int = 1
 
     def select(self, numbers: Iterable[int]) -> LoadTarget:
-        """The same database with only the groups of these `numbers`."""
+        """Return the same database with only the groups of these `numbers`."""
         return replace(self, groups={number: self.groups[number] for number in numbers if number in self.groups})
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The destinations of a source's rows: to the databases in `targets`, by the targets' numbers.
+    """The destinations of a source's rows: the databases in `targets`, by the targets' numbers.
 
-    The databases' groups are by the source's group numbers; their own numbers are those of the ledger. Without `routes`
-    all rows go to the only target. With them, targets that are loaded already are missing, and their rows are left out.
+    The databases' groups are by the source's group numbers; the ledger uses the groups' own numbers. Without `routes`,
+    all rows go to the only target. With them, targets that are already loaded are missing and their rows are left out.
     """
 
     targets: Mapping[int, LoadTarget]
@@ -112,7 +111,7 @@ class Feed:
         return {target.node.id for target in self.targets.values()}
 
     def select(self, numbers: Collection[int]) -> Feed:
-        """The same with only the groups of these `numbers`; targets that have none of them are left out."""
+        """Return this feed with only the groups of these `numbers`; targets that have none of them are left out."""
         chosen = {number: target.select(numbers) for number, target in self.targets.items()}
         routes = self.routes.select(numbers) if self.routes else None
         return Feed({number: target for number, target in chosen.items() if target.groups}, routes)
@@ -120,12 +119,12 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class LoadTargets:
-    """Where the rows of the `shards`, all sources of the restore, go: the feed of each that is to be loaded, by shard.
+    """The destinations of the rows of the `shards`, all sources of the restore: the feeds to load, by shard.
 
-    `chosen` are by node the numbers of the groups whose rows are taken from its copy; standbys in it lend rows to their
-    shards. Of a shard that is not in it, all rows are taken from the primary's copy. `parts` is into how many parts the
-    changed rows of each source are divided, or those of all sources together if they are routed (restore/rows/jobs.py).
-    With the same of all three, Spark tasks of the same name load the same rows.
+    `chosen` maps nodes to the numbers of the groups whose rows are taken from their copies; standbys in it lend rows to
+    their shards. For a shard without an entry, all rows are taken from the primary's copy. `parts` is the number of
+    parts into which the changed rows of each source are divided, or of all sources together if they are routed
+    (restore/rows/jobs.py). If all three are the same, Spark tasks with the same name load the same rows.
     """
 
     shards: tuple[str, ...]
@@ -135,7 +134,7 @@ class LoadTargets:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes whose copies are read: those of the shards, then the standbys."""
+        """The nodes whose copies are read: the shards, then the standbys."""
         return (*self.shards, *sorted(self.chosen.keys() - set(self.shards)))
 
     @property
@@ -145,13 +144,13 @@ class LoadTargets:
 
     @property
     def task_sessions(self) -> dict[str, int]:
-        """By the target's node the most sessions that tasks may have there at a time."""
+        """The maximum number of concurrent sessions of tasks, by the target's node."""
         return {
             target.node.id: target.task_sessions for feed in self.feeds.values() for target in feed.targets.values()
         }
 
     def feed_of(self, node: str, shard: str) -> Feed | None:
-        """The destinations of rows from the node's copy of the shard; None if there are none."""
+        """Return the destinations of rows from the node's copy of the shard, or None."""
         feed, groups = self.feeds.get(shard), self.chosen.get(node)
         chosen = feed if feed is None or groups is None else feed.select(groups)
         return chosen if chosen and chosen.targets else None
@@ -165,10 +164,10 @@ class LoadPaths(NamedTuple):
 
 
 def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group], path: str | None) -> LoadPaths:
-    """The search_path of a session of each table's owner, where `path` is set for the database, and a wider one.
+    """Return each table's search_path, that of its owner's sessions with the database's `path`, and a wider path.
 
-    Sessions of the source may have had any. A wider one has the schemas of the table and of all functions after it, so
-    that names which are found without it keep their meaning.
+    Sessions of the source may have had any path. The wider path appends the schemas of the table and of all functions,
+    so that names which are found without them keep their meaning.
     """
     tables = {(schema, table): facts for schema, table, *facts in connection.execute(OWNERS_QUERY)}
     schemas = [schema for (schema,) in connection.execute(FUNCTION_SCHEMAS_QUERY)]
@@ -184,25 +183,25 @@ def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group]
 
 
 TOKEN_BYTES = 16
-# A query locks every table that it counts.
+# Limit for the tables in a query, which locks every table that it counts.
 COUNTED_AT_ONCE = 100
 
-# In hints of tasks; the driver says what helps (restore/run/loading.py).
-READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are there"
+# A hint of tasks, to which the driver adds the remedy (restore/run/loading.py).
+READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are loaded"
 
 
 class LoadError(RefusedError):
-    """A target node refused rows, or holds another number of rows than were loaded."""
+    """A target node refused rows, or contains a different number of rows than were loaded."""
 
 
 class TablesInUseError(RefusedError):
-    """Sessions of others use tables that a restore fills or empties so that it can't go on; it may be resumed."""
+    """Others' sessions block a restore that fills or empties tables, so that it can't continue; it can be resumed."""
 
 
 def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None) -> str:
-    """Create the ledger in the database, in the new schema of this name; return the table's qualified name.
+    """Create the ledger in the database, in a new schema; return the table's qualified name.
 
-    The snapshot may have a schema of any name, so without a name one is drawn.
+    Without a given name the schema gets a random name, as the snapshot may have schemas of any name.
     """
     schema = schema or f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
     connection.execute(f"CREATE SCHEMA {schema}")
@@ -213,15 +212,15 @@ def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None
 
 
 def has_ledger(connection: psycopg.Connection[Any], ledger: str) -> bool:
-    """Whether the database has this ledger: dropping it is the last step (restore/ddl/ddl.py)."""
+    """Whether the database has this ledger, which the last step drops (restore/ddl/ddl.py)."""
     row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (ledger,)).fetchone()
     return row == (True,)
 
 
 def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int:
-    """Count the rows of all tables and return their sum; raise LoadError if the ledger has another number.
+    """Count the rows of all tables and return their sum; raise LoadError if the ledger has a different number.
 
-    Groups that are loaded through a root are counted together, in the root: their rows may be in any of its partitions.
+    Groups loaded through a root are counted together in the root, as their rows may be in any of its partitions.
     """
     query = f"SELECT groupno, sum(rows)::bigint FROM {target.ledger} GROUP BY groupno"
     loaded = dict(connection.execute(query.encode()).fetchall())
@@ -243,7 +242,7 @@ def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int
                 name = names[some[number]]
                 raise LoadError(
                     f"node {target.node.id}: table {name} has {count} rows, but {expected[some[number]]} were loaded",
-                    hint="see whether something else writes to the restored database, then repeat the command",
+                    hint="check whether something else writes to the restored database, then repeat the command",
                     details={"node": target.node.id, "group": name},
                 )
     return sum(expected.values())
@@ -252,17 +251,17 @@ def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int
 WRITE_BYTES = 1 << 20
 CONTEXT_SHOWN_MAX = 200
 SAY_SECONDS = 0.5
-# Rows of a batch: fewer than this fit into few pages.
+# Minimum number of rows in a batch to freeze: fewer rows fit into few pages.
 FROZEN_FROM = 10_000
-# Operator intervention: the shutdown of the server, or of all sessions after one has crashed.
+# SQLSTATE class 57P, operator intervention: the server shuts down, or ends all sessions after a crash.
 SHUTDOWN = "57P"
 LOADED = "cutline"
 SEE_LOG = "see the server's log, then repeat the command"
 
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
-    """The error for a node that refused rows, with the server's reason; unreachable if they were not the reason."""
-    # A server that shuts down says so; a vanished server says nothing.
+    """Return the error for a node that refused rows; if the rows were not the cause, it is unreachable or disrupted."""
+    # A server that shuts down reports it, but a lost server reports nothing.
     if isinstance(error, psycopg.OperationalError) and (error.diag.sqlstate or SHUTDOWN).startswith(SHUTDOWN):
         return unreachable_error(node, error)
     where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
@@ -278,7 +277,7 @@ def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
 class Loader:
     """Sends a task's rows to one database in the caller's transaction, group by group.
 
-    If the task is in the ledger already, `add` does nothing. `alone` are the groups that no other task has rows of.
+    If the task is already in the ledger, `add` does nothing. `alone` are the groups without rows in other tasks.
     """
 
     def __init__(
@@ -291,7 +290,7 @@ class Loader:
         self._said, self._path = 0.0, ""
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
-        # This waits for another attempt of the same task that is still running.
+        # The INSERT waits for a concurrent attempt of the same task.
         self._is_loaded = connection.execute(entry.encode(), (task,)).rowcount == 0
 
     def add(self, batch: pa.RecordBatch, groups: Mapping[int, Group]) -> None:
@@ -307,7 +306,7 @@ class Loader:
         column = column_of(lines)
         data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
         table = self._target.roots.get(group.number) or qualify(group)
-        # A table may have no columns, or only generated columns: then there is no column list.
+        # Omit the column list for a table without columns, or with only generated columns.
         columns = f" ({column_list(group)})" if group.columns else ""
         frozen = ", FREEZE" if self._is_frozen(group, table, len(lines)) else ""
         stored = self._copy_in(group.number, f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})", data)
@@ -321,7 +320,7 @@ class Loader:
         self._say()
 
     def _copy_in(self, number: int, statement: str, data: memoryview) -> int:
-        """Run a COPY of a group; if one of its functions does not find a name, once more with the wider search_path."""
+        """Run a COPY of a group; if one of its functions does not find a name, repeat it with the wider search_path."""
         wider = self._target.wider_paths.get(number)
         self._set_path(wider if wider and number in self._widened else self._target.search_paths.get(number, ""))
         if wider is None or number in self._widened:
@@ -337,16 +336,16 @@ class Loader:
 
     def _set_path(self, path: str) -> None:
         if path and path != self._path:
-            # The session has the path of the group before: of functions that others made none may be a better match.
+            # Qualify the functions: under the previous group's path, others' functions might match better.
             query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), true)"
             self._connection.execute(query, (path.encode(),))
             self._path = path
 
     def _is_frozen(self, group: Group, table: str, rows: int) -> bool:
-        """Whether the group's rows are stored frozen, as VACUUM would leave them; the table is emptied for it.
+        """Whether the group's rows are stored frozen, as after VACUUM; truncates the table first.
 
-        That is so where no other task has rows of it. PostgreSQL demands that the table was emptied in this
-        transaction, which takes longer than few rows are worth.
+        Only groups without rows in other tasks qualify. PostgreSQL requires that the table was truncated in the same
+        transaction, which is not worth the time for few rows.
         """
         is_first = group.number not in self._rows
         # A COPY in a savepoint can't freeze.
@@ -357,7 +356,7 @@ class Loader:
         return group.number in self._frozen
 
     def _say(self) -> None:
-        """Let progress see the rows that were sent, before they are committed (restore/estimates/pace.py)."""
+        """Publish the number of sent rows for progress, before the commit (restore/estimates/pace.py)."""
         now = time.monotonic()
         if now - self._said >= SAY_SECONDS:
             self._said = now
@@ -365,11 +364,11 @@ class Loader:
             self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
 
     def finish(self) -> None:
-        """Enter the numbers of rows sent into the ledger."""
+        """Record the numbers of sent rows in the ledger."""
         if self._said:
-            # Rows that the ledger has must not be counted twice.
+            # Progress must not count rows twice that are in the ledger.
             self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (LOADED,))
-        # With several arguments it is pg_catalog's, under any search_path; with a schema it takes only one argument.
+        # unnest of several arrays is always pg_catalog's, under any search_path; qualified, it takes only one argument.
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
 
@@ -377,9 +376,8 @@ class Loader:
 def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview) -> int:
     """Run a COPY FROM STDIN with this data; return the number of rows. Raises psycopg.Error.
 
-    A function of the table's owner may say something about every row. psycopg itself reads nothing while it writes, so
-    both sides would wait for each other; libpq reads while it waits (PostgreSQL manual, "Asynchronous Command
-    Processing").
+    A function of the table's owner may raise a notice for every row. psycopg does not read while it writes, so both
+    sides would wait for each other. libpq reads while it waits (PostgreSQL manual, "Asynchronous Command Processing").
     """
     libpq = connection.pgconn
     libpq.nonblocking = 0
@@ -402,10 +400,10 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
 
 @contextmanager
 def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset()) -> Iterator[Loaders]:
-    """Load the rows of one task; each database commits when the block ends well, else none does.
+    """Load the rows of one task; if the block succeeds all databases commit, otherwise none does.
 
-    A process that ends between two commits leaves a task that some databases have in their ledgers: when it is
-    repeated, the others load their rows. `feeds` are by source; `alone` are the groups that no other task has rows of.
+    If the process ends between two commits, only some databases have the task in their ledgers. When the task is
+    repeated, the others load their rows. `feeds` are by source; `alone` are the groups without rows in other tasks.
     Raises SnapshotError.
     """
     with ExitStack() as stack:
@@ -417,7 +415,7 @@ def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset())
 class Loaders:
     """The loaders of one task, by the targets' numbers.
 
-    Where there are routes, `placed` counts the rows by the targets that they go to, also those that these have already.
+    With routes, `placed` counts the rows by target, including rows that a target already has.
     """
 
     def __init__(self, stack: ExitStack, feeds: Mapping[int, Feed], task: str, alone: Set[int]) -> None:
@@ -446,7 +444,7 @@ class Loaders:
                 self._send(number, batch if chosen.all() else batch.filter(pa.array(chosen)), target)
 
     def finish(self) -> None:
-        """Enter the numbers of rows sent into the ledgers."""
+        """Record the numbers of sent rows in the ledgers."""
         for number, loader in self._loaders.items():
             with _naming(self._nodes[number]):
                 loader.finish()
@@ -464,14 +462,14 @@ class Loaders:
         self.placed.update({number: int(rows) + everywhere for number, rows in enumerate(counts)})
 
     def _open(self, feed: Feed) -> None:
-        """Open the loaders of all the feed's targets, always in one order: two attempts of a task never block both."""
+        """Open the loaders of all the feed's targets, in a fixed order so that attempts of a task never deadlock."""
         for number in sorted(feed.targets.keys() - self._loaders.keys()):
             target = feed.targets[number]
-            # Also for the commit, at the end.
+            # Cover the commit at the end too.
             self._stack.enter_context(_naming(target.node))
             connection = self._stack.enter_context(connect(target.node))
             self._stack.enter_context(connection.transaction())
-            # Rows of several sources may go to one table, and so may those of others.
+            # Rows of several sources, or of other users, may go to one table.
             alone = frozenset[int]() if feed.routes or target.is_in_use else self._alone
             self._loaders[number] = Loader(connection, target, self._task, alone)
             self._nodes[number] = target.node
@@ -479,7 +477,7 @@ class Loaders:
 
 @contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Raise an error of the database as an error that names the node."""
+    """Convert errors of the database into errors that name the node."""
     try:
         yield
     except psycopg.Error as error:
@@ -488,9 +486,9 @@ def _naming(node: Node) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class BaseLoadTask:
-    """A base object to load; `changed` broadcasts the node's changed keys by group: their base rows don't hold.
+    """A base object to load; `changed` broadcasts the node's changed keys by group, whose base rows are obsolete.
 
-    `alone` are the groups of which nothing but this object has rows.
+    `alone` are the groups that have rows only in this object.
     """
 
     base: BaseSource
@@ -521,7 +519,7 @@ class ImageLoadTask:
 
     @property
     def size(self) -> int:
-        """The bytes of its images."""
+        """The size of its images in bytes."""
         return len(self.stream)
 
     @property
@@ -532,7 +530,7 @@ class ImageLoadTask:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLoadTask:
-    """A segment to load: of its changes that belong to the state those whose flag in `chosen` is set."""
+    """A segment to load: those of its effective changes whose flag in `chosen` is set."""
 
     segment: SegmentSource
     feed: Feed
@@ -555,14 +553,14 @@ LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask | SegmentLoadTask
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """How many rows a task has placed on each target, by its number, or the error that ended it."""
+    """The number of rows that a task has placed on each target, by its number, or the error that ended it."""
 
     placed: Mapping[int, int] = field(default_factory=dict)
     problem: ErrorReport | None = None
 
 
 def load_task(task: LoadTask) -> LoadReport:
-    """Load the rows of a task."""
+    """Load the rows of a task; report an error instead of raising it."""
     try:
         match task:
             case BaseLoadTask():
@@ -593,7 +591,7 @@ def _load_segment(task: SegmentLoadTask) -> LoadReport:
             effective = filter_effective(table, task.segment).select(["group", "row", "key"])
             flags = unpack_flags(task.chosen, seen, len(effective))
             seen += len(effective)
-            # A row may have 1 GB: it is not copied, and not held while the next one is read.
+            # A row may be 1 GB, so don't copy it, and release it before reading the next.
             chosen = effective if flags.all() else effective.filter(to_mask(flags))
             del table, effective
             for batch in chosen.to_batches():
@@ -604,7 +602,7 @@ def _load_segment(task: SegmentLoadTask) -> LoadReport:
 def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> Iterator[pa.RecordBatch]:
     """Load one Spark partition of folded rows (node, group, row, key); yield its report as one LOADED_ROWS row.
 
-    `task` is its name in the ledgers, and `feeds` are by node.
+    `task` is the task's name in the ledgers, and `feeds` are by node.
     """
     try:
         report = _load_images(batches, feeds, task)
@@ -640,7 +638,7 @@ def _check_whole(batch: pa.RecordBatch, feeds: Mapping[int, Feed]) -> None:
 
 
 def report_batch(report: LoadReport) -> pa.RecordBatch:
-    """The report as one LOADED_ROWS row: the rows placed on each target, and the error, as JSON."""
+    """Return the report as one LOADED_ROWS row: the rows placed on each target, and the error, as JSON."""
     problem = json.dumps(report.problem) if report.problem else None
     columns = [pa.array([json.dumps(report.placed)], pa.string()), pa.array([problem], pa.string())]
     return pa.record_batch(columns, names=["placed", "problem"])

@@ -1,6 +1,6 @@
-"""Verify the foreign keys of filled tables: nothing checks them while the rows are loaded.
+"""Verify the foreign keys of filled tables, which are not checked while rows are loaded.
 
-A key that the server itself does not vouch for (NOT VALID, NOT ENFORCED) is left out.
+Keys that the server does not guarantee either (NOT VALID, NOT ENFORCED) are left out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cutline.restore.rows.load import LoadTarget
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.storage.errors import RefusedError
 
-# The keys of the tables and of their partitioned tables, and into them; one of a partitioned table is looked at as a
-# whole. A referenced value has to be equal by the operator of the constraint (pg_constraint, conpfeqop).
+# The foreign keys of the tables and of their partitioned tables, and the keys that reference them. A partitioned
+# table's key is verified as a whole. A referenced value must be equal by the constraint's operator (conpfeqop).
 KEYS = f"""
 WITH RECURSIVE {OWN},
 keys AS (
@@ -44,13 +44,13 @@ connected AS (
     UNION SELECT i.inhrelid FROM connected JOIN pg_inherits i ON i.inhparent = connected.relid)
 SELECT relid::bigint FROM connected
 """
-# Roles whose code may run as ours: superusers, our own, and those that own filled tables.
+# Roles whose code may run as our role: superusers, our own role, and owners of filled tables.
 TRUSTED = """
 trusted AS (
     SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
     UNION SELECT c.relowner FROM own JOIN pg_class c ON c.oid = own.relid)
 """
-# The other tables that these can't be truncated without; `is_below`: it is a partition of another one of them.
+# The other tables that must be truncated together with these; `is_below`: the table is a partition of one of them.
 REFERRING_QUERY = f"""
 WITH RECURSIVE {OWN}, {TRUSTED},
 referring AS (
@@ -70,10 +70,10 @@ SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', whic
   FROM keys k JOIN pg_class c ON c.oid IN (k.conrelid, k.confrelid) JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
-# What loading a row and verifying its keys runs: the tables' types, what defaults, constraints, indexes and partition
-# keys use, and what these consist of or use themselves. Of the calls in a function's text the server does not know. A
-# cast within an expression is recorded as its function; the values of keys are cast to the types of their operators and
-# to text. Anybody may make another cast to a built-in type, which nothing here runs.
+# The code that runs when a row is loaded and its keys are verified: the tables' types, the code in defaults,
+# constraints, indexes and partition keys, and everything that these depend on. Calls in a function's body are unknown
+# to the server. Casts within expressions are recorded as functions. Key values are cast to the types of their operators
+# and to text. Anybody may create other casts to built-in types, but nothing here runs those.
 CODE_QUERY = f"""
 WITH RECURSIVE {OWN}, {TRUSTED},
 key_types (oid) AS (
@@ -118,7 +118,7 @@ UNION SELECT 'function ' || p.oid::regprocedure || ' of ' || pg_get_userbyid(p.p
   FROM code JOIN pg_proc p ON code.classid = 'pg_proc'::regclass AND p.oid = code.objid
  WHERE p.proowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
-# The tables that keys of these tables refer to and that get no rows themselves, if their owners are trusted.
+# The tables that these tables reference and that get no rows themselves, if their owners are trusted.
 REFERENCED_QUERY = f"""{KEYS}, {TRUSTED}
 SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname),
        format('%%I.%%I', n.nspname, c.relname), CASE WHEN c.relkind = 'r' THEN 'ONLY ' ELSE '' END
@@ -130,9 +130,9 @@ SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname)
    AND has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AND NOT row_security_active(c.oid)
  ORDER BY 1
 """
-# For each foreign key, a query that returns the values of one row whose referenced row is missing. As in
-# ri_triggers.c both values are cast to the types of the constraint's operator: anybody may create another operator of
-# that name for the columns' own types.
+# For each foreign key, a query that returns the values of one row whose referenced row is missing. As in ri_triggers.c,
+# both values are cast to the types of the constraint's operator, because anybody may create an operator with the same
+# name for the columns' own types.
 ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
        k.confrelid IN (SELECT relid FROM own),
@@ -170,19 +170,19 @@ SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relna
 
 
 LOCK_SECONDS_MAX = 60
-UNTRUSTED = "its tables belong to different roles, and code of a role that owns no restored table would run as ours"
+UNTRUSTED = "its tables belong to different roles, so code of a role that owns no restored table would run as our role"
 
 
 class ForeignKeyViolatedError(RefusedError):
-    """The rows of a restore violate a foreign key of the tables that they were loaded into."""
+    """The loaded rows violate a foreign key of their tables."""
 
 
 class KeyUntrustedError(RefusedError):
-    """A foreign key can't be verified: that would run code of a role which owns none of the filled tables, as ours."""
+    """Verifying a foreign key would run, as our role, code of a role that owns none of the filled tables."""
 
 
 class Orphan(NamedTuple):
-    """A row that refers to none: the foreign key, both tables, the key's columns, and their values."""
+    """A row without its referenced row: the foreign key, both tables, the key's columns, and their values."""
 
     name: str
     table: str
@@ -192,7 +192,7 @@ class Orphan(NamedTuple):
 
 
 class ReferringTables(NamedTuple):
-    """Tables that refer to others, as TRUNCATE names them, and which of them have rows or may have some."""
+    """Tables that reference others, in the form for TRUNCATE, and those of them that may have rows."""
 
     to_truncate: list[str]
     filled: list[str]
@@ -201,7 +201,7 @@ class ReferringTables(NamedTuple):
 class _Key(NamedTuple):
     """A foreign key: its name, both tables, its columns, and the query for a violation.
 
-    `is_into`: whether it refers to one of the filled tables. `is_trusted`: whether the owners of both tables are.
+    `is_into`: whether it references a filled table. `is_trusted`: whether both tables' owners are trusted.
     """
 
     name: str
@@ -214,27 +214,27 @@ class _Key(NamedTuple):
 
 
 def find_unreadable(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """The tables at either end of the filled tables' foreign keys that our role may not read, quoted."""
+    """Find the tables at either end of the filled tables' foreign keys that our role may not read, quoted."""
     return [name for (name,) in connection.execute(OTHERS_QUERY, (oids,))]
 
 
 def find_untrusted(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """The foreign keys, and the roles, not those of filled tables, that own tables at their other ends."""
+    """Find foreign keys to or from tables of roles that own no filled table; name the keys with these roles."""
     return [name for (name,) in connection.execute(UNTRUSTED_QUERY, (oids,))]
 
 
 def find_code_of_others(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """The types and functions that loading rows would run, of roles that own no filled table, with these roles."""
+    """Find the types and functions, of roles that own no filled table, that the load would run; name the roles."""
     return [name for (name,) in connection.execute(CODE_QUERY, (oids,))]
 
 
 def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """The foreign keys of these tables to others that have no rows: any row that has such a key violates it.
+    """Find the foreign keys of these tables to other tables without rows: any row with such a key violates it.
 
-    Of tables of roles that own none of these nothing is read, and nothing is said.
+    Tables of roles that own none of these tables are not read, and not reported.
     """
     with connection.transaction():
-        # Another table may get the name meanwhile, and its owner may be anybody.
+        # A different table, of any owner, may get the name at any time.
         refuse_views(connection)
         path, rows = read_search_path(connection), connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
         with having_path(connection, path):
@@ -242,23 +242,23 @@ def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) 
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """The foreign keys that compare periods, of the filled tables or into them; these can't be verified."""
+    """Find the foreign keys from or to the filled tables that compare periods, which can't be verified."""
     return [name for (name,) in connection.execute(TEMPORAL_QUERY, (oids,))]
 
 
 def verify_references(target: LoadTarget, watch: Watch) -> None:
-    """Raise ForeignKeyViolatedError if a row of the filled tables refers to none, or a row refers to none in them."""
+    """Raise ForeignKeyViolatedError if a row of, or a reference to, the filled tables lacks its referenced row."""
     node = target.node
     with raising_unreachable(node), connect(node) as connection, ending(watch, connection):
         oids = oids_of(connection, target.groups.values())
-        # Tables that are not filled may be locked by anybody.
+        # Limit lock waits, as anybody may lock the tables that are not filled.
         connection.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
         if orphan := find_orphan(node.id, connection, oids):
             raise ForeignKeyViolatedError(
                 f"node {node.id}: foreign key {orphan.name} of table {orphan.table} is violated: the row with"
-                f" ({orphan.columns}) = ({orphan.values}) refers to none of {orphan.referenced}",
-                hint="restore the tables that it refers to with it, at the same increment; put their rows there"
-                " first; or drop the constraint",
+                f" ({orphan.columns}) = ({orphan.values}) references no row of {orphan.referenced}",
+                hint="restore the referenced tables together with it, at the same increment; or load their rows first;"
+                " or drop the constraint",
                 details={"node": node.id, "constraint": orphan.name, "table": orphan.table, "key": orphan.values},
             )
 
@@ -266,9 +266,9 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
 def find_orphan(
     node: str, connection: psycopg.Connection[Any], oids: list[int], *, only_into: bool = False
 ) -> Orphan | None:
-    """A row that refers to none in these tables, or, unless `only_into`, a row of these that refers to none.
+    """Find a row that references a missing row of these tables or, unless `only_into`, a row of theirs that does so.
 
-    Raises KeyUntrustedError, before any table is read: types and operators of a key are its tables' owners'.
+    Raises KeyUntrustedError before reading any table, as a key's types and operators may belong to the tables' owners.
     """
     found = [_Key(*row) for row in connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()]
     keys = [key for key in found if key.is_into or not only_into]
@@ -288,25 +288,25 @@ def find_orphan(
 
 
 def find_connected(connection: psycopg.Connection[Any], oids: list[int]) -> list[int]:
-    """These tables, those at the other end of their foreign keys, and the partitions of all, by oid."""
+    """Return the oids of these tables, of the tables connected to them by foreign keys, and of all their partitions."""
     return [oid for (oid,) in connection.execute(CONNECTED_QUERY, (oids,))]
 
 
 def find_referring(connection: psycopg.Connection[Any], oids: list[int]) -> ReferringTables:
-    """The other tables whose foreign keys refer to these, or to tables that refer to these.
+    """Find the other tables whose foreign keys reference these, directly or through other tables.
 
-    Those that belong to roles which own none of these, or that our role may not read, are taken for filled.
+    Tables that belong to roles which own none of these, or that our role may not read, are assumed to have rows.
     """
     tables = ReferringTables([], [])
     with connection.transaction():
-        # Another table may get the name meanwhile, and its owner may be anybody.
+        # A different table, of any owner, may get the name at any time.
         refuse_views(connection)
         path, rows = read_search_path(connection), connection.execute(REFERRING_QUERY, (oids, oids, oids)).fetchall()
         with having_path(connection, path):
             for name, is_partitioned, is_below, may_read in rows:
                 if not is_below:
                     tables.to_truncate.append(name if is_partitioned else f"ONLY {name}")
-                # The rows of a partitioned table are its partitions'.
+                # Skip partitioned tables, whose rows are in their partitions.
                 if not is_partitioned and not (may_read and _is_empty(connection, f"ONLY {name}")):
                     tables.filled.append(name)
     return tables

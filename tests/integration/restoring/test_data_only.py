@@ -74,7 +74,7 @@ def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None
         with pytest.raises(ForeignKeyViolatedError) as raised:
             load(place)
         assert "foreign key item_n_fkey of table public.item is violated" in raised.value.message
-        assert "(n) = (1) refers to none of public.kind" in raised.value.message
+        assert "(n) = (1) references no row of public.kind" in raised.value.message
         execute(last.dsn, "INSERT INTO kind VALUES (1)")
         assert_empty(place)
 

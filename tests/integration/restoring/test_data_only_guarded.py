@@ -143,7 +143,7 @@ def test_who_keeps_rows_from_being_loaded_is_named(place: Place, filled: Node, m
         other.execute("INSERT INTO account SELECT id, 1 FROM generate_series(10001, 20000) AS id")
 
     error = in_use_by(place, filled.dsn, insert, RestoreCrashPoint.LOADING, SHARDS)
-    assert f"sessions {others[0]} have kept rows from being loaded" in error.message
+    assert f"sessions {others[0]} have blocked the load" in error.message
     assert error.message.startswith("node s2: ")
     assert f"snapshot restore-resume {NAME}" in error.hint
     resume(place)
@@ -258,7 +258,7 @@ def test_what_came_with_a_copy_of_another_database_is_not_acted_on(place: Place,
         for node in place.target.primaries:
             execute(node.dsn, f"UPDATE cutline_restoring_{suffix}.record SET place = '7/7'")
         assert find_fillings(connection) == (
-            {}, [f"schema cutline_restoring_{suffix}, which came with a copy of another database"],
+            {}, [f"schema cutline_restoring_{suffix}, from a copy of another database"],
         )  # fmt: skip
         report = abandon_restore(place.fleet, place.target, NAME, print, Silent())
         # That the restore has left nothing here is recorded.

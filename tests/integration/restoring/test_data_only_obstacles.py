@@ -69,12 +69,12 @@ def test_tables_that_do_not_fit_are_named_at_once_on_all_nodes(place: Place) -> 
         assert [one["message"] for one in found if one["node"] == "s2"] == []
         said = [one["message"].removeprefix("node s1: ") for one in found if one["node"] == "s1"]
         assert said == [
-            "database shop has no ordinary tables of these names: public.log is a view",
+            "database shop has no ordinary tables with these names: public.log is a view",
             "database shop lacks tables that the snapshot has: public.transfer",
-            "tables of database shop have other columns than the snapshot:"
+            "columns of tables in database shop differ from the snapshot's:"
             " public.account.id is integer instead of bigint, public.item.body is missing or generated",
-            "tables of database shop have columns that no row has a value for: public.account.needed",
-            "triggers or rules of database shop would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
+            "tables of database shop have NOT NULL columns for which the snapshot has no values: public.account.needed",
+            "triggers or rules of database shop would fire for the rows, because they are ENABLE ALWAYS or REPLICA:"
             " trigger acts of public.account",
             "deferrable constraints of database shop are not enforced while rows are loaded:"
             " account_balance_key of public.account",
@@ -144,7 +144,7 @@ def test_a_database_of_another_encoding_is_refused(place: Place) -> None:
             f"CREATE DATABASE {DATABASE} TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'",
         )
         messages = [one["message"] for one in refusals(place, place.target)]
-        assert "node s3: database shop has encoding LATIN1, the snapshot's rows have UTF8" in messages
+        assert "node s3: database shop has encoding LATIN1, but the snapshot's rows have UTF8" in messages
         assert len(messages) == 3  # and its tables and sequences
 
 

@@ -88,7 +88,7 @@ def test_a_row_that_is_being_deleted_at_the_other_end_of_a_key_is_waited_for(
     """While the table that refers to it is empty, nothing forbids it."""
     with psycopg.connect(filled.dsn) as other:
         wait_then(monkeypatch, other.commit)
-        with pytest.raises(ForeignKeyViolatedError, match=r"\(n\) = \(1\) refers to none of public.kind"):
+        with pytest.raises(ForeignKeyViolatedError, match=r"\(n\) = \(1\) references no row of public.kind"):
             load(
                 place,
                 acting_at(RestoreCrashPoint.LOADING, lambda: other.execute("DELETE FROM kind WHERE id = 1"), SHARDS),

@@ -156,6 +156,6 @@ def test_a_deadlock_is_not_called_a_timeout(node: Node, session: psycopg.Connect
             assert time.monotonic() < deadline
             time.sleep(0.01)
         other.execute("LOCK TABLE a IN ACCESS SHARE MODE")
-        with pytest.raises(TablesInUseError, match=rf"node {node.id}: .* locked them in another order"):
+        with pytest.raises(TablesInUseError, match=rf"node {node.id}: .* locked them in a different order"):
             undoing.result()
     assert len(filling.undo()) == 2

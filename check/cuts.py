@@ -1,6 +1,6 @@
 """Resolve every cut of a chain again from the archived events, and compare the result with its commit.
 
-If a position is wrong by a little, every copy gains or loses the same whole transactions, so comparing the copies with
+If a position is slightly wrong, every copy gains or loses the same whole transactions, so comparing the copies with
 each other doesn't show it. As when the cut was made, the driver holds the events of only one cut in memory, plus at
 most READS_AT_ONCE segments that are being read.
 """

@@ -61,7 +61,7 @@ class Skipped:
 
 @dataclass(slots=True)
 class Compared:
-    """How much was compared."""
+    """The amounts that were compared."""
 
     objects: int = 0
     bytes: int = 0
@@ -91,7 +91,7 @@ class SnapshotReport:
 
     @property
     def result(self) -> CheckResult:
-        """Conflicts if there are any; else valid only if something was compared and nothing was skipped."""
+        """The result: without conflicts, valid only if something was compared and nothing was skipped."""
         if self.conflicts:
             return CONFLICTS
         return INCONCLUSIVE if self.skipped or not self.compared.objects else VALID
@@ -158,13 +158,13 @@ NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)
 
 @dataclass(slots=True)
 class Findings:
-    """The report that is being filled in, and the nodes whose copies are damaged."""
+    """The report under construction, and the nodes whose copies are damaged."""
 
     report: SnapshotReport
     damaged: set[str] = field(default_factory=set)
 
     def count(self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0) -> None:
-        """Add to the totals compared."""
+        """Add to the amounts compared."""
         compared = self.report.compared
         compared.objects += objects
         compared.bytes += size_bytes
@@ -233,7 +233,7 @@ class Copies:
         return {number: group.partitions for number, group in self.chain.definitions(node).items()}
 
     def group_name(self, node: str, number: int) -> str | None:
-        """Return the name of the group with this number; None if no group has it, such as the number of events."""
+        """Return the name of the group with this number; None if there is no such group, as for events."""
         return {group.number: group.name for group in self.chain.groups(node)}.get(number)
 
     @property

@@ -53,7 +53,7 @@ REPORTED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class LastTask:
-    """A segment whose last changes are to be reported unless they take more than `bytes_max`."""
+    """A request for the last changes of a segment, unless they take more than `bytes_max`."""
 
     segment: SegmentSource
     form: ChangeForm
@@ -72,7 +72,7 @@ class LastChanges:
     def add(self, table: pa.Table) -> None:
         """Add stored rows (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't match the commit.
 
-        Does nothing after it is clear that no report can be made.
+        Does nothing once no report can be made.
         """
         if not self.is_complete:
             return
@@ -170,7 +170,7 @@ class StreamReport:
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
-    """Read the whole segment and hash it; also read its events in the way create does, which reads only events."""
+    """Read and hash the whole segment; also read its events as create does, without the changes."""
     store, source = HeldObjects.of(task.store), task.segment.source
     parts: list[Sums] = []
     markers: list[MarkerMessage] = []  # two per cut

@@ -1,4 +1,4 @@
-"""Check, from commits and listings alone, that commits fit together, archives have no gaps and all objects exist."""
+"""Check by commits and listings alone that commits fit together, archives have no gaps, and all objects exist."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ GAP_FACTOR, SPANS_MIN = 3, 3
 class RestorePlace:
     """A possible target of a restore: a commit, and the time of its cut.
 
-    `ended` is the reason for which the chain can't be continued after this commit; "" if it can.
+    `ended` is the reason why the chain can't be continued after this commit; "" if it can.
     """
 
     snapshot: str
@@ -413,7 +413,6 @@ def _point_of(commit: Commit) -> PointFigures:
 
 
 def _lags(commit: Commit) -> Iterator[tuple[str, NodeLag]]:
-    """Yield every primary with its lag."""
     cut_at = cut_time(commit)
     for node in commit.cut.nodes:
         last = node.last_commit_at

@@ -184,11 +184,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_SECONDS_MAX
 
     def do_GET(self) -> None:
-        """Answer with a body."""
         self.wfile.write(self._send_head().body)
 
     def do_HEAD(self) -> None:
-        """Answer without a body."""
         self._send_head()
 
     def _send_head(self) -> _HttpAnswer:

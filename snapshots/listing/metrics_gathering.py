@@ -207,7 +207,6 @@ def moment_of(time: Time) -> float:
 
 
 def _label_of(command: str, increment: int | None, intent: Intent | None) -> str:
-    """Return the label `kind` of an operation."""
     kind = operation_kind(command, increment, intent)
     return kind if kind in metrics.KINDS else metrics.OTHER
 
@@ -429,7 +428,7 @@ READ_MAX, READ_ONCE_MAX = 1000, 200
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The samples of a fleet at a moment. `problems` are the reasons for which the store or nodes gave no samples."""
+    """The samples of a fleet at a moment. `problems` are the reasons why the store or nodes gave no samples."""
 
     samples: tuple[Sample, ...]
     problems: tuple[str, ...]

@@ -193,7 +193,7 @@ class Activity(Forwarding):
             self._shown.append(signs)
 
     def become(self, operation: str) -> None:
-        """Make the command itself this operation from now on."""
+        """Treat the command itself as this operation from now on."""
         with self._lock:
             self._own = operation
 

@@ -24,7 +24,7 @@ from cutline.snapshots.records.proven_chains import SnapshotMissingError, increm
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
-# No outcome is shorter.
+# Every outcome is at least this long.
 OUTCOME_BYTES_MIN = 100
 
 
@@ -56,8 +56,8 @@ def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> 
 def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[str]:
     """Return the ids of all operations without an outcome, oldest first.
 
-    `documents` is the result of document_names, if they have been listed. Takes one listing otherwise, and one read for
-    each operation that has an intent and no outcome.
+    `documents` is the result of document_names, if they have been listed. Reads each operation that was listed with an
+    intent and without an outcome.
     """
     listed = document_names(store) if documents is None else documents
     ids = [one for one, names in listed.items() if seems_open(names)]

@@ -158,7 +158,7 @@ def record_operation(
                     write_operation_record(store, "failure", Failure(intent.id, reason, code_of(error), current_time()))
         if is_committed and isinstance(error, KeyboardInterrupt):
             label = increment_label(intent.snapshot, intent.increment)
-            raise StoppedError(f"{label} is committed", hint=f"see it: snapshot show {intent.snapshot}") from error
+            raise StoppedError(f"{label} is committed", hint=f"to see it: snapshot show {intent.snapshot}") from error
         raise
     progress.ending()
     try:

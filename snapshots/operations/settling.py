@@ -85,7 +85,7 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:
-    """Return the reason for which the operation has no commit, if its command recorded it."""
+    """Return the reason why the operation has no commit, if its command recorded it."""
     failure = None
     with suppress(ManifestError):
         failure = read_failure(store, operation.id)

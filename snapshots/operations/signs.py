@@ -32,7 +32,7 @@ SIGN, REQUEST = (re.compile(rf"{name}-([1-9]\d{{0,11}})\.json") for name in ("si
 NUMBER_MAX = 10**9
 # The maximum delay of a sign, which allows for a store that does not answer and for clocks that differ.
 DEAD_SECONDS = 60.0
-# The count of numbers tried from the newest listed sign on, in case it has been deleted since.
+# How many numbers to try, from the newest listed sign on, if that sign has been deleted since.
 TRIED_MAX = 5
 
 

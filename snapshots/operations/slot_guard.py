@@ -2,8 +2,8 @@
 
 The contents of documents never decide which slot is dropped: anyone who can write to the store could name the slot of
 an application, or of another store's chain. Slot names are derived from the ids of operations in lower case, so two ids
-can have the same slot name. Then one of the ids was planted, and neither is trusted. As an exception, a slot with a
-name of Cutline's is always dropped when it exceeds a node's limit on retained WAL.
+can have the same slot name. Then one of the ids was planted, and neither is trusted. The exception is a node's
+limit on retained WAL: past the limit, a slot that is named like Cutline's slots is always dropped.
 
 A node's limit protects its disk, so it applies to every chain, including a chain that is being continued. A chain past
 the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two steps
@@ -205,13 +205,11 @@ def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) 
 
 
 def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain:
-    """Return the mark for the lost chain."""
     worst, last = kept.worst, _last_number(store, snapshot)
     return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, current_time())
 
 
 def _last_number(store: ObjectStore, snapshot: str) -> int:
-    """Return the number of the snapshot's last increment."""
     try:
         return max(increment_numbers(store, snapshot), default=0)
     except ManifestError:

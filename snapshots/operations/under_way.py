@@ -124,7 +124,7 @@ class UnderWay:
     @property
     def left_text(self) -> str:
         """The remains of a dead operation without an intent. The removals of a prune have their own intents."""
-        return "it has left nothing" if self.kind != "prune" else "its removals are operations of their own"
+        return "it has left nothing" if self.kind != "prune" else "its removals are separate operations"
 
     def state(self, now: datetime) -> ActivityState:
         """Return the state according to the signs of life of the process."""
@@ -134,7 +134,7 @@ class UnderWay:
 
     @property
     def dead_text(self) -> str:
-        """The reason for which the operation is considered dead."""
+        """The reason why the operation is considered dead."""
         if self.failure is not None:
             return f"has failed ({self.failure.reason}), and left something on a node"
         return "has ended without an outcome: its process is gone" if self.is_gone else "shows no sign of life"

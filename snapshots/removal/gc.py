@@ -86,7 +86,7 @@ from cutline.storage.store import (
 
 
 class GarbageReason(StrEnum):
-    """The reason for which an object is garbage or is kept."""
+    """The reason why an object is garbage or is kept."""
 
     DELETED = "deleted"
     PRUNED = "pruned"
@@ -384,7 +384,7 @@ class KeptKey(NamedTuple):
 class GcReport:
     """The findings and the result of gc. `kept` counts all objects that are not removed, including needed objects.
 
-    `unsettled` is the reason for which earlier operations were not settled first, "" if they were. `unknown` lists
+    `unsettled` is the reason why earlier operations were not settled first, "" if they were. `unknown` lists
     entries of other programs: objects, and folders, which end with a slash.
     """
 

@@ -193,7 +193,6 @@ def _reasons_of_last(places: Sequence[_Place], reasons: Mapping[str, tuple[str, 
 
 
 def _keeping_rule(place: _Place, rules: Retention, now: datetime) -> tuple[str, ...]:
-    """Return the rules that keep the snapshot."""
     if rules.keep_full is None and rules.keep_days is None:
         return ("no rule removes whole snapshots",)
     why: list[str] = []

@@ -70,7 +70,7 @@ class SurveyedSnapshot:
     """A snapshot according to commits and listings.
 
     `chain` is the longest readable part of the chain from the full snapshot on, None if the full snapshot can't be
-    read. `unreadable` is the reason for which the rest can't be read, and `marks` show how the chain ended, if known.
+    read. `unreadable` is the reason why the rest can't be read, and `marks` show how the chain ended, if known.
     `restorable` counts the commits, from the full snapshot on, that can be restored and lack nothing; `lack` names a
     missing object of the next commit. Both texts are "" if there is nothing to report. `objects` counts all objects in
     the snapshot's folder, whether or not a commit lists them, and `of_increments` those that the full snapshot does not
@@ -153,7 +153,7 @@ def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
 
 
 def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
-    """Read the longest readable part of the chain; also return the reason for which the rest can't be read."""
+    """Read the longest readable part of the chain; also return the reason why the rest can't be read."""
     try:
         return read_chain(store, name), ""
     except (ManifestError, RefusedError, ObjectMissingError) as error:

@@ -200,7 +200,7 @@ class LocalStore:
             yield file
 
     def _require_root(self) -> None:
-        """Create the folder, unless it existed before and is gone: then raise StoreUnreachableError."""
+        """Create the folder if it never existed; raise StoreUnreachableError if it existed and is gone."""
         # Read this first: another thread may be creating the folder.
         was_there = self._was_there.is_set()
         if not self.root.exists():

@@ -61,7 +61,7 @@ class StoreLocation:
 
     @property
     def warnings(self) -> list[str]:
-        """See `warnings_of`."""
+        """Warnings about an insecure connection to the store; usually none."""
         return warnings_of(self.url, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,7 +102,7 @@ def with_environment(url: str, options: Mapping[str, object]) -> dict[str, objec
 
 
 def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
-    """Return a sentence for each attack on the store that others on the network could make; none if it is not S3."""
+    """Return a sentence for each insecurity of the connection to a store with these options; none if it is not S3."""
     if url.partition("://")[0] not in S3_PROTOCOLS:
         return []
     client = _client_options(options)

@@ -43,8 +43,8 @@ class StoreUrlError(UsageError):
 def redact_url(url: str) -> str:
     """Return `url` without user, password, query and fragment, which may be secret.
 
-    `url` may be any text, because messages name refused URLs, too. In doubt this drops the path: a password may contain
-    the very characters that normally end it.
+    `url` may be any text, because messages name refused URLs, too. When in doubt, the path is dropped: a password may
+    contain the very characters that normally end it.
     """
     protocol, separator, rest = url.partition("://")
     authority = rest.partition("/")[0]

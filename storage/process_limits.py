@@ -28,7 +28,7 @@ OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
 
 
 def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[str], bool]) -> bool:
-    """Whether this error or one of its causes is an OSError with one of the `numbers` or has a text that `says` so."""
+    """Whether this error or a cause of it is an OSError with one of the `numbers`, or `says` is true of its text."""
     for link in _links(error):
         if isinstance(link, OSError) and link.errno in numbers:
             return True
@@ -147,7 +147,7 @@ def are_few_left() -> bool:
 
 
 def says_used_up(text: str) -> bool:
-    """Whether a library's message says that no more files can be opened. False for a server: that has its own limit."""
+    """Whether a message says that no more files can be opened; False for a server's message."""
     return any(part in text.lower() for part in TEXTS) and not OF_SERVER.search(text)
 
 
@@ -177,7 +177,7 @@ _start = threading.Thread.start
 
 
 class _Begun(threading.Event):
-    """Tells whether a thread has begun; a wait without a timeout gets one."""
+    """Signals that a thread has begun; a wait without a timeout ends after BEGIN_SECONDS_MAX."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout is not None:
@@ -190,7 +190,7 @@ class _Begun(threading.Event):
 
 
 def limit_thread_starts() -> None:
-    """Make the start of a thread that does not begin raise RuntimeError, in the whole process. Safe to repeat."""
+    """Make Thread.start raise RuntimeError if a thread does not begin, in the whole process. Safe to repeat."""
     setattr(threading.Thread, "start", _start_limited)  # noqa: B010  # mypy refuses the plain form
 
 

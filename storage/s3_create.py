@@ -1,4 +1,4 @@
-"""Create an S3 object exactly once: by a conditional put, or a large one by an upload in parts with a conditional end.
+"""Create an S3 object exactly once: by a conditional put or, if it is large, by a conditional upload in parts.
 
 Both are retried until the result is known. Each create stores an id in the object's metadata, which makes retries safe:
 if an answer was lost and the retry finds the key taken, the id shows whether this create took it. Source: Amazon S3
@@ -87,8 +87,8 @@ class Creation:
     async def decide(self, store: Callable[[], Awaitable[T]], size_bytes: int) -> T | None:
         """Retry `store`, a conditional request that creates the object, until its result is known.
 
-        Returns the server's answer, None if it was lost. Raises ObjectExistsError or AnswerLostError; or, if certainly
-        nothing was stored, StoreUnreachableError or StoreUnfitError.
+        Returns the server's answer, None if it was lost. Raises ObjectExistsError or AnswerLostError; if it is certain
+        that nothing was stored, StoreUnreachableError or StoreUnfitError.
         """
         tries = self.client.tries(size_bytes)
         may_be_stored = False
@@ -283,7 +283,7 @@ async def unfinished(client: S3Client, bucket: str, prefix: str) -> Leftovers:
 
 
 async def _size_and_last(client: S3Client, upload: Upload) -> tuple[int, datetime | None]:
-    """Return the total size of an upload's parts and the arrival of the last; stop if the upload no longer exists."""
+    """Return the total size of an upload's parts and the time of the last; stop if the upload no longer exists."""
     size, last = 0, None
     page: dict[str, Any] = {}
     while True:

@@ -181,7 +181,7 @@ def failure_of(error: BaseException) -> S3Failure:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later. Errors outside the network and the server are bugs: then not."""
+    """Whether the same request may succeed later. Errors of neither network nor server are bugs, which don't pass."""
     code, status = code_and_status(error)
     if status:
         return code in NOT_NOW or code == WRONG_CLOCK or status == STATUS_CONFLICT or status in PASSING_STATUSES

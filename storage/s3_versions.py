@@ -1,7 +1,7 @@
 """Delete objects from buckets with versioning or Object Lock: all versions of the object are deleted.
 
 In a bucket with versioning, a simple DELETE only adds a delete marker: the object is hidden, but all of its bytes are
-kept and paid for. So the versions themselves are deleted, oldest first and markers last: at any moment the key shows
+kept and billed. So the versions themselves are deleted, oldest first and markers last: at any moment the key shows
 its latest version or nothing, never an earlier version. If a lock protects a version, the deletion ends before anything
 newer is touched. Source: Amazon S3 User Guide, "Deleting object versions from a versioning-enabled bucket" and "Locking
 objects with Object Lock".

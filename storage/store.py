@@ -71,7 +71,7 @@ class ObjectStore(Protocol):
     def expect_answers(self) -> None:
         """Assume that the store has already answered another process of the command.
 
-        Then a missing folder is not created, and a server that does not answer is taken to be down for a while.
+        Then a missing folder is not created, and a server that does not answer is assumed to be temporarily down.
         """
         ...
 
@@ -167,7 +167,7 @@ class ObjectExistsError(RefusedError):
 
 
 class ObjectMissingError(SnapshotError):
-    """An object that should be there is not."""
+    """An object that should exist is missing."""
 
     exit_code = RefusedError.exit_code
 

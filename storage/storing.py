@@ -1,8 +1,8 @@
 """Create objects that only need to exist, no matter which process stored them.
 
 These are all objects except commits and voids, whose callers resolve lost answers themselves. If the answer to a create
-is lost, the object is read back. If that is inconclusive, the command fails but is not indeterminate, because nothing
-depends on an object that arrives late (docs/store-format.md, "Lost answers").
+is lost, the object is read back. If that is inconclusive, the command fails, but not with IndeterminateError, because
+nothing depends on an object that arrives late (docs/store-format.md, "Lost answers").
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class StoreAnswersLostError(UnreachableError):
 def create_or_find(store: ObjectStore, key: str, body: bytes) -> str:
     """Create the object, unless it exists with these bytes; return the digest of the stored bytes.
 
-    Raises ObjectExistsError if the object exists with other bytes, StoreAnswersLostError if that is unknown.
+    Raises ObjectExistsError if the object exists with other bytes, and StoreAnswersLostError if it is unknown whether
+    the object was stored.
     """
     form = stored_form(store)
     stored = form.encode(key, body)

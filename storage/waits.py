@@ -20,7 +20,7 @@ Listener: TypeAlias = Callable[[str], None]
 
 # The environment variable that names the file for the reports of tasks on this machine.
 VARIABLE = "CUTLINE_STORE_WAITS"
-# All processes of a command meet the same trouble: the operator hears of it once a minute.
+# All processes of a command run into the same trouble, which is reported once a minute.
 SAME_SECONDS = 60.0
 # How long the clean-up requests of a stopped command are repeated.
 HURRY_SECONDS = 5.0

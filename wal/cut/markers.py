@@ -123,8 +123,8 @@ class _PendingMarker:
                 )
             else:
                 # Before PostgreSQL 17 the function can't flush the message; the commit of a transaction that has an xid
-                # flushes all WAL before it. The commit must not wait for a synchronous standby. Statements
-                # sent together form one transaction and take one round trip.
+                # flushes all WAL before it. The commit must not wait for a synchronous standby.
+                # Statements sent together form one transaction and take one round trip.
                 escaping = pq.Escaping(session)
                 values = (escaping.escape_literal(prefix), escaping.escape_literal(text))
                 emit = b"SELECT %s, pg_logical_emit_message(false, %s::text, %s::text), pg_current_xact_id()" % (

@@ -101,7 +101,7 @@ def _check_unique(events: FleetEvents, history: _History) -> None:
 
 
 def _raise_positions(events: FleetEvents, history: _History) -> tuple[Ints, Flags]:
-    """Compute the least fixed point: each node's position, and whether each global id is committed on any node.
+    """Compute the least fixed point: each node's position, and the global ids committed before any of them.
 
     A round visits only the commits that the previous round reached, and the prepares of their global ids.
     """

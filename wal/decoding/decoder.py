@@ -4,8 +4,8 @@ A Decoder gets a node's messages in order. Between batches it keeps only the ope
 of each table. Changes of tables that are not in a group are dropped and counted. A Decoder never guesses: a changed
 table that matches none of its definitions raises SchemaMovedError.
 
-If a prepared transaction was rolled back before it is decoded, PostgreSQL may omit any of its changes. If it changed
-nothing, PostgreSQL may omit the whole transaction. Callers must not rely on these changes.
+If a prepared transaction was rolled back before it is decoded, PostgreSQL may omit any of its changes, or the whole
+transaction if it changed nothing. Callers must allow for both.
 """
 
 from __future__ import annotations

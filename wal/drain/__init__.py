@@ -1,5 +1,5 @@
 """Drain: a chain's replication slots, and the extension of a node's archive by reading its slot.
 
-A slot is never advanced past the end of the archive. After a drain died, any later drain can resume:
-positions show how much is already archived.
+A slot is never advanced past the end of the archive. If a drain dies, any later drain can resume, because positions
+show how much is already archived.
 """

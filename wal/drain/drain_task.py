@@ -57,7 +57,7 @@ class DrainTask:
 class DrainReport:
     """The result of a DrainTask: the segments after `DrainTask.last`, or the error that ended it.
 
-    `ignored` counts the changes of tables in no group.
+    `ignored` counts the changes of tables that are in no group.
     """
 
     node: str

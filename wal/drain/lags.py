@@ -161,7 +161,7 @@ class Retained:
 class RetainedAnswers:
     """The WAL that nodes retain, and the `old` databases that restores have put aside.
 
-    `not_asked` contains, by node, the reason why other nodes gave no answer.
+    `not_asked` maps the nodes that gave no answer to the reason.
     """
 
     retained: tuple[Retained, ...]

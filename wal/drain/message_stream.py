@@ -42,7 +42,7 @@ def stream_messages(
 ) -> Iterator[bytes]:
     """Yield the slot's messages (pgoutput, protocol 3) up to `finish`, or until reading ends for any reason.
 
-    Does not advance the slot. Values are text, or with `binary`, binary where their types have that form. If the
+    Does not advance the slot. Values are text or, with `binary`, in binary form where their types have one. If the
     server ends the stream with an error, `refused` is called with its SQLSTATE and text.
     """
     names = ",".join(f'"{name}"' for name in publications)

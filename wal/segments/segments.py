@@ -1,9 +1,9 @@
 """Segments: decoded WAL as Parquet objects, and the archive of a node that they form in a chain.
 
 A segment holds row changes and transaction events, in separate row groups. The `lsn` of a change is the position where
-the commit record of its transaction begins (of a prepared one: its PREPARE record); the `lsn` of an event is the
-position of its own record. `end_lsn` is where that record ends. For a marker, only the end is known. The `end_lsn` of a
-ROLLBACK PREPARED is its own end, its `lsn` the end of the PREPARE that it rolled back.
+the commit record of its transaction begins (for a prepared transaction, its PREPARE record); the `lsn` of an event is
+the position of its own record. `end_lsn` is where that record ends. For a marker, only the end is known. The `end_lsn`
+of a ROLLBACK PREPARED is its own end, its `lsn` the end of the PREPARE that it rolled back.
 
 With a dictionary, a few kilobytes can expand to gigabytes, because a value is stored once for any number of rows.
 Cutline writes keys, rows and the data of large objects without dictionaries, so that their size is that of the pages;
@@ -14,7 +14,7 @@ of the node's WAL that it holds. Segment n + 1 begins where segment n ends. This
 never assumed.
 
 The metadata also contains those definitions of its tables that no commit lists yet. If a failed attempt leaves the
-segment at the end of an archive, they tell the next attempt what its group numbers mean.
+segment at the end of an archive, the definitions tell the next attempt what its group numbers mean.
 
 A segment that a commit lists is verified against the commit. Until then it is verified by its seal: the digest of the
 whole file, with zeros in the place of the seal.

@@ -37,7 +37,6 @@ from cutline.embedded.server import (
     create_primary,
     create_standby,
     delete_server,
-    kill_server,
     running_pid,
     start_server,
     stop_server,
@@ -97,26 +96,9 @@ class EmbeddedFleet:
         if running_pid(node) is None:
             start_server(self._programs(node), node)
 
-    def stop_node(self, node: EmbeddedNode, *, immediate: bool = False) -> None:
-        """Stop one server in fast or immediate mode."""
-        stop_server(node, immediate=immediate)
-
-    def kill_node(self, node: EmbeddedNode) -> None:
-        """Kill one server, like a power failure."""
-        kill_server(node)
-
     def delete_node_data(self, node: EmbeddedNode) -> None:
         """Simulate a disaster: stop the node's server immediately and delete its data."""
         delete_server(node)
-
-    def rebuild_shard(self, primary: EmbeddedNode, settings: Mapping[str, str] | None = None) -> None:
-        """Replace a shard by new, empty servers in its place: a primary without the database, and its standbys.
-
-        The new primary has another system identifier.
-        """
-        for node in (*self.backups_of(primary), primary):
-            delete_server(node)
-        _make_shard(self, primary, settings or {}, schema=False)
 
     def _programs(self, node: EmbeddedNode) -> Programs:
         # The owner of the data must run the server: root would perhaps choose a different account now.

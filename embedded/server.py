@@ -193,23 +193,6 @@ def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
     raise _does_not_stop(node, pid)
 
 
-def kill_server(node: EmbeddedNode) -> None:
-    """Kill the server, as a power failure would, and wait until its last process has ended.
-
-    Raises ServerNotOursError, or ServerFailedError if that takes too long.
-    """
-    pid = running_pid(node)
-    if pid is None:
-        return
-    _send(node, pid, signal.SIGKILL)
-    deadline = time.monotonic() + IMMEDIATE_STOP_SECONDS_MAX
-    # The next start would fail while a child of the dead server is still attached to its shared memory.
-    while running_pid(node) or _children_left(node.data_directory):
-        if time.monotonic() > deadline:
-            raise _does_not_stop(node, pid)
-        time.sleep(0.02)
-
-
 def running_pid(node: EmbeddedNode) -> int | None:
     """Return the pid of this node's server, None if it is not running.
 

@@ -11,13 +11,12 @@ import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from cutline.fleet.lsn import Lsn
 
-T = TypeVar("T")
 _EXAMINING = threading.Lock()
 INTEGER_MAX = 2**63 - 1
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
@@ -68,12 +67,6 @@ def fields_of(record: Record) -> dict[str, Any]:
     """Convert the record to a JSON object."""
     fields: dict[str, Any] = to_builtins(record)
     return fields
-
-
-def from_builtins(value: Any, kind: type[T]) -> T:
-    """A value of `kind` from JSON types; raise msgspec.ValidationError naming the invalid field."""
-    _decoder(kind)
-    return msgspec.convert(value, kind, dec_hook=_decode, str_keys=True)
 
 
 def from_json(body: bytes | str, kind: Any) -> Any:

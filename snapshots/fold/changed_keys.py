@@ -120,13 +120,6 @@ class KeySet:
         return self.find(keys, hashes) >= 0
 
 
-def key_set(keys: BytesColumn) -> KeySet:
-    """Build the set of these keys, which must be distinct."""
-    hashes = xxhash64(keys)
-    order = np.argsort(hashes, kind="stable")
-    return _in_order(hashes[order], keys.take(order))
-
-
 def _in_order(hashes: npt.NDArray[np.uint64], keys: BytesColumn) -> KeySet:
     """Build the set of keys that are in the order of their hashes."""
     starts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1

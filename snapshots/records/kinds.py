@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from cutline.snapshots.records.operation_records import (
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.snapshots.records.store_identity import BaselineRecord, StoreIdentity
 from cutline.snapshots.records.tombstones import Mark
-from cutline.storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
+from cutline.storage.encryption.key_documents import KeyDocument
 from cutline.wal.segments.segments import SegmentMetadata
 
 EXTENSION_ROWS_FORMAT = "cutline/extension-rows/1"
@@ -73,41 +72,35 @@ DIGEST_SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: the pattern of its keys, its types, and whether a digest is allowed and required."""
+    """A kind of document: its types, and whether a digest is allowed and required."""
 
     name: str
-    key: re.Pattern[str]
     types: tuple[type[msgspec.Struct], ...]
     is_always_sealed: bool = True
     is_sealed: bool = True
 
 
 KINDS = (
-    DocumentKind("fleet", re.compile(r"fleet\.json"), (StoreIdentity,), is_always_sealed=False),
-    DocumentKind("baseline", re.compile(r"baselines/\d{16}\.json"), (BaselineRecord,), is_always_sealed=False),
-    DocumentKind("snapshot", re.compile(r"snapshots/[^/]+/snapshot(\.\d+)?\.json"), (FullSnapshot, Void)),
-    DocumentKind("increment", re.compile(r"snapshots/[^/]+/increments/\d{16}(\.\d+)?\.json"), (Increment, Void)),
-    DocumentKind("objects", re.compile(r"snapshots/[^/]+/lists/[^/]+/[^/]+/[^/]+\.json"), (ListedObjects,)),
-    DocumentKind("lost", re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"), (LostChain,)),
-    DocumentKind("deleted", re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"), (Mark,)),
-    DocumentKind("intent", re.compile(r"operations/[^/]+/intent\.json"), (Intent,), is_always_sealed=False),
-    DocumentKind("outcome", re.compile(r"operations/[^/]+/outcome\.json"), (Outcome,), is_always_sealed=False),
-    DocumentKind("failure", re.compile(r"operations/[^/]+/failure\.json"), (Failure,)),
-    DocumentKind("decision", re.compile(r"operations/[^/]+/decision\.json"), (Decision,)),
-    DocumentKind("sign", re.compile(r"operations/[^/]+/sign-\d+\.json"), (SignOfLife,)),
-    DocumentKind("cancel", re.compile(r"operations/[^/]+/cancel-\d+\.json"), (CancelRequest,)),
-    DocumentKind("key", KEY_DOCUMENT, (KeyDocument,), is_sealed=False),
-    DocumentKind("lease", re.compile(r"operations/[^/]+/lease-\d+\.json"), (LeaseRenewal,), is_always_sealed=False),
+    DocumentKind("fleet", (StoreIdentity,), is_always_sealed=False),
+    DocumentKind("baseline", (BaselineRecord,), is_always_sealed=False),
+    DocumentKind("snapshot", (FullSnapshot, Void)),
+    DocumentKind("increment", (Increment, Void)),
+    DocumentKind("objects", (ListedObjects,)),
+    DocumentKind("lost", (LostChain,)),
+    DocumentKind("deleted", (Mark,)),
+    DocumentKind("intent", (Intent,), is_always_sealed=False),
+    DocumentKind("outcome", (Outcome,), is_always_sealed=False),
+    DocumentKind("failure", (Failure,)),
+    DocumentKind("decision", (Decision,)),
+    DocumentKind("sign", (SignOfLife,)),
+    DocumentKind("cancel", (CancelRequest,)),
+    DocumentKind("key", (KeyDocument,), is_sealed=False),
+    DocumentKind("lease", (LeaseRenewal,), is_always_sealed=False),
 )
 # Stored in the metadata of a Parquet file, under METADATA_KEY of wal.segments.segments.
 SEGMENT_METADATA = "segment-metadata"
 # Stored compressed, below schema/; the second is the first line of a script.
 GLOBALS_DOCUMENT, EXTENSION_ROWS_DOCUMENT = "globals", "extension-rows"
-
-
-def kind_of(key: str) -> DocumentKind | None:
-    """Return the kind of the document at `key`; None if no kind has such a key."""
-    return next((kind for kind in KINDS if kind.key.fullmatch(key)), None)
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from cutline.fleet.crash_points import (
+from cutline.fleet.crash_points import CrashPoint
+from tests.faults.injection import FLEET_FAULTS, STORE_FAULTS, FaultTargets, Repair, disk_full
+from tests.faults.points import (
     CUT_POINTS,
     FREEZE_POINTS,
     FULL_POINTS,
     INCREMENT_POINTS,
     LAST_POINTS,
     PER_NODE,
-    CrashPoint,
     ddl_crash_points,
     spark_crash_points,
     terminal_crash_points,
 )
-from tests.faults.injection import FLEET_FAULTS, STORE_FAULTS, FaultTargets, Repair, disk_full
 from tests.faults.sights import TaskEffect
 from tests.run.soak import SEED, SOAK_SECONDS
 

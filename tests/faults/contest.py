@@ -22,12 +22,13 @@ from typing import Any
 
 import psycopg
 
-from cutline.fleet.crash_points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, CrashPoint
+from cutline.fleet.crash_points import CrashPoint
 from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.records.commit import VOID_FORMAT
 from cutline.snapshots.records.operation_records import operation_key, read_intent
 from cutline.storage.store import ObjectStore
 from tests.faults.awaited import await_none
+from tests.faults.points import FULL_POINTS, INCREMENT_POINTS, PER_NODE
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.faults.world import PROCESS_SECONDS_MAX, ROOT, World
 

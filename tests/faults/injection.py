@@ -19,9 +19,10 @@ from pathlib import Path
 import psycopg
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.embedded.server import EmbeddedNode
+from cutline.embedded.server import EmbeddedNode, stop_server
 from tests.faults.pg_proxy import Mode, PgProxy
 from tests.s3.proxy import Fault, S3Proxy
+from tests.servers.disasters import kill_server
 
 PAUSE_SECONDS = 1.5
 SLOW_SECONDS = 0.1
@@ -46,14 +47,14 @@ class FaultTargets:
 def primary_down(targets: FaultTargets) -> Repair:
     """Kill a primary; it stays down until the command has ended."""
     node = targets.generator.choice(targets.servers.primaries)
-    targets.servers.kill_node(node)
+    kill_server(node)
     return lambda: targets.servers.start_node(node)
 
 
 def primary_restarted(targets: FaultTargets) -> Repair:
     """Kill a primary and restart it at once."""
     node = targets.generator.choice(targets.servers.primaries)
-    targets.servers.kill_node(node)
+    kill_server(node)
     targets.servers.start_node(node)
     return lambda: None
 
@@ -61,7 +62,7 @@ def primary_restarted(targets: FaultTargets) -> Repair:
 def standby_down(targets: FaultTargets) -> Repair:
     """Kill a standby; it stays down until the command has ended."""
     node = targets.generator.choice([node for node in targets.servers.nodes if node.backup_of])
-    targets.servers.kill_node(node)
+    kill_server(node)
     return lambda: targets.servers.start_node(node)
 
 
@@ -161,7 +162,7 @@ HARMLESS = (store_slow, network_paused)
 def on_small_disk(servers: EmbeddedFleet, node: EmbeddedNode) -> Iterator[None]:
     """Keep a node's data on a tmpfs of DISK_BYTES during the block. Needs root and the right to mount."""
     data, kept = node.data_directory, node.folder / "kept"
-    servers.stop_node(node)
+    stop_server(node)
     data.rename(kept)
     data.mkdir(mode=0o700)
     owner = kept.stat()
@@ -173,7 +174,7 @@ def on_small_disk(servers: EmbeddedFleet, node: EmbeddedNode) -> Iterator[None]:
         servers.start_node(node)
         yield
     finally:
-        servers.stop_node(node, immediate=True)
+        stop_server(node, immediate=True)
         # Lazily, because a child process of the server may not have ended yet.
         subprocess.run(["umount", "--lazy", str(data)], check=True)
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutline.fleet.record import from_builtins, to_builtins
+from cutline.fleet.record import from_json, to_builtins
 from cutline.wal.segments.segments import Definition
 from tests.unit.made_changes import ALL_MESSAGES, VERSIONS
 
@@ -29,7 +29,7 @@ def load_captured(name: str) -> Captured:
     if name == "made":
         return Captured(name, ALL_MESSAGES, VERSIONS)
     document = json.loads(path_of(name).read_text(encoding="utf-8"))
-    versions = from_builtins(document["versions"], tuple[Definition, ...])
+    versions = from_json(json.dumps(document["versions"]), tuple[Definition, ...])
     return Captured(name, [base64.b64decode(message) for message in document["messages"]], versions)
 
 

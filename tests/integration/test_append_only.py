@@ -22,6 +22,7 @@ from cutline.cli.commands.create import document_of as create_document
 from cutline.cli.commands.create import lines_of as create_lines
 from cutline.cli.output.restore_report import document_of as restore_document
 from cutline.cli.output.restore_report import lines_of as restore_lines
+from cutline.embedded.server import stop_server
 from cutline.fleet.config import Fleet
 from cutline.nodes.connections import connect
 from cutline.nodes.table_state import AppendOnlyChangedError, Counters, are_counters_unknown, has_changed, read_counters
@@ -30,6 +31,7 @@ from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute, refused, take_increment
+from tests.servers.disasters import kill_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -237,11 +239,11 @@ def test_lost_counters_are_recognised(fleet_factory: FleetFactory, tmp_path: Pat
         execute(node.dsn, *SCHEMA)
         server = embedded.primaries[0]
         before = counters(fleet)
-        embedded.stop_node(server)
+        stop_server(server)
         embedded.start_node(server)
         assert counters(fleet) == before, "a server that was stopped keeps its counters"
         execute(node.dsn, "UPDATE log SET what = 'lost'")
-        embedded.kill_node(server)
+        kill_server(server)
         embedded.start_node(server)
         after = counters(fleet)
         assert (after.rows, has_changed(before, after), are_counters_unknown(before, after)) == ((0, 0), False, True)

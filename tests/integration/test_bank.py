@@ -15,6 +15,7 @@ import pytest
 from cutline.embedded.bank import BankInvariants, NoBankError, read_invariants, read_prepared_gids
 from cutline.embedded.bank_workload import BankBusyError, BankStoppedError, BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
+from tests.servers.disasters import kill_server
 
 if TYPE_CHECKING:
     from tests.integration.conftest import FleetFactory
@@ -172,7 +173,7 @@ def test_a_killed_shard_ends_the_workload_and_a_deleted_one_can_be_abandoned(
     workload = BankWorkload(dsns, clients=8, cross_shard_ratio=1.0)
     workload.start()
     wait_for_transactions(workload, 50)
-    fleet.kill_node(fleet.node("s2"))
+    kill_server(fleet.node("s2"))
     assert not workload.wait(WAIT_SECONDS_MAX)
     with pytest.raises(BankStoppedError):
         workload.stop()

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.embedded.server import EmbeddedNode
+from cutline.embedded.server import EmbeddedNode, stop_server
 from cutline.fleet.config import Fleet, KnownServer, Node, load_fleet
 from cutline.nodes.baseline import BaselineChangedError, find_node
 from cutline.nodes.connections import (
@@ -169,7 +169,7 @@ def test_after_a_switchover_a_dsn_of_both_hosts_leads_to_the_new_primary(
     with dropping_slots(fleet):
         runs.init()
         runs.full("before")
-        servers.stop_node(first)
+        stop_server(first)
         execute(second.dsn(), "SELECT pg_promote()")
         follow(first, second)
         servers.start_node(first)

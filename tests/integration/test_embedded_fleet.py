@@ -20,6 +20,7 @@ from cutline.nodes.baseline import find_node
 from cutline.nodes.connections import connect
 from cutline.storage.errors import RefusedError
 from tests.commands.in_process import run_here
+from tests.servers.disasters import kill_server, rebuild_shard
 from tests.servers.installed import SERVERS
 
 WAIT_SECONDS_MAX = 30
@@ -145,7 +146,7 @@ def test_the_servers_data_is_in_the_fleets_own_folder_if_their_account_can_reach
 
 def test_a_process_that_reuses_a_dead_servers_pid_is_left_alone(fleet: EmbeddedFleet) -> None:
     for node in fleet.nodes:
-        fleet.kill_node(node)
+        kill_server(node)
     assert fleet.running() == ()
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
@@ -169,7 +170,7 @@ def test_a_killed_fleet_keeps_everything_committed_or_prepared(fleet: EmbeddedFl
         connection.execute("UPDATE account SET balance = 6 WHERE id = 2")
         connection.execute("PREPARE TRANSACTION 'kept'")
     for node in fleet.nodes:
-        fleet.kill_node(node)
+        kill_server(node)
     assert fleet.running() == ()
     again = start_fleet(fleet.directory, **SHAPE)
     assert again == fleet
@@ -201,7 +202,7 @@ def test_a_deleted_node_is_named_and_its_rebuilt_shard_is_a_new_system_without_t
     with pytest.raises(RefusedError, match="data of s2 is missing"):
         start_fleet(fleet.directory, **SHAPE)
     assert pids(fleet) == before
-    fleet.rebuild_shard(primary)
+    rebuild_shard(fleet, primary)
     after = value(primary, query, "postgres")
     assert was != after == value(backup, query, "postgres")
     assert value(primary, "SELECT count(*) FROM pg_database WHERE datname = 'bank'", "postgres") == 0

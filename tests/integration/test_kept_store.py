@@ -21,7 +21,6 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.nodes.connections import with_database
 from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.kinds import kind_of
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.refusing import execute
@@ -38,6 +37,7 @@ from tests.kept.stores import (
     expected_rows,
 )
 from tests.run.quick_spark import with_spark
+from tests.stores.documents import kind_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

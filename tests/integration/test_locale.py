@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
-from cutline.fleet.record import fields_of, from_builtins
+from cutline.fleet.record import fields_of, from_json
 from cutline.nodes.baseline import ICU, LIBC, NodeIdentity, find_node
 from cutline.nodes.connections import connect, with_database
 from cutline.restore.targets.databases import create_database, drop_database
@@ -68,7 +69,7 @@ def assert_same_locale(dsn: str, options: str) -> None:
         try:
             with connect(source) as found:
                 identity = find_node(source, found).identity
-            create_database(target, connection, from_builtins(fields_of(identity), NodeIdentity))
+            create_database(target, connection, from_json(json.dumps(fields_of(identity)), NodeIdentity))
             expected = connection.execute(LOCALE, ("sorted_source",)).fetchone()
             assert connection.execute(LOCALE, (target.loading,)).fetchone() == expected
         finally:

@@ -25,7 +25,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
-from cutline.embedded.server import PORT, SUPERUSER
+from cutline.embedded.server import PORT, SUPERUSER, stop_server
 from cutline.fleet.config import Node
 from cutline.nodes.connections import connect
 from cutline.nodes.encodings import RAW
@@ -121,7 +121,7 @@ def module_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedF
             ).decode()
             connection.execute(f"ALTER ROLE {SUPERUSER} PASSWORD '{hashed}'")
         (node.data_directory / "pg_hba.conf").write_text("local all all scram-sha-256\nlocal replication all reject\n")
-        fleet.stop_node(node)
+        stop_server(node)
         fleet.start_node(node)
         with pytest.raises(psycopg.OperationalError, match="no password"):
             psycopg.connect(node.dsn())

@@ -14,18 +14,7 @@ from msgspec import structs
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Retention, load_fleet
-from cutline.fleet.crash_points import (
-    FREEZE_POINTS,
-    FULL_POINTS,
-    INCREMENT_POINTS,
-    PER_NODE,
-    CrashPoint,
-    ddl_crash_points,
-    invalidated_attempt_crash_points,
-    listed_crash_points,
-    spark_crash_points,
-    terminal_crash_points,
-)
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.read_only import resume_fleet
@@ -44,6 +33,17 @@ from cutline.wal.segments.segments import SegmentMetadata
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.commands.watching import Reached, Watching
 from tests.faults.effects import LOGGING, Effects
+from tests.faults.points import (
+    FREEZE_POINTS,
+    FULL_POINTS,
+    INCREMENT_POINTS,
+    PER_NODE,
+    ddl_crash_points,
+    invalidated_attempt_crash_points,
+    listed_crash_points,
+    spark_crash_points,
+    terminal_crash_points,
+)
 from tests.run.archiving import archiving_by_spark
 from tests.servers.dealt import start_fleet
 from tests.stores.documents import check_documents

@@ -33,6 +33,7 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.ended_chains import assert_refused, begin_chain, continue_chain
 from tests.integration.refusing import create, execute, refused, take_increment
 from tests.servers.dealt import start_fleet
+from tests.servers.disasters import rebuild_shard
 from tests.servers.installed import require_server
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def runs(embedded: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.
 
 
 def restart_primary(embedded: EmbeddedFleet) -> None:
-    embedded.stop_node(embedded.node("s1"))
+    stop_server(embedded.node("s1"))
     embedded.start_node(embedded.node("s1"))
     await_standby(embedded)
 
@@ -203,12 +204,12 @@ def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedd
     chain = continue_chain(alone)
     node = embedded.node("s1")
     copy = node.folder / "copy"
-    embedded.stop_node(node)
+    stop_server(node)
     shutil.copytree(node.data_directory, copy, symlinks=True)
     embedded.start_node(node)
     execute(node.dsn(), "UPDATE account SET balance = balance + 1")
     alone.increment(chain.snapshot)
-    embedded.stop_node(node, immediate=True)
+    stop_server(node, immediate=True)
     shutil.rmtree(node.data_directory)
     copy.rename(node.data_directory)
     owned = node.folder.stat()
@@ -218,7 +219,7 @@ def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedd
         alone, chain.snapshot, "baseline-changed", "node s1: its WAL ends at .* put back to an earlier state"
     )
     chain = begin_chain(alone)
-    embedded.rebuild_shard(node)
+    rebuild_shard(embedded, node)
     execute(node.dsn("postgres"), "CREATE DATABASE bank")
     create_bank(node.dsn(), shard=0)
     assert_refused_until_recorded(alone, chain.snapshot)

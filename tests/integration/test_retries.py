@@ -16,6 +16,7 @@ import cutline.snapshots.create.make_cut as cut_markers
 import cutline.snapshots.create.make_cut as cutting
 from cutline.cli.commands.create import document_of
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.server import stop_server
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
@@ -127,7 +128,7 @@ def test_a_primary_killed_between_its_markers_costs_one_attempt(
 
     def restart() -> None:
         if len(started) == 1:
-            servers.stop_node(victim, immediate=True)
+            stop_server(victim, immediate=True)
             servers.start_node(victim)
 
     started = disturb_after_start(monkeypatch, restart)
@@ -150,7 +151,7 @@ def test_a_primary_that_stays_down_is_named_and_nothing_is_committed(
 ) -> None:
     before = committed_increments(chain)
     victim = servers.node("s2")
-    started = disturb_after_start(monkeypatch, lambda: servers.stop_node(victim, immediate=True))
+    started = disturb_after_start(monkeypatch, lambda: stop_server(victim, immediate=True))
     try:
         with pytest.raises(SnapshotError) as raised:
             increment(chain, retries=2)
@@ -178,7 +179,7 @@ def test_a_primary_stopped_while_its_slot_is_read_costs_one_attempt(
         runs.append(len(runs))
         if len(runs) > 1:
             return run_tasks(*arguments, **more)
-        servers.stop_node(victim, immediate=True)
+        stop_server(victim, immediate=True)
         try:
             return run_tasks(*arguments, **more)
         finally:
@@ -250,7 +251,7 @@ def test_a_primary_that_comes_back_on_another_timeline_is_not_retried(
     before, victim = committed_increments(chain), servers.node("s1")
 
     def restart_on_new_timeline() -> None:
-        servers.stop_node(victim)
+        stop_server(victim)
         (victim.data_directory / "standby.signal").touch()
         servers.start_node(victim)
         with psycopg.connect(victim.dsn(), autocommit=True) as connection:

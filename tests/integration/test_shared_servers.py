@@ -15,6 +15,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import running_pid
 from tests.integration.conftest import RUNNING, SHARED, FleetFactory, check_left_running
 from tests.integration.left_on_servers import is_stopped
+from tests.servers.disasters import kill_server
 
 
 def config_of(fleet: EmbeddedFleet) -> Any:
@@ -32,7 +33,7 @@ def test_who_leaves_it_stopped_or_killed_is_named_and_it_runs_again(fleet_factor
     fleet = fleet_factory()
     config, node = config_of(fleet), fleet.primaries[0]
     check_left_running(config, "test_before")
-    fleet.kill_node(node)
+    kill_server(node)
     with pytest.raises(AssertionError, match=r"^test_killing left servers that others use: \S+ s1 was not running"):
         check_left_running(config, "test_killing")
     assert answers(fleet)
@@ -49,7 +50,7 @@ def test_who_leaves_it_stopped_or_killed_is_named_and_it_runs_again(fleet_factor
 def test_one_that_is_gone_is_given_up_and_others_are_not_blamed(fleet_factory: FleetFactory) -> None:
     fleet = fleet_factory()
     config = config_of(fleet)
-    fleet.kill_node(fleet.primaries[0])
+    kill_server(fleet.primaries[0])
     fleet.delete_node_data(fleet.primaries[0])
     with pytest.raises(AssertionError, match=r"test_deleting left .* can't be used any more"):
         check_left_running(config, "test_deleting")

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import cutline.nodes.programs as clients
 from cutline.embedded.fleet import start_fleet, stop_fleet
-from cutline.embedded.server import SUPERUSER
+from cutline.embedded.server import SUPERUSER, stop_server
 from cutline.fleet.config import Fleet, Node
 from cutline.nodes.connections import NodeUnreachableError, as_connected, program_connection
 from cutline.nodes.programs import ProgramsUnfitError, wheel_bin_directory
@@ -83,7 +83,7 @@ def served(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         execute(node.dsn("postgres"), f"ALTER ROLE {SUPERUSER} PASSWORD '{PASSWORD}'")
         execute(node.dsn("postgres"), *(f"ALTER SYSTEM SET {name} = '{value}'" for name, value in chosen.items()))
         (data / "pg_hba.conf").write_text(f"hostssl all all {HOST}/32 scram-sha-256\n")
-        embedded.stop_node(node)
+        stop_server(node)
         embedded.start_node(node)
         fleet = configure_fleet(embedded, folder / "fleet.toml", f"file://{folder}/store")
         yield with_options(fleet, host=HOST, port=str(port), password=PASSWORD), certificate

@@ -21,6 +21,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.embedded.fleet import start_fleet, stop_fleet
+from cutline.embedded.server import stop_server
 from cutline.fleet.config import Fleet, load_fleet
 from tests.certificates.authority import Authority, Certificate, make_authority
 from tests.commands.snapshot_runs import configure_fleet, sorted_copies
@@ -74,7 +75,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         chosen = {"ssl": "on", "ssl_ca_file": "root.crt", "listen_addresses": HOST, "port": port}
         execute(node.dsn("postgres"), *(f"ALTER SYSTEM SET {name} = '{value}'" for name, value in chosen.items()))
         (data / "pg_hba.conf").write_text(f"hostssl all all {HOST}/32 trust clientcert=verify-full\n")
-        embedded.stop_node(node)
+        stop_server(node)
         embedded.start_node(node)
         more = CLUSTER + json.dumps(str(server.programs))
         fleet = configure_fleet(embedded, folder / "fleet.toml", f"file://{folder}/store", more=more)

@@ -24,6 +24,7 @@ from cutline.wal.drain.slots import drop_slot
 from tests.commands.snapshot_runs import configure_fleet, run_command, slots_of
 from tests.s3.server import free_port
 from tests.servers.dealt import start_fleet
+from tests.servers.disasters import kill_server
 
 SECONDS_MAX = 120.0
 # Stands by, tries again and gathers after shorter pauses.
@@ -233,7 +234,7 @@ def test_a_node_that_is_away_is_said_and_waited_for(
     watch = watches()
     watch.await_text("increment 1 of watch-")
     node = servers.node("s2")
-    servers.kill_node(node)
+    kill_server(node)
     try:
         watch.await_text("increment: node s2")
 

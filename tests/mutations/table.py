@@ -11,7 +11,6 @@ from typing import Any
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.output.failure import CONFLICTS
 from cutline.fleet.progress import Silent
-from cutline.snapshots.records.kinds import kind_of
 from cutline.storage.errors import SnapshotError
 from tests.mutations.recipe import recipe_of
 from tests.mutations.sealing import read_documents
@@ -30,6 +29,7 @@ from tests.mutations.trial import (
 from tests.mutations.values import Mutation, collect_others, differences, mutations_of, path_text
 from tests.mutations.verdicts import is_descriptive, is_sole
 from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World, restore_and_read
+from tests.stores.documents import kind_of
 
 KINDS_OF_OUTCOME = (REFUSED, ACCEPTED, TRACEBACK, HANG)
 # What became of those that show a changed value, or of which a restore would read other things: the whole check and the

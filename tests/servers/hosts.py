@@ -18,7 +18,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.embedded.server import PORT, SUPERUSER, EmbeddedNode
+from cutline.embedded.server import PORT, SUPERUSER, EmbeddedNode, stop_server
 from cutline.nodes.sessions import in_parallel
 from tests.certificates.authority import Authority, make_authority
 
@@ -58,7 +58,7 @@ def make_reachable(fleet: EmbeddedFleet, folder: Path) -> Hosts:
                 connection.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
         lines = ("local all all trust", "host all all 127.0.0.0/8 scram-sha-256", "local replication all trust")
         (node.data_directory / "pg_hba.conf").write_text("".join(f"{line}\n" for line in lines))
-        fleet.stop_node(node)
+        stop_server(node)
         fleet.start_node(node)
 
     in_parallel(restart, fleet.primaries)

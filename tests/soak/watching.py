@@ -32,6 +32,7 @@ from cutline.fleet.config import load_fleet
 from tests.commands.snapshot_runs import configure_fleet, run_command
 from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, S3Proxy, s3_proxy
 from tests.s3.server import s3_server
+from tests.servers.disasters import kill_server
 
 EVERY_SECONDS = 20.0
 # A cut may come that much later than the schedule says without a word.
@@ -117,7 +118,7 @@ class Watching:
     def stop_server(self) -> None:
         """A primary is away for a while."""
         node = self.embedded.node("s2")
-        self.embedded.kill_node(node)
+        kill_server(node)
         time.sleep(45)
         self.embedded.start_node(node)
 
@@ -127,7 +128,7 @@ class Watching:
         if standby is None or self.primaries["s1"] == standby.dsn():
             self.stop_server()
             return
-        self.embedded.kill_node(self.embedded.node("s1"))
+        kill_server(self.embedded.node("s1"))
         with psycopg.connect(standby.dsn(), autocommit=True) as session:
             session.execute("SELECT pg_promote()")
         text = self.fleet_file.read_text()

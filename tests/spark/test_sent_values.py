@@ -13,9 +13,10 @@ import pytest
 from cutline.columns.bytes_column import from_list
 from cutline.columns.python_workers import broadcast, map_batches
 from cutline.fleet.progress import Silent
-from cutline.snapshots.fold.changed_keys import KeyFilter, key_set
+from cutline.snapshots.fold.changed_keys import KeyFilter
 from cutline.spark.spark_jobs import run_tasks
 from tests.run.quick_spark import SETTINGS
+from tests.unit.made_keys import key_set
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +34,7 @@ def test_the_sessions_of_tests_encrypt_as_those_of_clusters_do(spark: SparkSessi
 def test_large_arrays_and_tables_are_the_same_in_the_workers(spark: SparkSession) -> None:
     words = np.arange(COUNT, dtype=np.uint64)
     table = pa.table({"key": KEYS, "number": words})
-    value = {"set": key_set(from_list(KEYS)), "filter": KeyFilter(words), "table": table, "small": ["ü", None, 1.5]}
+    value = {"set": key_set(KEYS), "filter": KeyFilter(words), "table": table, "small": ["ü", None, 1.5]}
     sent = broadcast(spark, value)
 
     def describe(number: int) -> list[object]:

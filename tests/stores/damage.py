@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cutline.fleet.record import from_builtins
+from cutline.fleet.record import from_json
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.records.commit import LARGE_OBJECTS
 from cutline.snapshots.records.documents import seal
@@ -110,7 +110,7 @@ def change_segment(
             "partials": entry["partials"],
             "truncates": entry["truncates"],
         }
-        held = from_builtins(entry, Segment)
+        held = from_json(json.dumps(entry), Segment)
         metadata = SegmentMetadata(
             key=held.key, node=held.node, operation=held.operation, after=held.after, through=held.through,
             open=held.open, definitions=(), first_changes={}, **counts,

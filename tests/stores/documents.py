@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from functools import reduce
 from operator import or_
@@ -12,11 +13,35 @@ import pyarrow.parquet as pq
 
 from cutline.fleet.record import fields_of, from_json
 from cutline.snapshots.records.documents import read_sealed, seal
-from cutline.snapshots.records.kinds import kind_of
+from cutline.snapshots.records.kinds import KINDS, DocumentKind
+from cutline.storage.encryption.key_documents import KEY_DOCUMENT
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.segments import METADATA_KEY, SegmentMetadata
 
 SUFFIX = ".json"
+# The form of the keys of each kind.
+KEYS = {
+    "fleet": re.compile(r"fleet\.json"),
+    "baseline": re.compile(r"baselines/\d{16}\.json"),
+    "snapshot": re.compile(r"snapshots/[^/]+/snapshot(\.\d+)?\.json"),
+    "increment": re.compile(r"snapshots/[^/]+/increments/\d{16}(\.\d+)?\.json"),
+    "objects": re.compile(r"snapshots/[^/]+/lists/[^/]+/[^/]+/[^/]+\.json"),
+    "lost": re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"),
+    "deleted": re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"),
+    "intent": re.compile(r"operations/[^/]+/intent\.json"),
+    "outcome": re.compile(r"operations/[^/]+/outcome\.json"),
+    "failure": re.compile(r"operations/[^/]+/failure\.json"),
+    "decision": re.compile(r"operations/[^/]+/decision\.json"),
+    "sign": re.compile(r"operations/[^/]+/sign-\d+\.json"),
+    "cancel": re.compile(r"operations/[^/]+/cancel-\d+\.json"),
+    "key": KEY_DOCUMENT,
+    "lease": re.compile(r"operations/[^/]+/lease-\d+\.json"),
+}
+
+
+def kind_of(key: str) -> DocumentKind | None:
+    """Return the kind of the document at `key`, None if no kind has such a key."""
+    return next((kind for kind in KINDS if KEYS[kind.name].fullmatch(key)), None)
 
 
 def check_documents(store: ObjectStore) -> Counter[str]:

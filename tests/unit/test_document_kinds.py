@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from cutline.snapshots.records.documents import ManifestError, list_prefix, parse_document, seal, unseal
-from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas, kind_of
+from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.store_identity import FLEET_KEY, baseline_key
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
+from tests.stores.documents import kind_of
 
 FORMATS = Path(__file__).parent.parent.parent / "docs" / "format"
 KEYS = {

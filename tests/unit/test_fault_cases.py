@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import random
 
-from cutline.fleet.crash_points import (
-    FULL_POINTS,
-    INCREMENT_POINTS,
-    CrashPoint,
-    spark_crash_points,
-    terminal_crash_points,
-)
+from cutline.fleet.crash_points import CrashPoint
 from tests.faults.cases import FAULTS, KILLED, KINDS, NEW_TABLE_POINTS, READ_ONLY, STOPPED, Case, all_steps, sample
+from tests.faults.points import FULL_POINTS, INCREMENT_POINTS, spark_crash_points, terminal_crash_points
 from tests.faults.sights import TaskEffect
 
 SAMPLES = 50

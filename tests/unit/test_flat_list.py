@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ from cutline.cli.commands.list import entry_document, lines_of
 from cutline.cli.output.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from cutline.cli.output.results import emit_csv
 from cutline.cli.output.tables import FittingTable
-from cutline.fleet.record import Time, from_builtins
+from cutline.fleet.record import Time, from_json
 from cutline.snapshots.listing.listing import Entry, Listing
 from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
 from cutline.snapshots.records.chain import Chain, summary_of
@@ -59,7 +60,9 @@ def test_a_row_names_the_tables_as_they_were_at_its_cut() -> None:
 def test_a_row_has_its_cut_its_type_and_the_checks_of_its_restore_point() -> None:
     checks = NewestChecks()
     for hour, result in ((11, "conflicts"), (10, "valid")):
-        point = from_builtins({"snapshot": "daily", "increment": 1, "result": result, "full": True}, CheckedPoint)
+        point = from_json(
+            json.dumps({"snapshot": "daily", "increment": 1, "result": result, "full": True}), CheckedPoint
+        )
         checks.add(EndedCheck("op", Time(f"2026-11-20T{hour}:30:00.000Z"), point))
     full, first = flat_rows(listing_of(commented("", "b"), checks))
     assert (full["increment"], full["type"], full["base_snapshot"]) == (0, "full", None)

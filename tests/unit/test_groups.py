@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.fleet.config import GroupRules
-from cutline.fleet.record import INTEGER_MAX, fields_of, from_builtins
+from cutline.fleet.record import INTEGER_MAX, fields_of, from_json
 from cutline.fleet.table_names import is_included, quote_identifier, table_name
 from cutline.nodes.groups import Column, Group, Table, column_list, number_groups, qualify
 
@@ -33,7 +33,7 @@ def table(name: str, *, rows: int = 0, size: int = 0, key_width: int = 1, identi
 
 @given(GROUPS)
 def test_a_group_round_trips_through_json(group: Group) -> None:
-    assert from_builtins(json.loads(json.dumps(fields_of(group))), Group) == group
+    assert from_json(json.dumps(fields_of(group)), Group) == group
 
 
 def test_the_same_table_has_one_number_on_all_shards() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from cutline.cli.output.left_out import left_out_lines, left_out_since, warning_lines, warnings_of_several
-from cutline.fleet.record import fields_of, from_builtins
+from cutline.fleet.record import fields_of, from_json
 from cutline.nodes.left_out import COUNTED, WARNED, LeftOut, LeftOutKind, mark_large_objects, select_warnings
 
 UNLOGGED, EXCLUDED, LARGE = LeftOutKind.UNLOGGED_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.LARGE_OBJECTS
@@ -43,7 +45,7 @@ def test_an_entry_round_trips_through_json() -> None:
     one = LeftOut("a", LARGE, "pg_largeobject", "why", 3)
     document = {"node": "a", "kind": "large_objects", "name": "pg_largeobject", "why": "why", "count": 3}
     assert fields_of(one) == document
-    assert from_builtins(document, LeftOut) == one
+    assert from_json(json.dumps(document), LeftOut) == one
 
 
 def test_a_warning_of_several_snapshots_appears_once() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.record import fields_of, from_builtins
+from cutline.fleet.record import fields_of, from_json
 from cutline.nodes.groups import Column, Group, SchemaChangedError
 from cutline.storage.errors import error_of, report_of
 from cutline.wal.decoding.decoder import Decoded, Decoder
@@ -170,4 +170,4 @@ LSNS = st.integers(0, 2**63 - 1).map(Lsn)
        st.booleans())  # fmt: skip
 def test_a_definition_round_trips_through_json(oid: int, group: Group, copied_from: Lsn | None, is_gone: bool) -> None:  # noqa: FBT001
     definition = Definition(oid, group, copied_from, is_gone)
-    assert from_builtins(json.loads(json.dumps(fields_of(definition))), Definition) == definition
+    assert from_json(json.dumps(fields_of(definition)), Definition) == definition

@@ -45,7 +45,7 @@ CANCEL_SECONDS_MAX = 10.0
 DROP_CONNECT_SECONDS_MAX = 5
 
 STATE_QUERY = """
-SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status, ''), two_phase,
+SELECT confirmed_flush_lsn::text, coalesce(wal_status, ''), two_phase,
        -- Version 17 says why a slot is invalid; in 16, this is the only reason other than lost WAL.
        coalesce(to_jsonb(s) ->> 'invalidation_reason',
                 CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict with recovery' END, '')
@@ -67,8 +67,6 @@ class SlotState:
     """The state of a slot on its node. `invalid` is the server's reason, empty if the slot is valid."""
 
     confirmed: Lsn
-    restart: Lsn
-    active: bool
     wal_status: str
     two_phase: bool
     invalid: str = ""
@@ -252,7 +250,7 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
     row = connection.execute(STATE_QUERY, (name,)).fetchone()
     if row is None:
         return None
-    return SlotState(Lsn.parse(row[0] or "0/0"), Lsn.parse(row[1] or "0/0"), *row[2:])
+    return SlotState(Lsn.parse(row[0] or "0/0"), *row[1:])
 
 
 def slot_problem(name: str, state: SlotState | None) -> str:

@@ -30,6 +30,7 @@ from tests.integration.read_only.frozen_nodes import (
     may_write,
     read_settings,
 )
+from tests.servers.disasters import kill_server
 
 if TYPE_CHECKING:
     from cutline.embedded.fleet import EmbeddedFleet
@@ -75,7 +76,7 @@ def test_resume_names_an_unreachable_node_and_thaws_the_others(servers: Embedded
         with connect(one) as connection:
             freeze(one, connection, FLEET_ID, "operation-1", "last")
     first, second = fleet.primaries
-    servers.kill_node(servers.primaries[1])
+    kill_server(servers.primaries[1])
     watching = Watching()
     try:
         with pytest.raises(ReadOnlyLeftError) as caught:

@@ -13,7 +13,7 @@ import pytest
 
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.bank_workload import BankStoppedError, BankWorkload
-from cutline.fleet.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.read_only import FleetFrozenError, resume_fleet
 from cutline.snapshots.create.context import CreateRequest
@@ -28,6 +28,7 @@ from cutline.wal.drain.waiting import SlotWaitError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, sorted_copies
 from tests.commands.watching import Reached, Watching
+from tests.faults.points import FULL_POINTS, PER_NODE, terminal_crash_points
 from tests.integration.read_only.entry_writers import ENTRY, TABLE, assert_final, read_value, restored, writing
 from tests.integration.read_only.frozen_nodes import WRITE, execute, may_write, read_settings
 from tests.integration.test_waits import gids

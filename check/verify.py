@@ -26,6 +26,7 @@ from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from cutline.snapshots.fold.sources import SegmentSource, Sources, segment_sources, sources_of
 from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
+    document_names,
     naming_open_operations,
     read_open_operations,
     read_recorded_commits,
@@ -61,9 +62,10 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     began = time.monotonic()
     store = fleet.store.open()
     fleet_id = read_identity(store, fleet).fleet_id
-    open_operations = read_open_operations(store, request.name)
+    operations = document_names(store)
+    open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
-    recorded = read_recorded_commits(store, unread=unread)
+    recorded = read_recorded_commits(store, unread=unread, operations=operations)
     names = [request.name] if request.name else names_to_check(store, recorded)
     reports: list[SnapshotReport] = []
     for name in names:

@@ -17,7 +17,6 @@ from itertools import islice
 from cutline.nodes.groups import Group
 from cutline.snapshots.ddl.ddl_archive import FOREIGN_KEY, ArchiveEntry
 from cutline.snapshots.fold.limits import CHANGES_MAX
-from cutline.snapshots.operations.operation import list_decided
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
 from cutline.snapshots.records.documents import ManifestError
@@ -29,18 +28,18 @@ READ_MAX = 50
 COMPARED_MAX = 5
 
 
-def read_measured(store: ObjectStore, rows: int) -> tuple[str, RestoreFigures] | None:
+def read_measured(store: ObjectStore, decided: Iterable[str], rows: int) -> tuple[str, RestoreFigures] | None:
     """Return the operation and figures of the recent restore whose size is closest to `rows`, or None.
 
     The newest of equally close restores is chosen. Only the READ_MAX newest decided restores are read.
     """
-    recent = list(islice(_newest_figures(store), COMPARED_MAX))
+    recent = list(islice(_newest_figures(store, decided), COMPARED_MAX))
     return min(recent, key=lambda one: abs(math.log((one[1].rows + 1) / (rows + 1))), default=None)
 
 
-def _newest_figures(store: ObjectStore) -> Iterator[tuple[str, RestoreFigures]]:
+def _newest_figures(store: ObjectStore, decided: Iterable[str]) -> Iterator[tuple[str, RestoreFigures]]:
     # Only restores store a decision, and only successful restores store an outcome with figures.
-    for operation in islice(list_decided(store), READ_MAX):
+    for operation in islice(decided, READ_MAX):
         try:
             outcome = read_outcome(store, operation)
         except ManifestError:

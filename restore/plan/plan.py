@@ -36,7 +36,7 @@ from cutline.snapshots.operations.open_operations import (
     naming_open_operations,
     read_open_operations,
 )
-from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.operation import current_time, list_decided, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
 from cutline.snapshots.records.operation_records import Intent
@@ -64,6 +64,7 @@ class RestorePlan:
     `damage`: the error for needed objects that a listing shows as missing, reported together with all other obstacles.
     `next_cut`: the time of the first cut after the requested time. `doubts`: reasons in the records not to trust the
     snapshot. `superusers`: the superusers who act where the restoring role may not; None if that role does everything.
+    `decided`: the earlier restores with a decision, newest first.
     """
 
     request: RestoreRequest
@@ -79,6 +80,7 @@ class RestorePlan:
     next_cut: datetime | None = None
     doubts: tuple[str, ...] = ()
     superusers: Superusers | None = None
+    decided: tuple[str, ...] = ()
 
     def begun_now(self) -> RestorePlan:
         """Return the plan with the current time as the beginning of the restore."""
@@ -263,6 +265,7 @@ def plan_restore(
         damage = compare_sources(store, chain, shards, wanted) or damage
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
+    plan = replace(plan, decided=tuple(list_decided(documents)))
     if request.at:
         plan = replace(plan, next_cut=next_cut_time(whole, chain))
     if resumed:

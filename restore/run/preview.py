@@ -234,7 +234,7 @@ def check_restore(
     `connections` and `begun` are by shard; if a target has no connection, `obstacles` contains the reason. Raises all
     obstacles, including earlier ones, as one error (Obstacles.raise_found).
     """
-    store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
+    targets = [target for target in targets if target.shard in connections]
     if plan.damage is not None:
         obstacles.add(plan.damage)
     with obstacles.collecting():
@@ -258,7 +258,8 @@ def check_restore(
     disks = check_space((_space_of(plan, one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
     servers = {target.shard: server_of(connections[target.shard]) for target in targets}
-    basis, figures = read_measured(store, sum(volume.row_count for volume in volumes.values())) or ("", None)
+    rows = sum(volume.row_count for volume in volumes.values())
+    basis, figures = read_measured(plan.store.open(), plan.decided, rows) or ("", None)
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,
@@ -419,14 +420,14 @@ def find_replaced(
     if not plan.request.replace:
         return []
     lines: list[str] = []
-    chains: set[str] = set()
-    owners = read_slot_owners(plan.store.open())
+    slots: set[str] = set()
     for target in targets:
         connection = connections[target.shard]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
         lines.append(f"{target.node.id}: database {target.database} is put aside as {target.aside}")
-        for slot in find_slots(connection, target.database):
-            owner = owners.owner_of(slot)
-            chains.add(f"chain {owner.snapshot}" if owner else f"the chain of slot {slot}")
+        slots.update(find_slots(connection, target.database))
+    owners = read_slot_owners(plan.store.open())
+    found = {slot: owners.owner_of(slot) for slot in slots}
+    chains = {f"chain {owner.snapshot}" if owner else f"the chain of slot {slot}" for slot, owner in found.items()}
     return lines + [f"{chain} ends: it gets no more increments" for chain in sorted(chains)]

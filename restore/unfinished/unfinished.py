@@ -34,7 +34,7 @@ from cutline.restore.targets.databases import (
     parse_record,
 )
 from cutline.restore.targets.target import Connections, Target, place_of, server_of, start_of, suffix_of
-from cutline.snapshots.operations.open_operations import RESTORE, read_open_intents
+from cutline.snapshots.operations.open_operations import RESTORE, document_names, read_open_intents
 from cutline.snapshots.operations.operation import PUBLISH, list_decided, record_outcome
 from cutline.snapshots.records.operation_records import (
     DONE,
@@ -327,7 +327,7 @@ class NothingUnfinishedError(UnfinishedRestoreError):
 
     def __init__(self, store: ObjectStore, name: str, closed: Mapping[str, str]) -> None:
         last, details = "", dict[str, object]()
-        for operation in islice(list_decided(store), READ_MAX):
+        for operation in islice(list_decided(document_names(store)), READ_MAX):
             with suppress(SnapshotError):
                 outcome = read_outcome(store, operation)
                 is_drill = read_intent(store, operation).is_drill

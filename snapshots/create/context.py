@@ -19,6 +19,7 @@ from cutline.nodes.read_only import check_terminal, undo_freeze
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
+from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes
@@ -97,10 +98,11 @@ def begin_full(
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)
-        note_restores(store, settle_operations(store, sessions.fleet, progress), sessions, progress)
+        operations = document_names(store)
+        note_restores(store, settle_operations(store, sessions.fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name)
-        guard_nodes(store, sessions, progress)
+        guard_nodes(store, sessions, progress, operations)
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)

@@ -6,7 +6,7 @@ identities, logical decoding, slots, tables, the objects in the store. No check 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +78,12 @@ def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
     return structs.replace(then, exclude=tuple(dict.fromkeys(exclude)), append_only=tuple(dict.fromkeys(append_only)))
 
 
-def check_commits(store: ObjectStore, chain: Chain) -> None:
+def check_commits(store: ObjectStore, chain: Chain, operations: Iterable[str] | None = None) -> None:
     """Raise SnapshotMissingError if an increment after the chain's last was committed but its commit file is gone.
 
     Continuing would reuse the number of an increment that was reported as committed.
     """
-    recorded = read_recorded_commits(store, chain.last.operation).get(chain.name, {})
+    recorded = read_recorded_commits(store, chain.last.operation, operations=operations).get(chain.name, {})
     if lost := sorted(number for number in recorded.values() if number > chain.last.increment):
         raise commit_missing_error(chain.name, lost[0])
 
@@ -100,12 +100,15 @@ class Continuable:
     unknown: tuple[LeftOut, ...]
 
 
-def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> Continuable:
+def check_continuable(
+    store: ObjectStore, sessions: Sessions, chain: Chain, operations: Iterable[str] | None = None
+) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first refusal.
 
-    The sessions are those of the nodes that `check_fleet_file` returned for the chain.
+    The sessions are those of the nodes that `check_fleet_file` returned for the chain. `operations` as in
+    read_recorded_commits.
     """
-    check_commits(store, chain)
+    check_commits(store, chain, operations)
     check_baseline(chain.baseline, sessions.identities)
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)

@@ -34,6 +34,7 @@ from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
+from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import (
     Operation,
     OutcomeDetails,
@@ -150,16 +151,18 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         exclusive(sessions, store, "create", request.name) as lock,
     ):
         progress.reached(CrashPoint.LOCKED)
-        note_restores(store, settle_operations(store, fleet, progress), sessions, progress)
+        # Under the lock no other command begins a create, so one listing serves all checks.
+        operations = document_names(store)
+        note_restores(store, settle_operations(store, fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         # Read the increments under the lock, which keeps other commands from adding or removing any.
         chain = read_continued(store, request.name, chain.full)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
-        guard_nodes(store, sessions, progress)
+        guard_nodes(store, sessions, progress, operations)
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
-        continuable = check_continuable(store, sessions, chain)
+        continuable = check_continuable(store, sessions, chain, operations)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
         number = chain.last.increment + 1

@@ -6,7 +6,7 @@ which. Only its commit counts, and the next operation that holds the fleet's loc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -99,18 +99,22 @@ def has_failed(store: ObjectStore, operation_id: str) -> bool:
 
 
 def read_recorded_commits(
-    store: ObjectStore, since: str = "", unread: list[ManifestError] | None = None
+    store: ObjectStore,
+    since: str = "",
+    unread: list[ManifestError] | None = None,
+    operations: Iterable[str] | None = None,
 ) -> dict[str, dict[str, int]]:
     """Read the increments that outcomes record as committed (0: the full snapshot), by snapshot and operation id.
 
     Operations that began in an earlier second than the operation `since` are not read. The errors of unreadable records
     are added to `unread`; without that list, raises ManifestError. If a process died between its commit and its
-    outcome, the commit is missing until the next command settles it.
+    outcome, the commit is missing until the next command settles it. `operations` are the ids of all operations in
+    order, if they have been listed.
     """
     commits: dict[str, dict[str, int]] = {}
     # Ids sort by time, down to the second.
     second = since.rpartition("-")[0]
-    for operation_id in store.list_children("operations"):
+    for operation_id in store.list_children("operations") if operations is None else operations:
         if operation_id < second:
             continue
         try:

@@ -13,7 +13,7 @@ fleet can't commit after another command has continued without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -261,10 +261,12 @@ def is_publishing(store: ObjectStore, operation: str) -> bool:
     return decision is not None and decision.decision == PUBLISH
 
 
-def list_decided(store: ObjectStore) -> list[str]:
-    """Return the ids of restores with a decision, newest first. Only restores store decisions."""
-    keys = store.list("operations")
-    return sorted((key.split("/")[1] for key in keys if key.endswith("/decision.json")), reverse=True)
+def list_decided(documents: Mapping[str, Set[str]]) -> list[str]:
+    """Return the operations with a decision, newest first; `documents` are those of document_names.
+
+    Only restores store decisions.
+    """
+    return sorted((operation for operation, names in documents.items() if "decision.json" in names), reverse=True)
 
 
 # The length of the text of a time to the second.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 
 from cutline.fleet.config import Fleet, Node
@@ -30,7 +30,9 @@ from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 MARKS = {"delete": tombstone_key, "prune": only_full_key}
 
 
-def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> list[Intent]:
+def settle_operations(
+    store: ObjectStore, fleet: Fleet, progress: Progress, documents: Mapping[str, Set[str]] | None = None
+) -> list[Intent]:
     """Record an outcome for every open create, and for every removal that ended before its mark.
 
     Returns the open restores, which only the operator resumes or undoes.
@@ -39,11 +41,11 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> l
     writable again. This decision is final, however late the operation's own put arrives. An operation stays open for
     the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet,
     which is noted. An unreadable operation holds no lock, and only one of two commits with the same number can be
-    stored. Raises UndecidedError.
+    stored. `documents` are those of document_names, if they have been listed under the lock. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
     restores: list[Intent] = []
-    for operation_id in open_operation_ids(store):
+    for operation_id in open_operation_ids(store, documents):
         try:
             operation = read_intent(store, operation_id)
             # An unreadable object in place of the outcome prevents an outcome from being stored.

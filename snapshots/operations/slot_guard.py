@@ -13,7 +13,7 @@ continued without a record of the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET
@@ -54,10 +54,10 @@ class SlotOwners:
         return None if intent.kind != "create" or is_foreign(self.store, intent) else intent
 
 
-def read_slot_owners(store: ObjectStore) -> SlotOwners:
-    """Read the owners of all slots in one listing."""
+def read_slot_owners(store: ObjectStore, operations: Iterable[str] | None = None) -> SlotOwners:
+    """Read the owners of all slots in one listing, unless the ids of all `operations` have been listed."""
     ids: dict[str, list[str]] = {}
-    for operation in store.list_children("operations"):
+    for operation in store.list_children("operations") if operations is None else operations:
         ids.setdefault(slot_name(operation), []).append(operation)
     return SlotOwners(store, ids)
 
@@ -93,13 +93,15 @@ class KeptChain:
         return f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, of no snapshot in this store,"
 
 
-def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
+def guard_nodes(
+    store: ObjectStore, sessions: Sessions, progress: Progress, operations: Iterable[str] | None = None
+) -> None:
     """Warn of every chain past half of a node's limit, and give up chains past the limit.
 
     Also drops the slots of chains that have failed, were removed or are lost. The caller holds the fleet's lock, so no
-    other command continues a chain at the same time.
+    other command continues a chain at the same time. `operations` as in read_slot_owners.
     """
-    for kept in read_kept_chains(store, sessions, progress):
+    for kept in read_kept_chains(store, sessions, progress, operations):
         if kept.is_failed:
             progress.note(News(f"operation {kept.chain} has failed but still has slots"))
             _drop_kept_slots(kept, sessions, progress)
@@ -133,7 +135,9 @@ def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None,
         progress.note(f"{over_limit_text(kept)}: the next create marks the chain as lost and drops its slots")
 
 
-def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[KeptChain]:
+def read_kept_chains(
+    store: ObjectStore, sessions: Sessions, progress: Progress, operations: Iterable[str] | None = None
+) -> list[KeptChain]:
     """Return the WAL that all nodes of the fleet keep, by chain; note the nodes that do not answer."""
     retained = [slot for node in sessions.nodes for slot in read_retained(node, sessions.connections[node.id])]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
@@ -143,7 +147,7 @@ def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
         return []
-    owners = read_slot_owners(store)
+    owners = read_slot_owners(store, operations)
     return [find_kept_chain(store, KeptChain(slot, answers.of_slot(slot)), owners.owner_of(slot)) for slot in slots]
 
 

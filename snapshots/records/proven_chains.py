@@ -953,7 +953,7 @@ def _find_newest(store: ObjectStore, name: str) -> Increment | None:
     """
     sizes = listed_sizes(store, name)
     last = max(sizes, default=0)
-    if sorted(sizes) != list(range(1, last + 1)):
+    if not last or sorted(sizes) != list(range(1, last + 1)):
         return None
     place = find_place(store, name, last)
     if last > 1 and place.commit is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from cutline.restore.estimates.estimate import COMPARED_MAX, read_measured
-from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.operation import current_time, list_decided
 from cutline.snapshots.records.operation_records import Decision, Outcome, RestoreFigures, write_operation_record
 from cutline.storage.local import LocalStore
 
 
 def measured(store: LocalStore, rows: int) -> int | None:
-    found = read_measured(store, rows)
+    found = read_measured(store, list_decided(document_names(store)), rows)
     return int(found[0][-2:]) if found else None
 
 

@@ -29,6 +29,7 @@ from cutline.snapshots.records.proven_chains import (
     commit_key,
     read_chain,
     read_commit,
+    read_continued,
     read_newest_part,
     read_summaries,
 )
@@ -100,6 +101,18 @@ def test_the_newest_and_one_commit_of_64_have_the_summaries_of_all(increments: i
     assert summaries == tuple(map(summary_of, whole.increments)) == read_summaries(store, whole)
     assert newest.next_history == whole.next_history
     assert newest.is_partial
+
+
+def test_each_commit_of_a_chain_is_read_once() -> None:
+    store = store_chain(3)
+    full = read_chain(store, "daily", 0).full
+    assert store.read_keys.count(commit_key("daily", 0)) == 1
+    assert read_continued(store, "daily", full).last.increment == 3
+    assert store.read_keys.count(commit_key("daily", 0)) == 1
+    assert increments_read(store) == [3]
+    store.read_keys.clear()
+    assert len(read_chain(store, "daily").increments) == 3
+    assert [store.read_keys.count(commit_key("daily", number)) for number in range(4)] == [1, 1, 1, 1]
 
 
 def test_what_changed_definitions_is_read_and_gives_the_state_of_the_whole() -> None:

@@ -163,9 +163,9 @@ def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: P
         text = f"WAL: {report.wal.changes} changes in 3 transactions, {size_text(report.wal.bytes)}, read in "
         assert any(line.startswith(text) for line in lines_of(report, is_verbose=True))
         assert 0.5 * report.seconds < outcome.figures.seconds <= report.seconds
-        assert read_measured(store, report.rows) == (plan.intent.operation, outcome.figures)
         # The same again is expected to take as long.
         again = plan_restore(place.fleet, place.target, RestoreRequest(NAME, replace=True))
+        assert read_measured(store, again.decided, report.rows) == (plan.intent.operation, outcome.figures)
         estimate = previewed(again).estimate
         assert estimate.basis == plan.intent.operation
         assert estimate.total == pytest.approx(outcome.figures.seconds, rel=0.1)

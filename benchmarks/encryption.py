@@ -56,7 +56,6 @@ def _round(bench: Bench, kind: str, cutline: Cutline, target: Path) -> Callable[
 
 
 def _with_store(bench: Bench, cutline: Cutline, kind: str) -> Cutline:
-    """Return the commands with a separate store."""
     from cutline.snapshots.create.initialise import initialise
 
     work, given = bench.shard.work, cutline.fleet.path.read_text()

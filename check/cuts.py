@@ -84,7 +84,6 @@ class _ShardArchive:
         return self.segments
 
     def end_window(self, cut: NodeCut) -> None:
-        """Begin the next window at the cut."""
         self.position, self.undecided, self.in_doubt = cut.position, cut.undecided, cut.in_doubt
         self.last_commit_at = cut.last_commit_at
 

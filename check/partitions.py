@@ -101,7 +101,7 @@ def hash_partitions(
 
 @dataclass(slots=True)
 class Reported:
-    """What the reports of last changes yield: combined hashes by node as in PartitionHashes, and `Fold.changed`."""
+    """The result of the reports of last changes: combined hashes by node (PartitionHashes), and `Fold.changed`."""
 
     rows: list[Sums] = field(default_factory=list)
     versions: list[Sums] = field(default_factory=list)

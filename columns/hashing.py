@@ -58,7 +58,6 @@ def _begin(lengths: Ints) -> Words:
 
 
 def _words_at(data: Bytes, starts: Ints) -> Words:
-    """Read the three little-endian words at each start."""
     words = np.zeros((3, len(starts)), np.uint32)
     for byte in range(CHUNK_BYTES):
         words[byte // WORD_BYTES] |= data[starts + byte].astype(np.uint32) << np.uint32(8 * (byte % WORD_BYTES))
@@ -66,7 +65,6 @@ def _words_at(data: Bytes, starts: Ints) -> Words:
 
 
 def _mask(count: Ints) -> Words:
-    """Return a mask of the lowest `count` bytes of a word, at most 4."""
     return ((np.int64(1) << 8 * np.clip(count, 0, WORD_BYTES)) - 1).astype(np.uint32)
 
 

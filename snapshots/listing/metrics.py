@@ -168,7 +168,7 @@ SUCCESS_CHANGES = Metric(
 )
 SUCCESS_TRANSACTIONS = Metric(
     "cutline_last_success_transactions",
-    "Transactions added by the last success; for a restore those of the increments, for a check global ones.",
+    "Transactions that the last success added; for a restore, those of the increments; for a check, global.",
     ("kind",),
 )
 SUCCESS_RETRIES = Metric(

@@ -29,7 +29,6 @@ class _Collector:
     samples: tuple[Sample, ...]
 
     def collect(self) -> Iterator[Family]:
-        """Yield every metric once, with all its samples."""
         from prometheus_client.core import GaugeMetricFamily
 
         by_metric: dict[Metric, list[Sample]] = {}
@@ -154,7 +153,6 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; close the oldest connection if there are too many."""
         with self._lock:
             if len(self._open) == REQUESTS_MAX:
                 oldest = next(iter(self._open))

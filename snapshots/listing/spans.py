@@ -213,6 +213,5 @@ class _KeptMessage(logging.Handler):
         self.has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the first line of the first record."""
         self.first = self.first or record.getMessage().partition("\n")[0]
         self.has_failed |= record.levelno >= logging.ERROR

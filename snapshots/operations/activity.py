@@ -329,7 +329,6 @@ class _Signs:
     every_seconds: float = field(default_factory=lambda: SIGN_SECONDS)
 
     def store_next(self, sign: SignOfLife) -> None:
-        """Store a sign, and delete its predecessor."""
         before, rarer, is_clean = self.number - 1, self.rarer, self.is_clean
         # If one of the next steps fails, the remaining signs are not known.
         self.is_clean = False

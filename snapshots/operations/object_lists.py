@@ -205,7 +205,6 @@ def _read_each(
 
 
 def _read_list(store: ObjectStore, commit: Commit, object_list: ObjectList) -> tuple[bytes, ListedObjects]:
-    """Read the list's document; return its content and the parsed document."""
     body = read_listed(store, object_list.node, object_list.key, (object_list.size, object_list.digest))
     content, _ = unseal(object_list.key, body)
     listed: ListedObjects = parse_document(object_list.key, content, ListedObjects)

@@ -130,7 +130,6 @@ def read_recorded_commits(
 
 
 def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | None:
-    """Return the increment that the operation's outcome records as committed, or None."""
     outcome = read_outcome(store, operation_id)
     if outcome is None or outcome.state == FAILED:
         return None

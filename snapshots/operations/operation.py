@@ -128,10 +128,10 @@ def record_operation(
     """Store the intent, and at the end the outcome.
 
     After an error, `undo` removes the operation's traces elsewhere, unless the operation has committed (StoppedError
-    reports an interrupt that comes so late). If it is not known whether it has committed, or if `undo` returns False
-    because something is left, no outcome is stored and the next command settles the operation; in the latter case, the
-    reason is stored as a failure record. If the store is gone, nothing is stored. An operation that is done does not
-    fail if its outcome can't be stored.
+    reports an interrupt that comes so late). If it is not known whether it has committed, no outcome is stored, and the
+    next command settles the operation. The same holds if `undo` returns False because something is left; then a failure
+    record stores the reason. If the store is gone, nothing is stored. An operation that is done does not fail if its
+    outcome can't be stored.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)

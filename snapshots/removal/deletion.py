@@ -248,8 +248,6 @@ def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) 
 
 
 class _RemovalOrder(NamedTuple):
-    """The sort key of objects to delete."""
-
     is_data: bool
     newest_first: int
     key: str
@@ -271,7 +269,7 @@ class SnapshotUnreadableError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """The plan of a deletion: what it removes.
+    """The plan of a deletion.
 
     `surveyed` is None if the plan resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
     remain. `left_behind` maps nodes of the chain to their servers that fleet.toml no longer names.
@@ -330,7 +328,6 @@ def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
 
 
 def _was_committed(store: ObjectStore, name: str) -> bool:
-    """Whether an outcome records a commit of the snapshot."""
     documents = document_names(store)
     batches = read_batches(store, documents, list_ended(documents, has_intent=True))
     endeds = (

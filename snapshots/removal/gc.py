@@ -608,8 +608,6 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
 
 
 class _GarbageSearch:
-    """Searches the store, and sorts its objects into the report."""
-
     def __init__(self, store: ObjectStore, report: GcReport, progress: Progress) -> None:
         self._store = store
         self._report = report

@@ -145,7 +145,6 @@ class _Place:
 
     @property
     def text(self) -> str:
-        """The place as text for the operator."""
         return f"number {self.number + 1} from the newest" + (" without conflicts" if self.passed_over else "")
 
     @property
@@ -204,7 +203,6 @@ def _keeping_rule(place: _Place, rules: Retention, now: datetime) -> tuple[str, 
 
 
 def _keeping_days(one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[str, ...]:
-    """Return the rule that keeps a restore point."""
     if rules.keep_days is None:
         return ("only keep_days removes restore points",)
     young = f"keep_days {rules.keep_days}: its cut was made at {_moment(max(one.points))}"

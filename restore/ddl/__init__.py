@@ -1,5 +1,5 @@
-"""DDL at a restore: the statements of a shard's archive, run in sections on the target.
+"""Restore DDL: run the statements of a shard's archive in sections on the target.
 
-A section runs before the rows, after them, or at the end. A role that is not a superuser runs the statements in a form
-that is adapted to it. A statement that a server refuses is collected, and keeps nothing else from being restored.
+A section runs before the rows, after them, or at the end. For a role that is not a superuser the statements are
+adapted. Statements that a server refuses are collected, and everything else is restored.
 """

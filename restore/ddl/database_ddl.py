@@ -1,10 +1,10 @@
-"""The properties of a database itself, as statements: settings, privileges, limit, labels.
+"""Statements for the properties of a database itself: settings, privileges, connection limit, labels.
 
-They come last, in the transaction that creates event triggers: until then they would change the restore's own sessions.
-The database belongs to the role that restores until the restore has ended, because its comment, the restore's record,
-counts only then. So that role meanwhile has the privileges that the owner is to have, and the change of the owner takes
-them along (PostgreSQL manual, "ALTER DATABASE"). Owner, comment and whether it is a template follow with the end of the
-record (restore/targets/databases.py).
+They run last, in the transaction that creates event triggers, as they would affect the restore's own sessions. The
+database belongs to the restoring role until the restore has ended, because the restore's record in its comment is
+trusted only then. Until then that role holds the privileges of the future owner, and changing the owner transfers them
+(PostgreSQL manual, "ALTER DATABASE"). Owner, comment and the template flag are set when the record is removed
+(restore/targets/databases.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cutline.snapshots.ddl.database_facts import list_elements
 from cutline.snapshots.ddl.ddl_archive import PRIVILEGES
 from cutline.snapshots.records.commit import NO_LIMIT, DatabasePrivilege, DatabaseProperties, DatabaseSetting
 
-# Their values are lists of names, which have to be written one by one (PostgreSQL's variable_is_guc_list_quote).
+# Settings whose values are lists of names that must be quoted individually (PostgreSQL's variable_is_guc_list_quote).
 LISTS = frozenset(
     (
         "local_preload_libraries",
@@ -34,15 +34,15 @@ LISTS = frozenset(
         "unix_socket_directories",
     )
 )
-# Of these, names of identifiers; the others are files.
+# The elements of these lists are identifiers, those of the others are files.
 IDENTIFIERS = frozenset(("search_path", "temp_tablespaces"))
-# A library that the server lacks would let nobody into the database any more. The servers accept its name all the same.
+# If the server lacks a library, nobody can connect to the database any more, yet servers accept any name.
 PRELOADED = {"session_preload_libraries": "", "local_preload_libraries": "$libdir/plugins/"}
 SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMIT", "SECURITY LABEL"
 
 
 class DatabasePiece(NamedTuple):
-    """A part that is run or refused as a whole, with its kind and name for people; texts, not raw."""
+    """A part that is run or refused as a whole, with its kind and name for people, as text (not raw)."""
 
     kind: str
     name: str
@@ -53,7 +53,7 @@ class DatabasePiece(NamedTuple):
 class DatabaseDdl:
     """The statements for a restored database itself, with the roles of the target; `name` is its real name.
 
-    `ours` is the role that restores; `owner` is "" if the database stays with it. `loads`: it can try libraries.
+    `ours` is the restoring role; `owner` is "" if that role remains the owner. `loads`: the role can test libraries.
     """
 
     name: str
@@ -64,7 +64,7 @@ class DatabaseDdl:
 
     @property
     def roles(self) -> list[str]:
-        """The roles that the target needs for it."""
+        """The roles that must exist on the target."""
         properties = self.properties
         granted = [role for privilege in properties.privileges or () for role in (privilege.grantor, privilege.grantee)]
         named = [role for role in granted if role not in ("", properties.owner)]
@@ -74,13 +74,13 @@ class DatabaseDdl:
 
     @property
     def grantors(self) -> list[str]:
-        """The roles besides the owner that have granted something."""
+        """The roles other than the owner that have granted privileges."""
         roles = (privilege.grantor for privilege in self.properties.privileges or ())
         return sorted({role for role in roles if role != self.properties.owner})
 
     @property
     def own_privileges(self) -> tuple[DatabasePrivilege, ...]:
-        """The privileges that the owner has granted to the restoring role, which has them as the owner until then."""
+        """The privileges that the future owner grants to the restoring role, the owner until then."""
         if self.owner in ("", self.ours):
             return ()
         given = self.properties.privileges or ()
@@ -89,7 +89,7 @@ class DatabaseDdl:
         )
 
     def pieces(self, database: str) -> list[DatabasePiece]:
-        """The pieces to run in the database, whose name is `database` at present."""
+        """Return the pieces to run in the database, whose current name is `database`."""
         where, properties = quote(database), self.properties
         if self.own_privileges:
             others = tuple(
@@ -109,9 +109,9 @@ class DatabaseDdl:
 
 
 def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[DatabaseProperties, list[str]]:
-    """The properties of a database with other roles, and those left out because the target lacks their role.
+    """Replace the roles in a database's properties; also return lines for those left out, as the target lacks the role.
 
-    With no_owner all privileges are granted by the owner.
+    With no_owner, the owner grants all privileges.
     """
     left_out: list[str] = []
     settings: list[DatabaseSetting] = []
@@ -137,7 +137,7 @@ def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[
 
 
 def database_statements(database: str, properties: DatabaseProperties) -> list[str]:
-    """The statements that give a database all that belongs to it, for people."""
+    """Return the statements that set all properties of a database, for people."""
     where = quote(database)
     tablespace = f"ALTER DATABASE {where} SET TABLESPACE {quote(properties.tablespace)};"
     comment = f"COMMENT ON DATABASE {where} IS {literal(properties.comment or '')};"
@@ -154,7 +154,7 @@ def database_statements(database: str, properties: DatabaseProperties) -> list[s
 
 
 def _grants(where: str, properties: DatabaseProperties, owner: str) -> Iterator[str]:
-    """The statements that give the database these privileges alone, while it belongs to the role `owner` (quoted)."""
+    """Yield the statements that set exactly these privileges while the role `owner` (quoted) owns the database."""
     if properties.privileges is None:
         return
     yield f"REVOKE ALL ON DATABASE {where} FROM PUBLIC, {owner};"
@@ -176,7 +176,7 @@ def _grantee_of(privilege: DatabasePrivilege) -> tuple[str, bool]:
 
 
 def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[tuple[str, list[DatabasePrivilege]]]:
-    """The privileges by grantor; every grantor got its privileges before it grants them."""
+    """Yield the privileges by grantor; every grantor receives its privileges before it grants them."""
     waiting: dict[str, list[DatabasePrivilege]] = {}
     for privilege in privileges:
         waiting.setdefault(privilege.grantor, []).append(privilege)
@@ -184,7 +184,7 @@ def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[t
         grants.sort(key=_grantee_of)
     able = {owner}
     while waiting:
-        # PostgreSQL allows no circles; in another order the server refuses the grants that it can't make.
+        # PostgreSQL forbids circular grants. If there are any, the server refuses them.
         grantor = next((role for role in waiting if role in able), next(iter(waiting)))
         granted = waiting.pop(grantor)
         able.update(privilege.grantee for privilege in granted if privilege.with_grant_option)
@@ -197,12 +197,12 @@ def _set(where: str, setting: DatabaseSetting) -> str:
 
 
 def setting_statement(what: str, name: str, value: str) -> str:
-    """ALTER … SET for `what`, a role or database; the value as pg_db_role_setting has it."""
+    """Return ALTER … SET for `what`, a role or database; `value` as in pg_db_role_setting."""
     return f"ALTER {what} SET {quote(name)} TO {setting_value(name, value)};"
 
 
 def setting_value(name: str, value: str) -> str:
-    """The value of a setting as pg_db_role_setting has it, as SET takes it."""
+    """Convert a setting's value from its form in pg_db_role_setting to the syntax of SET."""
     if name.lower() not in LISTS:
         return literal(value)
     return ", ".join(map(literal, list_elements(value, folds=name.lower() in IDENTIFIERS) or [""]))

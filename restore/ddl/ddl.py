@@ -1,7 +1,7 @@
 """A shard's DDL as a restore runs it on one target: the entries of its archive, each with its statements, in sections.
 
 Statements and names are raw text (nodes.encodings). A statement that the server refuses is a `Refusal`. It does not end
-the restore: the other entries are run all the same, and the consequences of the refusals are decided at the end.
+the restore: the other entries are still run, and the consequences of the refusals are decided at the end.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cutline.snapshots.ddl.ddl_archive import EXTENSION
 from cutline.snapshots.records.commit import Sequence as StoredSequence
 from cutline.storage.errors import RefusedError
 
-# The sections, in the order of their running: before the rows, after them, and last of all.
+# The sections, in the order in which they run: before the rows, after them, and at the end.
 PRE_DATA, POST_DATA, EVENT_TRIGGERS = "pre-data", "post-data", "event-triggers"
-# With the last of them: what belongs to the database itself.
+# The properties of the database itself, which are set together with the last section.
 DATABASE = "database"
 MATERIALIZED_VIEW = "MATERIALIZED VIEW"
 SET_QUERY = """
@@ -54,10 +54,10 @@ SELECT c.oid IS NOT NULL,
 """
 SEQUENCES_AT_ONCE = 500
 STATEMENT_SHOWN_MAX = 200
-# Kinds of entries whose options may be passwords; the servers mark none of them.
+# Kinds of entries whose options may contain passwords, which servers don't mark as such.
 WITH_SECRETS = frozenset(("USER MAPPING", "SERVER", "FOREIGN DATA WRAPPER"))
 OPTIONS = " OPTIONS ("
-# Rows of extensions' tables, as pg_dump calls them: jobs and the like may have passwords, too.
+# pg_dump's kind for rows of extensions' tables. They may also contain passwords, for example in jobs.
 ROWS, VALUES = "TABLE DATA", " VALUES\n"
 
 
@@ -69,8 +69,8 @@ class SchemaLoadError(RefusedError):
 class DdlEntry:
     """An entry of a shard's archive, with the statements that create its object.
 
-    `number` identifies it, `dependencies` are the numbers of the entries that it needs. `tablespace` and `access` are
-    the settings under which its statements run; "" is the default.
+    `number` identifies the entry, `dependencies` are the numbers of the entries that it needs. `tablespace` and
+    `access` (table access method) are settings for its statements; "" is the default.
     """
 
     number: int
@@ -84,7 +84,7 @@ class DdlEntry:
 
     @property
     def label(self) -> str:
-        """The object, for people: its kind and its name."""
+        """The object's kind and name, for people."""
         return show_name(f"{self.kind} {f'{self.schema}.' if self.schema else ''}{self.name}")
 
 
@@ -92,14 +92,13 @@ class DdlEntry:
 class Ddl:
     """A shard's DDL for one target.
 
-    `settings` are statements that every session runs first. `side_by_side` are those of the entries after the rows that
-    several sessions may run at once. `views` are the materialized views that were populated, in the order of their
-    dependencies, `search_path` the setting of the database, None if it had none. `is_adapted`: it is for a role that is
-    not a superuser. Then `roles` are the owners and grantors that it names, each with the objects that it owns or
-    grants, `omitted` the publications of Cutline that are left out, and `beforehand` the statements that a superuser
-    runs for that role in the empty database. `database` has the statements for the database itself, if any. `lost` are
-    entries whose statements the store has lost: a restore that may do without refused statements does without these,
-    too.
+    `settings` are statements that every session runs first. `side_by_side` are the entries after the rows that several
+    sessions may run concurrently. `views` are the materialized views that were populated, in the order of their
+    dependencies. `search_path` is the database's setting, None if it had none. `is_adapted`: the DDL is for a role that
+    is not a superuser. Then `roles` are the owners and grantors in it, each with the objects that it owns or has
+    granted, `omitted` are Cutline's publications, which are left out, and `beforehand` are the statements that a
+    superuser runs for that role in the empty database. `database` contains the statements for the database itself, if
+    any. `lost` are entries whose statements the store has lost; they are treated like refused statements.
     """
 
     settings: str
@@ -118,7 +117,7 @@ class Ddl:
 
     @property
     def has_extensions(self) -> bool:
-        """Whether it creates extensions, or a superuser does that beforehand."""
+        """Whether the DDL, or a superuser beforehand, creates extensions."""
         return bool(self.beforehand) or any(entry.kind == EXTENSION for entry in self.pre_data)
 
     @property
@@ -128,15 +127,15 @@ class Ddl:
 
     @property
     def sections(self) -> dict[str, tuple[DdlEntry, ...]]:
-        """The entries by section, in the order of their running."""
+        """The entries by section, in the order in which they run."""
         return {PRE_DATA: self.pre_data, POST_DATA: self.post_data, EVENT_TRIGGERS: self.event_triggers}
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An entry that a server refused, with the server's reason and the statement in question.
+    """An entry that a server refused, with the server's reason and the refused statement.
 
-    `needs` names the refused entry that it depends on, if that is why it was not run.
+    `needs` names the refused entry that it depends on, if it was not run for that reason.
     """
 
     entry: DdlEntry
@@ -148,17 +147,17 @@ class Refusal:
 
     @property
     def label(self) -> str:
-        """The object, for people."""
+        """The object's kind and name, for people."""
         return self.entry.label
 
     def text(self) -> str:
-        """The refusal on one line."""
+        """Return the refusal on one line."""
         shown = without_options(self.entry.kind, self.statement)
         return f"{self.label}: {self.reason}" + (f" ({shorten_statement(shown)})" if shown else "")
 
 
 def without_options(kind: str, statement: str) -> str:
-    """The statement for people: without its options or rows if an entry of this kind may have passwords there."""
+    """Remove a statement's options or rows if they may contain passwords in an entry of this kind."""
     if kind == ROWS:
         return f"{statement.partition(VALUES)[0]} VALUES …;" if statement else ""
     before, keyword, _ = statement.partition(OPTIONS)
@@ -166,13 +165,13 @@ def without_options(kind: str, statement: str) -> str:
 
 
 def shorten_statement(statement: str) -> str:
-    """The statement on one line, cut off after STATEMENT_SHOWN_MAX characters."""
+    """Return the statement on one line, truncated after STATEMENT_SHOWN_MAX characters."""
     text = " ".join(show_name(statement).split())
     return text if len(text) <= STATEMENT_SHOWN_MAX else f"{text[:STATEMENT_SHOWN_MAX]}…"
 
 
 def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
-    """While the block runs, shut the session down if the command is interrupted."""
+    """While the block runs, shut the session down if a node falls silent or the command is interrupted."""
     return watch.on_silence(partial(shut_down, connection))
 
 
@@ -180,8 +179,8 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
 class Refreshed:
     """The result of refreshing materialized views.
 
-    `problems` has a line for each that could not be refreshed, with the reason, `helped` those that could be while
-    functions had a search_path, with these functions.
+    `problems` contains a line with the reason for each view that could not be refreshed. `helped` are the views that
+    could be refreshed only while functions had a temporary search_path, with these functions.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -189,7 +188,7 @@ class Refreshed:
 
 
 def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
-    """Refresh the materialized views."""
+    """Refresh the materialized views that were populated in the snapshot."""
     refreshed = Refreshed()
     if not ddl.views:
         return refreshed
@@ -200,7 +199,7 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
     }
 
     def definition_of(entry: DdlEntry) -> str:
-        """Its statements, and those of the views that it reads, each once: layers of views have very many paths."""
+        """Return the statements of the entry and of the views that it reads, visiting each view once."""
         reached, waiting = {entry.number: entry}, [entry]
         while waiting:
             needed = (
@@ -235,17 +234,17 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
 
 
 def show_name(name: str) -> str:
-    """Raw text in a printable form."""
+    """Convert raw text to a printable form."""
     return raw_bytes(name).decode(errors="backslashreplace")
 
 
 def find_settable(
     connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence], *, some_lack: bool
 ) -> tuple[list[StoredSequence], dict[str, str]]:
-    """The sequences that get their stored values, and why those of extensions do not, by name.
+    """Return the sequences that get their stored values, and the reasons why others don't, by name.
 
-    A superuser has made the extensions, or another version or nobody has: its sequences may belong to others, or not
-    exist. `some_lack`: there are such extensions, or refused statements.
+    An extension's sequences may belong to others, if a superuser created the extension, or may not exist, if it was
+    created in a different version or not at all. `some_lack`: there are extensions or refused statements.
     """
     chosen = list(sequences)
     names = ([sequence.schema for sequence in chosen], [sequence.name for sequence in chosen])
@@ -253,9 +252,9 @@ def find_settable(
     for sequence, (exists, is_extensions, may_set) in zip(chosen, connection.execute(FIND_QUERY, names), strict=True):
         name = table_name(sequence.schema, sequence.name)
         if not exists and some_lack:
-            left[name] = "the extension that makes it is lacking, or has another version"
+            left[name] = "its extension is missing, or has a different version"
         elif is_extensions and not may_set:
-            left[name] = "it keeps the value that its extension gave it: the role may not set it"
+            left[name] = "it keeps the value from its extension, because the role may not set it"
         else:
             settable.append(sequence)
     return settable, left
@@ -264,8 +263,8 @@ def find_settable(
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence]) -> None:
     """Set every sequence to its stored value, SEQUENCES_AT_ONCE at a time.
 
-    Each holds a lock until the commit, and each commit flushes the WAL. Raises SchemaLoadError if one can't be, and
-    NodeDisruptedError where that is not for the sequence.
+    Each sequence is locked until the commit, and each commit flushes the WAL. Raises SchemaLoadError if a sequence
+    can't be set, and NodeDisruptedError if the sequence was not the cause.
     """
     values = [(sequence.schema, sequence.name, sequence.last_value, sequence.is_called) for sequence in sequences]
     for start in range(0, len(values), SEQUENCES_AT_ONCE):
@@ -275,10 +274,10 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            # The caller names the holder of a lock that was not given in time.
+            # The caller handles lock timeouts.
             if remedy_of(error) and not isinstance(error, psycopg.errors.LockNotAvailable):
                 raise disrupted_error(node_of(connection), error) from error
             raise SchemaLoadError(
-                f"a sequence can't have the value of the commit: {shorten_message(error)}",
+                f"a sequence can't be set to the value in the commit: {shorten_message(error)}",
                 hint="somebody changed the store: put its objects back from a copy; see: snapshot check",
             ) from error

@@ -1,15 +1,15 @@
-"""The entries of a shard's archive that a restore runs: which they are, and as what each target runs them.
+"""Choose the entries of a shard's archive that a restore runs, and adapt them to each target.
 
-Entries are chosen by their types and dependencies. Statements of owners, grants and extensions have one of few known
-forms, any other is refused; the text of no other statement decides what runs.
+Entries are chosen by their types and dependencies. Statements about owners, grants and extensions must have one of a
+few known forms, otherwise they are refused. No other statement's text influences the choice.
 
-A table moves to another schema with its indexes, its constraints and the sequences of its columns, so their names must
-be free there, too.
+A table moves to a different schema together with its indexes, its constraints and the sequences of its columns, so
+their names must also be unused there.
 
-The rows of extensions' configuration tables are entries, too. They run after the tables are created, because some rows
-name tables (regclass). A row of the snapshot replaces the extension's own row with the same key. The server may refuse
-an entry like any other. The extensions' sequences are set with all others at the end; as entries they are also among
-the refused statements if their extension is refused.
+The rows of extensions' configuration tables are entries too. They run after the tables are created, because some rows
+refer to tables (regclass). A row of the snapshot replaces the extension's own row with the same key. The server may
+refuse such an entry like any other. The extensions' sequences are set with all others at the end. They are also entries
+so that they are reported as refused statements if their extension is refused.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from cutline.snapshots.records.commit import Sequence
 from cutline.storage.errors import RefusedError
 
 TABLE, CONSTRAINT = "TABLE", "CONSTRAINT"
-# Types of entries that move with their table, and of all that have names among relations or types.
+# Types of entries that move with their table, and types whose names share the namespace of relations or types.
 FOLLOWING = ("SEQUENCE", "INDEX", CONSTRAINT)
 NAMED = (*FOLLOWING, TABLE, "VIEW", "MATERIALIZED VIEW", "FOREIGN TABLE", "TYPE", "SHELL TYPE", "DOMAIN")
 NAMES_QUERY = """
 SELECT convert_to(name, getdatabaseencoding()) FROM unnest(%s::text[]) WITH ORDINALITY AS given (name, n) ORDER BY n
 """
-# Nobody but the owner of the database can act as pg_database_owner: a new schema is that owner's anyway.
+# Only the database's owner can act as pg_database_owner, and a new schema belongs to that owner anyway.
 OWNER_QUERY = """
 SELECT convert_to(pg_get_userbyid(n.nspowner)::text, getdatabaseencoding()),
        n.nspowner <> 'pg_database_owner'::regrole OR u.rolsuper
@@ -76,11 +76,11 @@ SELECT convert_to(pg_get_userbyid(n.nspowner)::text, getdatabaseencoding()),
 
 
 class TableInTheWayError(RefusedError):
-    """The snapshot has something of the name that a table is to be restored under."""
+    """The new name of a table is already used in the snapshot."""
 
 
 def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> None:
-    """Raise TableInTheWayError if something has a name that a moved table, or what moves with it, is to have.
+    """Raise TableInTheWayError if the new name of a moved table, or of an object that moves with it, is already used.
 
     All names are raw text.
     """
@@ -105,23 +105,23 @@ def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> 
                 raise TableInTheWayError(
                     f"--group {show_name(move.label)}: the name {show_name(table_name(move.to_schema, name))} is taken"
                     f" by {kind}",
-                    hint="choose another name, or another schema",
+                    hint="choose a different name or schema",
                     details={"table": show_name(move.label)},
                 )
-            taken[move.to_schema, name] = "what another --group moves there"
+            taken[move.to_schema, name] = "an object that another --group moves there"
 
 
 def _own_name(entry: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
-    """The name of the entry's object; a constraint's follows the name of its table, on which it depends."""
+    """Return the name of the entry's object; in a constraint's entry it follows the name of the table."""
     tables = [entries[number].name for number in entry.dependencies if number in entries]
     prefixes = [f"{name} " for name in tables if entry.kind == CONSTRAINT and entry.name.startswith(f"{name} ")]
     return entry.name.removeprefix(max(prefixes, key=len, default=""))
 
 
 def move_statements(node: Node, moves: Iterable[TableMove]) -> str:
-    """The statements (raw text) that give the tables of the database their other names; "" if there are none.
+    """Return the statements (raw text) that rename the database's tables; "" if there are none.
 
-    A schema that is missing is made, and belongs to the owner of the table's first one.
+    A missing schema is created, with the owner of the table's original schema.
     """
     moves = list(moves)
     if not moves:
@@ -133,7 +133,7 @@ def move_statements(node: Node, moves: Iterable[TableMove]) -> str:
 def _statements_of(connection: psycopg.Connection[Any], move: TableMove) -> Iterator[str]:
     names = connection.execute(NAMES_QUERY, (list(structs.astuple(move)),)).fetchall()
     schema, table, to_schema, to_table = (quote_identifier(raw_text(bytes(name))) for (name,) in names)
-    # While it moves, neither schema may have another table of its name.
+    # Use a temporary name during the move, as either schema may contain a table with the old or new name.
     between = quote_identifier(f"cutline_{secrets.token_hex(8)}")
     yield f"ALTER TABLE {schema}.{table} RENAME TO {between}"
     if to_schema != schema:
@@ -145,24 +145,24 @@ def _statements_of(connection: psycopg.Connection[Any], move: TableMove) -> Iter
 
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
-# Without these no rows can be loaded. A table does not always depend on its domains: pg_dump breaks loops there.
+# Rows can't be loaded without these. A table may lack a dependency on its domains, where pg_dump breaks loops.
 WITH_ROWS = ("TABLE", "FOREIGN TABLE", "SEQUENCE", "TYPE", "DOMAIN")
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
 SYSTEM_SCHEMA = 'SCHEMA "pg_catalog"'
-# The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
+# The comment on Cutline's own publication records a node's settings from before it was made read-only. A restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
-# Publications and their contents; pg_dump names the latter by both.
+# Publications and their tables; pg_dump names the latter by publication and table.
 PUBLICATION_KINDS = ("PUBLICATION", "PUBLICATION TABLE")
 OWN_ENTRY = re.compile(rf"{OWN_PUBLICATION}( .*)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveDdl:
-    """A shard's archive, its contents, and the entries that are restored.
+    """A shard's archive, its contents, and the entries to restore.
 
-    `side_by_side` are those that several sessions may run at once. The first entries drop what every new database has
-    and the source had not.
+    `side_by_side` are the entries that several sessions may run concurrently. The first entries drop objects that every
+    new database has but the source had not.
     """
 
     body: bytes
@@ -177,24 +177,24 @@ class ArchiveDdl:
         return [_qualify(entry) for entry in self.entries if entry.kind == VIEW_ROWS]
 
     def without_dependents(self) -> tuple[ArchiveDdl, list[str]]:
-        """The DDL for a restore of some tables, and its omissions."""
+        """Return the DDL for a restore of some tables, and its omissions."""
         by_number = {entry.number: entry for entry in self.entries}
         keys = [entry for entry in self.entries if entry.kind == FOREIGN_KEY]
         ddl, views = self.without(keys).without_view_rows()
         return ddl, [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys] + views
 
     def without_view_rows(self) -> tuple[ArchiveDdl, list[str]]:
-        """The DDL without the rows of materialized views, and the omissions."""
+        """Leave out the rows of materialized views; also return the omissions."""
         views = [entry for entry in self.entries if entry.kind == VIEW_ROWS]
         return self.without(views), [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
 
     def without(self, entries: Iterable[ArchiveEntry]) -> ArchiveDdl:
-        """The DDL without these entries and what depends on them, such as a comment."""
+        """Leave out these entries and all that depend on them, such as comments."""
         left = with_dependents(self.entries, [entry.number for entry in entries])
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left))
 
     def with_roles(self, changes: RoleChanges) -> tuple[ArchiveDdl, ChangedRoles]:
-        """The DDL with other roles, in the archive itself; and the omissions, and the roles that it named."""
+        """Replace roles in the archive itself; also return the omissions, and the roles that the archive named."""
         body, contents = self.body, self.contents
         work = RoleStatements(changes)
         statements = {
@@ -210,17 +210,18 @@ class ArchiveDdl:
         work.met.update(entry.owner for entry in contents.entries if entry.owner)
         changed = read_archive(rewrite(body, contents, statements, owners=owners))
         empty = [entry for entry in changed.entries if statements.get(entry.number) == ""]
-        # Of the privileges of a table, those of its columns depend; a comment on a policy goes with it.
+        # Keep dependents of empty privileges: a column's privileges depend on the table's. Other dependents, such as
+        # the comment on a policy, are left out.
         kept = changed.without(entry for entry in empty if entry.kind not in (PRIVILEGES, DEFAULT_PRIVILEGES))
         entries = tuple(entry for entry in kept.entries if statements.get(entry.number) != "")
         return replace(kept, entries=entries), ChangedRoles(work.left_out, frozenset(work.met))
 
     def check_moves(self, moves: Iterable[TableMove]) -> None:
-        """Raise TableInTheWayError if a table can't have another name."""
+        """Raise TableInTheWayError if a table can't be renamed."""
         check_moves(self.entries, moves)
 
     def without_foreign_keys(self, keeps: Callable[[str], bool]) -> tuple[ArchiveDdl, list[str]]:
-        """The DDL without the foreign keys whose statements `keeps` denies, and their names."""
+        """Leave out the foreign keys for whose statements `keeps` is false; also return their names."""
         by_number = {entry.number: entry for entry in self.entries}
         keys = [
             entry
@@ -232,7 +233,7 @@ class ArchiveDdl:
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
 
     def without_system_grants(self) -> tuple[ArchiveDdl, list[str]]:
-        """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and the omissions."""
+        """Leave out privileges on PostgreSQL's own objects, which only superusers grant; also return the omissions."""
         grants = [
             entry
             for entry in self.entries
@@ -243,15 +244,15 @@ class ArchiveDdl:
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
 
     def for_target(self, node: Node, folder: Path) -> Ddl:
-        """The DDL as a superuser runs it on the target `node`; `folder` is private.
+        """Return the DDL as a superuser runs it on the target `node`; `folder` is a private folder.
 
-        Raises ProgramsUnfitError if no pg_restore reads the archive.
+        Raises ProgramsUnfitError if no pg_restore can read the archive.
         """
         entries = [entry for entry in self.entries if entry.kind != VIEW_ROWS]
         programs = archive_reader(node, self.contents.writer)
         written = write_statements(self.body, self.contents, entries, folder, programs)
         sections: dict[str, list[DdlEntry]] = {PRE_DATA: [], POST_DATA: [], EVENT_TRIGGERS: []}
-        # Privileges follow all objects of their section: an owner may have revoked its own.
+        # Run privileges after all objects of their section, as an owner may have revoked its own privileges.
         for entry in sorted(entries, key=lambda entry: entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES)):
             sections[_section_of(entry)].append(
                 DdlEntry(
@@ -285,7 +286,7 @@ def read_archive(body: bytes) -> ArchiveDdl:
 
 
 def is_own_publication(entry: ArchiveEntry) -> bool:
-    """Whether an entry is a publication of Cutline, or one of its tables; each node has them for tables of its own."""
+    """Whether an entry is one of Cutline's publications or their tables, which differ from node to node."""
     return entry.kind in PUBLICATION_KINDS and OWN_ENTRY.fullmatch(entry.name) is not None
 
 
@@ -296,9 +297,9 @@ def _is_omitted(entry: ArchiveEntry) -> bool:
 def _with_sections(entries: Collection[ArchiveEntry]) -> Iterator[ArchiveEntry]:
     """Yield the entries; a remark or a privilege has no section and gets that of the entry before, as in pg_restore.
 
-    pg_dump postpones a function whose body depends on a primary key until after that, but not what calls the function:
-    it names the section by the kind. So what tables may need, such as a domain, comes before the rows, with the key;
-    other callers, such as a column's default, come after them.
+    pg_dump moves a function whose body depends on a primary key after the key, but not the function's callers, because
+    it assigns sections by kind. So objects that tables may need, such as domains, are put before the rows together with
+    the key, and other callers, such as column defaults, after them.
     """
     needed = _needed_by_tables(entries)
     section = BEFORE_ROWS
@@ -314,7 +315,7 @@ def _with_sections(entries: Collection[ArchiveEntry]) -> Iterator[ArchiveEntry]:
 
 
 def _needed_by_tables(entries: Collection[ArchiveEntry]) -> set[int]:
-    """The entries without which tables can't be created, these included."""
+    """Return the numbers of all entries that tables need, including the tables."""
     by_number = {entry.number: entry for entry in entries}
     needed: set[int] = set()
     left = [entry.number for entry in entries if entry.kind in WITH_ROWS]
@@ -327,7 +328,6 @@ def _needed_by_tables(entries: Collection[ArchiveEntry]) -> set[int]:
 
 
 def _section_of(entry: ArchiveEntry) -> str:
-    """The section to which the entry belongs."""
     if is_of_event_trigger(entry):
         return EVENT_TRIGGERS
     return POST_DATA if entry.section == AFTER_ROWS else PRE_DATA
@@ -338,7 +338,7 @@ def _qualify(entry: ArchiveEntry) -> str:
 
 
 def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
-    """A foreign key's name and table."""
+    """Return a foreign key's name with its table."""
     table = table_of(key, entries)
     if table is None:
         return f"{quote_identifier(key.schema)}.{key.name}"
@@ -346,14 +346,14 @@ def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
     return f"{quote_identifier(name)} of {quote_identifier(key.schema)}.{quote_identifier(table.name)}"
 
 
-# As pg_dump calls such entries.
+# pg_dump's kind for such entries.
 SEQUENCE_SET = "SEQUENCE SET"
-# Numbers of archive entries are lower, those of the database's own entries higher (restore/ddl/running.py).
+# Archive entries have lower numbers, the database's own entries have higher ones (restore/ddl/running.py).
 FIRST_NUMBER = 1 << 39
 
 
 def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[Sequence]) -> Ddl:
-    """The DDL, with statements that fill these tables and set these of the `sequences`."""
+    """Add statements that fill the found tables, and set the found sequences to their values in `sequences`."""
     extensions = {entry.name: entry.number for entry in ddl.pre_data if entry.kind == EXTENSION}
     values = {(sequence.schema, sequence.name): sequence for sequence in sequences}
     entries = [
@@ -379,12 +379,12 @@ def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[
 
 
 def lost_rows(reason: str) -> Refusal:
-    """The refusal that a restore reports for a shard's rows that can't be read from the store."""
+    """Return the refusal that reports a shard's rows which can't be read from the store."""
     return Refusal(DdlEntry(FIRST_NUMBER, ROWS, "", "of extensions", ""), PRE_DATA, reason, "")
 
 
 def set_statement(sequence: Sequence) -> str:
-    """SQL that gives the sequence its value, if the role may do that."""
+    """Return SQL that sets the sequence to its value, if the role may set it."""
     name = f"{quote_identifier(sequence.schema)}.{quote_identifier(sequence.name)}".replace("'", "''")
     return (
         f"SELECT pg_catalog.setval(c.oid, {sequence.last_value}, {str(sequence.is_called).lower()})"

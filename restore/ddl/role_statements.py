@@ -1,10 +1,10 @@
 """The statements of an archive's entries, as pg_restore writes them, for the roles of a target.
 
-Owners are values of their own in an archive. Roles that are granted something, grantors, and the roles of policies, of
-default privileges and of user mappings are in statements: these have one of few forms, with all identifiers quoted, and
-a statement of any other form is refused. Texts are raw (nodes.encodings).
+Owners are separate values in an archive. Grantees, grantors, and the roles of policies, default privileges and user
+mappings are in statements. These have one of a few forms, with all identifiers quoted; a statement in any other form is
+refused. Texts are raw (nodes.encodings).
 
-pg_restore connects to no server: it writes one script, in which marks divide the entries. So statements run in
+pg_restore doesn't connect to a server, but writes a script, in which marks separate the entries. So statements run in
 Cutline's own sessions, independent of the target's version, encryption and credentials, and each belongs to an entry.
 """
 
@@ -40,7 +40,7 @@ DEFAULTS = re.compile(
     rf"(?P<begin>ALTER DEFAULT PRIVILEGES FOR ROLE )(?P<role>{NAME})(?P<schema>(?: IN SCHEMA {NAME})?) (?P<grant>.*)",
     re.DOTALL,
 )
-# The condition, which follows the roles, is any text.
+# The condition that follows the roles may be any text.
 POLICY_ROLES = re.compile(
     rf"(?P<begin>CREATE POLICY {NAME} ON {NAME}\.{NAME}(?: AS RESTRICTIVE)?(?: FOR (?:SELECT|INSERT|UPDATE|DELETE))?)"
     rf"(?: TO (?P<roles>{NAME}(?:, {NAME})*))?(?P<end>(?: USING | WITH CHECK |;).*)",
@@ -52,7 +52,7 @@ MAPPING = re.compile(
 
 
 class ChangedRoles(NamedTuple):
-    """The omissions from DDL whose roles were changed, with the reasons, and the roles that it had named (raw text)."""
+    """The omissions from DDL whose roles were changed, with the reasons, and the roles that it named (raw text)."""
 
     left_out: Mapping[str, str]
     met: frozenset[str]
@@ -75,7 +75,7 @@ class RoleStatements:
     _sole: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def change(self, entry: ArchiveEntry, statements: str) -> str:
-        """The entry's statements with other roles, "" if nothing is left of them; raise RoleUnmappableError."""
+        """Replace the roles in the entry's statements; return "" if none is left. Raises RoleUnmappableError."""
         by_kind = {
             PRIVILEGES: self._privileges,
             DEFAULT_PRIVILEGES: self._default_privileges,
@@ -85,7 +85,7 @@ class RoleStatements:
         return "".join(f"{line}\n" for line in by_kind[entry.kind](entry, statements))
 
     def _privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
-        """Change grants and their grantors. With no_owner the role that restores grants all of them."""
+        """Change grants and their grantors. With no_owner, the restoring role grants all of them."""
         grantor = ""
         for statement in statements_of(statements):
             if match := GRANTOR.fullmatch(statement.bare):
@@ -107,13 +107,13 @@ class RoleStatements:
             return
         role = self._meet(match["role"])
         if self.changes.no_owner and role == entry.owner:
-            # An owner's privileges on its own objects are the restoring role's.
+            # With no_owner, the restoring role holds an owner's privileges on its own objects.
             return
         if self.changes.lacks(role):
             if match["verb"] == "GRANT":
                 self._leave_out(entry, role)
         elif not grantor or role == grantor or self.changes.of(role) != self.changes.of(grantor):
-            # A role that has become its own grantor has the privilege already.
+            # Skip a role that has become its own grantor, as it already has the privilege.
             yield match["begin"] + quote_identifier(self.changes.of(role)) + match["end"]
 
     def _default_privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
@@ -129,7 +129,7 @@ class RoleStatements:
                 self._leave_out(entry, role)
                 continue
             begin = f"{match['begin']}{quote_identifier(mapped)}{match['schema']} "
-            # Its own privileges of its own objects: there is no other owner.
+            # Default privileges of a role on its own objects are kept, so pass no owner.
             yield from (begin + grant for grant in self._grant(_without_owner(entry), match["grant"], ""))
 
     def _policy(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
@@ -161,23 +161,23 @@ class RoleStatements:
         return role
 
     def _leave_out(self, entry: ArchiveEntry, role: str) -> None:
-        reason = "the target has no such role" if self.changes.lacks(role) else "it is not the role that restores"
+        reason = "the target has no such role" if self.changes.lacks(role) else "it is not the restoring role"
         self.left_out[show_name(f"{_describe(entry)} of role {role}")] = reason
 
     def _check_sole(self, entry: ArchiveEntry, role: str, what: tuple[str, ...]) -> None:
-        """Raise RoleUnmappableError if another role that becomes the same one has such an entry, too."""
+        """Raise RoleUnmappableError if another role with the same replacement has such an entry too."""
         first = self._sole.setdefault(what, role)
         if first != role:
             raise RoleUnmappableError(
                 f"roles {show_name(first)} and {show_name(role)} can't both become {show_name(self.changes.of(role))}:"
                 f" both have {show_name(entry.name)}",
-                hint="give one of them another role with --role-map",
+                hint="map one of them to a different role with --role-map",
                 details={"object": show_name(entry.name)},
             )
 
 
 def _describe(entry: ArchiveEntry) -> str:
-    """The object of a privilege, or the entry itself; its name begins with its type, except for a policy."""
+    """Describe the object of a privilege, or the entry itself, whose name begins with its type except for a policy."""
     schema = f"{quote_identifier(entry.schema)}." if entry.schema else ""
     if entry.kind == PRIVILEGES:
         kind, _, name = entry.name.partition(" ")
@@ -193,22 +193,22 @@ def _without_owner(entry: ArchiveEntry) -> ArchiveEntry:
 
 def _unmappable(entry: ArchiveEntry, statement: str) -> RoleUnmappableError:
     return RoleUnmappableError(
-        f"the roles of {entry.kind} {show_name(entry.name)} can't be changed with certainty:"
+        f"the roles of {entry.kind} {show_name(entry.name)} can't be changed reliably:"
         f" {shorten_statement(show_name(without_options(entry.kind, statement)))}",
-        hint="restore without --no-owner and --role-map, and change the roles afterwards",
+        hint="restore without --no-owner and --role-map, then change the roles afterwards",
         details={"object": show_name(entry.name)},
     )
 
 
 MARK = "CUTLINE MARK"
-# pg_restore writes privileges after all other entries, and event triggers after these (pg_backup_archiver.c,
-# _tocEntryRestorePass). The mark of such an entry has its kind, so that it stays before it.
+# pg_restore writes privileges after all other entries, and event triggers after the privileges (pg_backup_archiver.c,
+# _tocEntryRestorePass). The mark of such an entry has the same kind, so that it stays in front of the entry.
 EVENT_TRIGGER = "EVENT TRIGGER"
 REMARKS = ("COMMENT", "SECURITY LABEL")
 
 
 class WrittenDdl(NamedTuple):
-    """What pg_restore writes of an archive: the settings at its beginning, and statements by the entry's number."""
+    """The script that pg_restore writes from an archive: its initial settings, and statements by the entry's number."""
 
     settings: str
     statements: Mapping[int, str]
@@ -217,7 +217,7 @@ class WrittenDdl(NamedTuple):
 def write_statements(
     body: bytes, contents: Contents, entries: Iterable[ArchiveEntry], folder: Path, programs: ClientPrograms
 ) -> WrittenDdl:
-    """Write the statements of the entries, as raw text; `folder` is private. Raises ProgramFailedError."""
+    """Return the statements of the entries, as raw text; `folder` is a private folder. Raises ProgramFailedError."""
     entries, token = list(entries), secrets.token_hex(16)
     marked: list[ArchiveEntry | NewEntry] = []
     for entry in entries:
@@ -229,7 +229,7 @@ def write_statements(
             "pg_restore",
             f"--file={script}",
             str(archive),
-            # Older programs write no lines for psql's restrict mode.
+            # Older versions don't write lines for psql's restrict mode.
             *([f"--restrict-key={token}"] if programs.has("--restrict-key") else []),
             folder=programs.folder,
         )
@@ -238,7 +238,7 @@ def write_statements(
         archive.unlink(missing_ok=True)
         script.unlink(missing_ok=True)
     text = "\n".join(line for line in text.split("\n") if line not in (f"\\restrict {token}", f"\\unrestrict {token}"))
-    # A mark with the comment that pg_restore writes before every entry.
+    # Match a mark together with the comment that pg_restore writes before every entry.
     mark = re.compile(rf"(?:--\n-- Name: {token};[^\n]*\n--\n\n)?-- {token} ([0-9]+)\n")
     settings, *rest = mark.split(text)
     return WrittenDdl(settings, dict(zip(map(int, rest[::2]), rest[1::2], strict=True)))

@@ -1,17 +1,17 @@
 """Run a shard's DDL on a target, and collect the statements that the server refuses.
 
-Objects are created in transactions of OBJECTS_AT_ONCE, each of which holds a lock for every object until its commit. If
-the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all others are
-created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS sessions at once.
+Objects are created in transactions of OBJECTS_AT_ONCE, as a transaction holds a lock for every object until its commit.
+If the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all others are
+created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS concurrent sessions.
 
-Of these, no two run at once whose dependencies say that they lock the same table. Dependencies do not name the
-partitions that a statement on a partitioned table locks, nor the locks of an entry's second statement, such as CLUSTER
-ON after an index. Nor do they name the tables read by functions that an exclusion constraint calls while it locks its
-own. These could deadlock.
+Two entries that lock the same table according to their dependencies never run concurrently. Entries whose dependencies
+don't name all locked tables could deadlock, so they run one after another: foreign keys of or to partitioned tables,
+which lock partitions; entries with a second statement, such as CLUSTER ON after an index; and exclusion constraints,
+whose functions may read other tables while their own is locked.
 
-Each transaction of several entries enters its mark in the database's ledger, and a mark for each of them that was
-refused. Indexes, keys and foreign keys that sessions create side by side need none: each is one statement, and is
-done if its object exists.
+Each transaction of several entries records a mark in the database's ledger, plus a mark for each refused entry.
+Indexes, keys and foreign keys created by concurrent sessions need no marks: each is a single statement, which is done
+if its object exists.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from cutline.snapshots.ddl.ddl_archive import (
 
 DIGEST_SHOWN = 16
 REFUSED = "refused"
-# The names are ASCII: a session in any encoding reads them.
+# Marks are ASCII, so sessions with any encoding can read them.
 MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
 # Schema, table and name: an archive names an index without its table.
 EXISTING_QUERY = """
@@ -94,64 +94,64 @@ class BuiltObject(NamedTuple):
 
 
 def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
-    """The name of each batch's mark: its number, and a digest of its statements."""
+    """Return the name of each batch's mark, made of its number and a digest of its statements."""
     return [
         f"{section} {number} {hashlib.sha256(batch).hexdigest()[:DIGEST_SHOWN]}" for number, batch in enumerate(batches)
     ]
 
 
 def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, names: Iterable[str]) -> set[str]:
-    """The marks of a section in the ledger; raise SchemaLoadError if one is not among `names`."""
+    """Read the marks of a section in the ledger; raise SchemaLoadError if a mark is not among `names`."""
     query = MARKS_QUERY.format(ledger=ledger, section=section)
     marks = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
     if not marks <= set(names):
         raise SchemaLoadError(
-            f"the {section} DDL has changed since the restore began: the target's roles have changed, or it"
-            " was begun by other programs",
-            hint="go on as the same role, where it began, with the roles that the target had then; or undo it",
+            f"the {section} DDL has changed since the restore began: the target's roles have changed, or the restore"
+            " was begun with different programs",
+            hint="resume as the same role, on the same machine, with the roles that the target had then; or undo it",
         )
     return marks
 
 
 def refused_mark(section: str, entry: DdlEntry) -> str:
-    """The name of the mark of a refused entry."""
+    """Return the name of a refused entry's mark."""
     return f"{REFUSED} {section} {hashlib.sha256(raw_bytes(entry.statements)).hexdigest()[:DIGEST_SHOWN]}"
 
 
 def read_refused(connection: psycopg.Connection[Any], ledger: str) -> set[str]:
-    """The marks of refused entries in the ledger."""
+    """Read the marks of refused entries in the ledger."""
     query = MARKS_QUERY.format(ledger=ledger, section=REFUSED)
     return {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
 
 
 def remove_refused(ledger: str, name: str) -> str:
-    """The statement that removes the mark of an entry that was refused."""
+    """Return the statement that removes a refused entry's mark."""
     return f"DELETE FROM {ledger} WHERE task = '{name}';"
 
 
 def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
-    """The indexes and constraints of the database."""
+    """Read the indexes and constraints of the database."""
     rows = connection.execute(EXISTING_QUERY).fetchall()
     return {BuiltObject(*(raw_text(bytes(cell)) for cell in row)) for row in rows}
 
 
 def read_table_sizes(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], int]:
-    """The bytes of the database's tables, by schema and name (raw text)."""
+    """Read the sizes of the database's tables in bytes, by schema and name (raw text)."""
     rows = connection.execute(SIZES_QUERY).fetchall()
     return {(raw_text(bytes(schema)), raw_text(bytes(name))): size for schema, name, size in rows}
 
 
 def mark(ledger: str, name: str) -> str:
-    """The statement that enters a mark, unless it is there."""
+    """Return the statement that records a mark unless it exists."""
     return f"INSERT INTO {ledger} VALUES ('{name}', 0, 0) ON CONFLICT DO NOTHING;"
 
 
 def drop_statement(ledger: str) -> str:
-    """The statement that drops the ledger and its schema."""
+    """Return the statement that drops the ledger and its schema."""
     return f"DROP SCHEMA {ledger.partition('.')[0]} CASCADE;"
 
 
-# They take long, in proportion to the rows; all others change catalogs only.
+# The time of these is proportional to the rows; all others change only catalogs.
 LONG = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 PARTITION = "TABLE ATTACH"
 
@@ -161,7 +161,7 @@ class NamedEntry(Protocol):
 
     @property
     def number(self) -> int:
-        """What identifies it."""
+        """The number that identifies it."""
 
     @property
     def kind(self) -> str:
@@ -184,9 +184,10 @@ AnyEntry = TypeVar("AnyEntry", bound=NamedEntry)
 
 
 def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset[int]:
-    """The numbers of the long entries after the rows that lock their own tables only, at once, and need none but these.
+    """Return the numbers of long entries after the rows that may run concurrently.
 
-    `body` is the archive with the entries' statements.
+    These lock only their own tables, all in one statement, and depend on no other entries after the rows. `body` is the
+    archive with the entries' statements.
     """
     entries = list(entries)
     after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
@@ -200,7 +201,7 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
         if entry.kind in LONG
         and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
         and _locks_its_own_tables_at_once(body, entry)
-        # Whether it exists is asked by its table's name and its own, which are joined by a space.
+        # Its name must be unambiguous, as its existence is checked by table and name, which a space separates.
         and sum(is_of_table(entry, tables[number]) for number in tables.keys() & entry.dependencies) <= 1
     }
     others = [entry.number for entry in after_rows if entry.number not in long]
@@ -208,7 +209,7 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
 
 
 def table_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> AnyEntry | None:
-    """The table of a constraint, among the entries that it depends on; None for an index."""
+    """Find the table of a constraint among the entries that it depends on; return None for an index."""
     needed = (entries[number] for number in entry.dependencies if number in entries)
     return next(
         (any_entry for any_entry in needed if any_entry.kind == "TABLE" and is_of_table(entry, any_entry)), None
@@ -216,7 +217,7 @@ def table_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> AnyEntry | N
 
 
 def object_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> BuiltObject:
-    """The index or constraint that the entry creates. A constraint's entry is named by its table and itself."""
+    """Return the index or constraint that the entry creates. A constraint's entry is named by table and constraint."""
     table = table_of(entry, entries)
     if table is None:
         return BuiltObject(entry.schema, "", entry.name)
@@ -226,9 +227,9 @@ def object_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> BuiltObject
 def locked_tables(
     entry: NamedEntry, tables: Mapping[int, NamedEntry], others: Mapping[int, NamedEntry]
 ) -> frozenset[int]:
-    """The numbers of the tables that the entry locks.
+    """Return the numbers of the tables that the entry locks.
 
-    A foreign key depends on a key of the other table, which is among the `others`, and locks that table.
+    A foreign key also locks the other table, on whose key it depends; that key is among the `others`.
     """
     found = set(entry.dependencies)
     for number in entry.dependencies:
@@ -237,12 +238,12 @@ def locked_tables(
 
 
 def is_of_table(entry: NamedEntry, table: NamedEntry) -> bool:
-    """Whether a constraint's entry may be one of this table, by its name: that of the table, a space, and its own."""
+    """Whether a constraint may belong to this table by its entry's name: the table's name, a space, and its own."""
     return table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} ")
 
 
 def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:
-    # A semicolon or the word within quotes costs time only: all entries are run, these one after another.
+    # A quoted semicolon or EXCLUDE only costs time, as such entries run one after another.
     statements = statements_of_entry(body, entry)
     return statements.count(";") == 1 and "EXCLUDE" not in statements
 
@@ -250,7 +251,7 @@ def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4
 INDEX = "INDEX"
-# 128 MB for each of JOBS; more if the server gives more.
+# 128 MB for each of JOBS, or more if the server is configured for more.
 SETTINGS_QUERY = b"""
 SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
        pg_catalog.set_config('maintenance_work_mem', greatest(setting::bigint, 131072)::text, false)
@@ -258,23 +259,23 @@ SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
 """
 EMPTY = "''"
 PINNED_PATH = PINNED_SETTINGS["search_path"]
-# Such a script may set another one for the session: postgis_topology does.
+# An extension's script may change the session's search_path, as postgis_topology does.
 AFTER_EXTENSION = "SELECT pg_catalog.set_config('search_path', '', false);\n"
-# Entries of archives have lower numbers.
+# Archives' entries have lower numbers.
 DATABASE_NUMBER = 1 << 40
 # pg_dump 18 writes this for servers of every version.
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
 # privilege_not_granted and privilege_not_revoked: a GRANT without effect is only a warning.
 NOT_GRANTED = ("01007", "01006")
-EARLIER = "an earlier process of this restore was refused it"
+EARLIER = "it was refused to an earlier process of this restore"
 
 
 @dataclass(slots=True)
 class DdlRun:
-    """The DDL of a shard as it runs in one database, that of `node`.
+    """The run of a shard's DDL in one database, that of `node`.
 
-    `refusals` are by the number of the entry. `helped` are entries that were created only because functions got a
-    search_path meanwhile, with those that they call. `is_strict`: a grant without effect counts as refused.
+    `refusals` are by the number of the entry. `helped` are entries that could be created only while functions had a
+    temporary search_path, with these functions. `is_strict`: a grant without effect counts as refused.
     """
 
     node: Node
@@ -287,11 +288,11 @@ class DdlRun:
     def before_rows(self) -> None:
         """Create the objects that the rows need.
 
-        This and the next two raise NodeUnreachableError if a session is lost, or a statement ended though not refused.
+        Raises NodeUnreachableError if a session is lost or a statement is terminated, like all methods that run DDL.
         """
         numbers = [number for number, entry in enumerate(self.ddl.pre_data, 1) if entry.kind == EXTENSION]
         first = max(numbers, default=0)
-        # Scripts of extensions ask for the search_path with which their session began, and add to it.
+        # Extensions' scripts read the session's initial search_path and append to it.
         for entries, path in ((self.ddl.pre_data[:first], DEFAULT), (self.ddl.pre_data[first:], PINNED_PATH)):
             if entries:
                 with self._session(path) as connection:
@@ -302,10 +303,10 @@ class DdlRun:
                         reset_settings(connection, self.node)
 
     def after_rows(self, ledger: str = "") -> None:
-        """Create the objects that follow the rows, but no event triggers, and refresh no views.
+        """Create the objects that follow the rows, except event triggers, without refreshing views.
 
-        With a `ledger`, objects that an earlier process has created are left out, and statements that it was refused
-        are tried again.
+        With a `ledger`, skips objects that an earlier process has created, and retries statements that were refused to
+        it.
         """
         parallel = self.ddl.side_by_side
         rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
@@ -327,26 +328,26 @@ class DdlRun:
                         self._run_again(connection, entry, ledger)
 
     def note_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Take over the refusals before the rows that an earlier process has entered in the ledger."""
+        """Read an earlier process's refusals before the rows from the ledger."""
         refused = read_refused(connection, ledger)
         for entry in self.ddl.pre_data:
             if refused_mark(PRE_DATA, entry) in refused:
                 self.refusals[entry.number] = Refusal(entry, PRE_DATA, EARLIER, entry.statements)
 
     def mark_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Enter the refusals before the rows in the ledger."""
+        """Record the refusals before the rows in the ledger."""
         marks = (mark(ledger, refused_mark(PRE_DATA, refusal.entry)) for refusal in self.refusals.values())
         run_statements(connection, "".join(marks).encode())
 
     def last(self, ledger: str, first: str = "", *, allows_refused: bool = False) -> bool:
         """Run the statements `first`, drop the ledger, create event triggers, alter the database, in one transaction.
 
-        Unless it `allows_refused`, nothing of it happens if something is refused. Returns whether it is done.
-        Raises SchemaLoadError if the server refuses the other statements.
+        Rolls everything back if any entry is refused, unless it `allows_refused`. Returns whether it is done. Raises
+        SchemaLoadError if the server refuses `first` or the drop of the ledger.
         """
         with self._session() as connection, connection.transaction() as transaction:
             try:
-                # Event triggers would act on these.
+                # Run these before event triggers exist, which would fire for them.
                 run_statements(connection, raw_bytes(first + drop_statement(ledger)))
             except psycopg.Error as error:
                 if connection.broken:
@@ -354,8 +355,8 @@ class DdlRun:
                 if remedy_of(error):
                     raise disrupted_error(self.node.id, error) from error
                 raise SchemaLoadError(
-                    f"node {self.node.id}: tables can't get their other names: {shorten_message(error)}",
-                    hint="see which objects have their names in the database, then repeat the command",
+                    f"node {self.node.id}: tables can't be renamed: {shorten_message(error)}",
+                    hint="rename or drop the database's objects that have these names, then repeat the command",
                     details={"node": self.node.id},
                 ) from error
             for entry in self.ddl.event_triggers:
@@ -376,7 +377,7 @@ class DdlRun:
                 self._run_of_database(connection)
 
     def _run_of_database(self, connection: psycopg.Connection[Any]) -> None:
-        """Give the database its settings and privileges; a refusal names the database as it will be called."""
+        """Set the database's settings and privileges; refusals name the database by its real name."""
         if self.ddl.database is None:
             return
         shown = self.ddl.database.pieces(self.ddl.database.name)
@@ -400,7 +401,7 @@ class DdlRun:
 
     @contextmanager
     def _session(self, path: str = PINNED_PATH) -> Iterator[psycopg.Connection[Any]]:
-        """A session in which statements are run, and which began with the search_path `path`.
+        """Open a session for statements, with the initial search_path `path`.
 
         It uses the encoding RAW from the start, so that each message of the server is converted as a whole.
         """
@@ -424,7 +425,7 @@ class DdlRun:
         ledger: str = "",
         name: str = "",
     ) -> None:
-        """Run the entries in one transaction, with the mark `name` in the ledger; note those that are refused."""
+        """Run the entries in one transaction, with the mark `name` in the ledger; record refused entries."""
         done = mark(ledger, name).encode() if ledger else b""
         is_judged = self.is_strict and any(ddl_entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES) for ddl_entry in chunk)
         if not is_judged and all(self.refusals.keys().isdisjoint(ddl_entry.dependencies) for ddl_entry in chunk):
@@ -441,7 +442,7 @@ class DdlRun:
             run_statements(connection, b"".join(marks) + done)
 
     def _try_refused_again(self, connection: psycopg.Connection[Any]) -> None:
-        """Repeat statements refused before the rows as long as that helps: pg_dump breaks loops of dependencies."""
+        """Retry statements refused before the rows while that makes progress, as pg_dump breaks dependency loops."""
         refused: dict[int, Refusal] = {}
         while len(self.refusals) != len(refused):
             refused, self.refusals = self.refusals, {}
@@ -450,13 +451,13 @@ class DdlRun:
                     self._try(connection, PRE_DATA, refusal.entry)
 
     def _run_again(self, connection: psycopg.Connection[Any], entry: DdlEntry, ledger: str) -> None:
-        """Run an entry that was refused before; remove its mark if it is done now."""
+        """Retry a refused entry; remove its mark if it succeeds."""
         with connection.transaction():
             if self._try(connection, POST_DATA, entry) is None:
                 run_statements(connection, remove_refused(ledger, refused_mark(POST_DATA, entry)).encode())
 
     def _try(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
-        """Run one entry in a transaction or a savepoint; note and return its refusal."""
+        """Run one entry in a transaction or a savepoint; record and return its refusal, if any."""
         needed = next(
             (self.refusals[dependency] for dependency in entry.dependencies if dependency in self.refusals), None
         )
@@ -487,8 +488,8 @@ class DdlRun:
         return None
 
     def _find_idle_grant(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
-        """Run an entry's statements about privileges; the first that is refused or has no effect is its refusal."""
-        # A Diagnostic can be read only in the handler: afterwards all of its fields are None.
+        """Run an entry's statements about privileges; return a refusal if one is refused or has no effect."""
+        # Copy the fields: a Diagnostic can be read only in the handler, afterwards all its fields are None.
         warnings: list[tuple[str, str]] = []
 
         def note(warning: psycopg.errors.Diagnostic) -> None:
@@ -521,8 +522,8 @@ class DdlRun:
     def _run_side_by_side(self, entries: Sequence[DdlEntry], sizes: Mapping[tuple[str, str], int]) -> None:
         """Create the entries in several sessions, those of the largest tables first; then retry refused entries.
 
-        The retry creates entries one at a time, because another session may have kept them from being created, and
-        functions get a search_path.
+        The retry runs one entry at a time, as a concurrent session may have caused the refusal, and gives functions a
+        search_path.
         """
         if not entries:
             return
@@ -534,7 +535,7 @@ class DdlRun:
             with queue.stopping(), self._session() as connection:
                 for entry in queue:
                     run_statements(connection, raw_bytes(session_settings(entry)))
-                    # By itself, as the server's views show the statement that a session runs.
+                    # Send the statement alone, as the server's views show a session's whole message.
                     *_, statement = (candidate.bare for candidate in statements_of(entry.statements) if candidate.bare)
                     try:
                         run_statements(connection, raw_bytes(statement))
@@ -554,9 +555,9 @@ class DdlRun:
 
 @dataclass(slots=True)
 class _Queue:
-    """Entries that several sessions create: each waits for those that it needs, and for the tables that it locks.
+    """Entries that several sessions create: each waits for the entries that it needs and the tables that it locks.
 
-    Iterating takes the entries that are due, and waits while none is; each is to be given back by `end`.
+    Iterating takes ready entries, waiting if necessary; the caller must return each entry by `end`.
     """
 
     waiting: list[DdlEntry]
@@ -577,7 +578,7 @@ class _Queue:
             named = (tables[number] for number in entry.dependencies if number in tables)
             return max((sizes.get((table.schema, table.name), 0) for table in named), default=0)
 
-        # Of one size in the order of the archive.
+        # Entries of the same size keep the order of the archive.
         self.waiting = sorted(entries, key=lambda entry: -size(entry))
         self.unfinished = set(by_number)
         self.running, self.refused, self.is_stopped = {}, [], False
@@ -598,9 +599,9 @@ class _Queue:
             return None
 
     def _find_due(self) -> int | None:
-        """The place of the first entry that may begin. There may be thousands: for each only sets are looked at."""
+        """Find the first entry that may begin; compare only sets, as there may be thousands of entries."""
         locked = {table for number in self.running for table in self.locks[number]}
-        # CREATE INDEX locks its table in a mode that allows others of its kind.
+        # CREATE INDEX locks its table in a mode that allows other CREATE INDEX statements.
         others = (number for number, entry in self.running.items() if entry.kind != INDEX)
         locked_for_indexes = {table for number in others for table in self.locks[number]}
         for place, entry in enumerate(self.waiting):
@@ -610,7 +611,7 @@ class _Queue:
         return None
 
     def end(self, entry: DdlEntry, *, is_refused: bool) -> None:
-        """Give back an entry. If it was refused, those that need it are tried with it, after all others."""
+        """Return an entry. If it was refused, it is retried after all others, as are the entries that need it."""
         with self.changed:
             del self.running[entry.number]
             self.unfinished.remove(entry.number)
@@ -620,7 +621,7 @@ class _Queue:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Let no session take another entry if the block fails."""
+        """If the block fails, stop handing out entries."""
         try:
             yield
         except BaseException:
@@ -631,14 +632,14 @@ class _Queue:
 
 
 def _reason(entry: DdlEntry, error: psycopg.Error) -> str:
-    """The server's message; for rows without values, which may be secret."""
+    """Return the server's message, without values in the case of rows, as they may be secret."""
     if entry.kind == ROWS and isinstance(error, psycopg.DataError):
         return f"a value does not fit ({type(error).__name__})"
     return shorten_message(error)
 
 
 def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:
-    """The text, raw, in the encoding of the session's database; raise psycopg.DataError if it has no such character."""
+    """Convert text to raw text in the encoding of the session's database; raise psycopg.DataError if it can't."""
     if text.isascii():
         return text
     with connection.transaction():
@@ -647,13 +648,13 @@ def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:
 
 
 def reset_settings(connection: psycopg.Connection[Any], database: Node) -> None:
-    """Take back what scripts of extensions have set for the database of a raw session, as postgis_topology does."""
+    """Reset settings of a raw session's database that extensions' scripts have changed, as postgis_topology does."""
     text = f"ALTER DATABASE {quote_identifier(database_name(database.dsn))} RESET ALL"
     run_statements(connection, raw_bytes(_stored_text(connection, text)))
 
 
 def chunks_of(entries: Iterable[DdlEntry]) -> Iterator[list[DdlEntry]]:
-    """Divide the entries into those of one transaction each."""
+    """Divide the entries into chunks, one for each transaction."""
     chunk: list[DdlEntry] = []
     size = 0
     for entry in entries:
@@ -667,7 +668,7 @@ def chunks_of(entries: Iterable[DdlEntry]) -> Iterator[list[DdlEntry]]:
 
 
 def message_of(entries: Iterable[DdlEntry]) -> bytes:
-    """The statements of the entries, each under its settings, as the server takes them in one message."""
+    """Join the statements of the entries, each with its settings, into one message for the server."""
     pieces: list[str] = []
     before = ""
     for entry in entries:
@@ -681,14 +682,14 @@ def message_of(entries: Iterable[DdlEntry]) -> bytes:
 
 
 def session_settings(entry: DdlEntry) -> str:
-    """The statements that give the session the settings of the entry."""
+    """Return the statements that set the session up for the entry."""
     tablespace = quote_identifier(entry.tablespace) if entry.tablespace else EMPTY
     access = f"SET default_table_access_method = {quote_identifier(entry.access)};\n" if entry.access else ""
     return f"SET default_tablespace = {tablespace};\n{access}"
 
 
 def _find_refused(connection: psycopg.Connection[Any], entry: DdlEntry) -> str:
-    """The statement of the entry that the server refuses; all of them if each by itself is accepted."""
+    """Find the entry's statement that the server refuses; return all of them if each is accepted individually."""
     bare = [one.bare for one in statements_of(entry.statements) if one.bare]
     if len(bare) == 1:
         return bare[0]

@@ -1,8 +1,8 @@
-"""Roles of a server as a snapshot has them: what creates them, and how the target's differ.
+"""The roles of a server in a snapshot: the statements that create them, and their differences from the target's.
 
-Existing roles keep their properties; at most they become members of roles that a restore creates. Created roles get the
-properties they had, but neither attributes nor memberships that give power over the server, nor over others' objects
-there: a store that is not encrypted can be changed, and a change to it must not give control of the target.
+Existing roles keep their properties, but may become members of roles that a restore creates. Created roles get the
+properties they had, except attributes and memberships that give power over the server or over others' objects. A store
+that is not encrypted can be altered, and such a change must not give control of the target.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cutline.snapshots.records.server_globals import (
     ServerTablespace,
 )
 
-# By field, the words for a role with and without the attribute.
+# The keywords for a role with and without the attribute, by field.
 ATTRIBUTES = {
     "superuser": ("SUPERUSER", "NOSUPERUSER"),
     "inherit": ("INHERIT", "NOINHERIT"),
@@ -32,26 +32,26 @@ ATTRIBUTES = {
     "replication": ("REPLICATION", "NOREPLICATION"),
     "bypassrls": ("BYPASSRLS", "NOBYPASSRLS"),
 }
-# With these a role may do more than the privileges that it was granted.
+# Attributes that let a role do more than its granted privileges.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
-# Of PostgreSQL's own roles those whose members see nothing of others. With the rest a role can come to the server's
-# files and programs, or to the rows of every database. With pg_monitor it reads settings that only superusers see,
-# such as the password in primary_conninfo (pg_read_all_settings). It also reads the statements of others, which may
-# set passwords, in pg_stat_activity and pg_stat_statements (pg_read_all_stats).
+# PostgreSQL's own roles whose members can't see data of others. The other roles give access to the server's files and
+# programs, or to the rows of every database. pg_monitor can read settings that only superusers see, such as the
+# password in primary_conninfo (pg_read_all_settings), and others' statements, which may set passwords, in
+# pg_stat_activity and pg_stat_statements (pg_read_all_stats).
 HARMLESS = frozenset(("pg_stat_scan_tables", "pg_checkpoint", "pg_use_reserved_connections"))
 PER_ROLE = ("connection_limit", "valid_until")
 
 
 @dataclass(frozen=True, slots=True)
 class RoleStatement:
-    """A statement, and the text that is shown for it, without a verifier."""
+    """A statement, and the text to show for it, without a password verifier."""
 
     statement: str
     shown: str
 
 
 def creating_statement(role: ServerRole, *, powers: bool, verifier: bool) -> RoleStatement:
-    """CREATE ROLE with the role's attributes; without `powers` as if it had none of POWERS."""
+    """Return CREATE ROLE with the role's attributes, but without those in POWERS unless `powers` is set."""
     words = [
         words[0] if getattr(role, name) and (powers or name not in POWERS) else words[1]
         for name, words in ATTRIBUTES.items()
@@ -68,17 +68,17 @@ def creating_statement(role: ServerRole, *, powers: bool, verifier: bool) -> Rol
 
 
 def withheld_attributes(role: ServerRole) -> list[str]:
-    """The attributes that the role had and that a restore does not give it."""
+    """Return the attributes of the role that a restore does not give it."""
     return [ATTRIBUTES[name][0] for name in POWERS if getattr(role, name)]
 
 
 def attributes_statement(role: ServerRole, attributes: Iterable[str]) -> str:
-    """ALTER ROLE that gives a role the attributes."""
+    """Return the ALTER ROLE statement that gives a role the attributes."""
     return f"ALTER ROLE {quote(role.name)} {' '.join(attributes)};"
 
 
 def membership_statement(membership: RoleMembership, *, grantor: bool = True) -> str:
-    """GRANT of a role to another, with its options."""
+    """Return the GRANT of a role to another, with its options."""
     if membership.inherit is None and membership.set is None:
         option = " WITH ADMIN OPTION" if membership.admin else ""
     else:
@@ -90,7 +90,7 @@ def membership_statement(membership: RoleMembership, *, grantor: bool = True) ->
 
 
 def memberships_of_created(server_globals: ServerGlobals, created: Container[str]) -> list[RoleMembership]:
-    """The memberships of and in the roles that were created, each after the membership that its grantor needs."""
+    """Return the memberships of and in the created roles, each after the membership that its grantor needs."""
     waiting = [
         membership
         for membership in server_globals.memberships
@@ -112,26 +112,27 @@ def memberships_of_created(server_globals: ServerGlobals, created: Container[str
 
 
 def may_be_granted(membership: RoleMembership, server_globals: ServerGlobals, created: Container[str]) -> bool:
-    """Whether a restore that `created` these roles grants the membership; else it is shown.
+    """Whether a restore that `created` these roles grants the membership; otherwise it only shows the statement.
 
-    The snapshot does not know the objects and privileges of roles that existed on the target before.
+    The snapshot contains no objects and privileges of roles that already existed on the target, so membership in them
+    is not granted.
     """
     powers = {role.name for role in server_globals.roles if withheld_attributes(role)}
     return membership.role in HARMLESS or (membership.role in created and membership.role not in powers)
 
 
 def role_settings(server_globals: ServerGlobals, role: str) -> list[DatabaseSetting]:
-    """The role's settings in all databases."""
+    """Return the role's settings for all databases."""
     return [setting for setting in server_globals.settings if setting.role == role]
 
 
 def role_setting_statement(setting: DatabaseSetting) -> str:
-    """ALTER ROLE … SET."""
+    """Return the ALTER ROLE … SET statement."""
     return setting_statement(f"ROLE {quote(setting.role)}", setting.name, setting.value)
 
 
 def parameter_statement(privilege: ParameterPrivilege) -> str:
-    """GRANT … ON PARAMETER, by a superuser."""
+    """Return the GRANT … ON PARAMETER statement, which a superuser must run."""
     name = ".".join(map(quote, privilege.parameter.split(".")))
     option = " WITH GRANT OPTION" if privilege.grantable else ""
     return f"GRANT {privilege.privilege} ON PARAMETER {name} TO {_grantee(privilege)}{option};"
@@ -142,7 +143,7 @@ def _grantee(privilege: ParameterPrivilege) -> str:
 
 
 def server_statements(server_globals: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
-    """Everything as statements, in the order in which psql can run them, for people; `verifiers`: with passwords'."""
+    """Yield all globals as statements for people, in an order that psql can run; `verifiers`: include passwords'."""
     for role in server_globals.roles:
         yield creating_statement(role, powers=True, verifier=verifiers).shown
         if role.comment is not None:
@@ -157,7 +158,7 @@ def server_statements(server_globals: ServerGlobals, *, verifiers: bool) -> Iter
 
 
 def comment_statement(role: ServerRole) -> str:
-    """COMMENT ON ROLE."""
+    """Return the COMMENT ON ROLE statement."""
     return f"COMMENT ON ROLE {quote(role.name)} IS {literal(role.comment or '')};"
 
 
@@ -170,7 +171,7 @@ def _tablespace_statements(tablespace: ServerTablespace) -> Iterator[str]:
 
 
 def find_differences(stored: ServerGlobals, present: ServerGlobals) -> list[str]:
-    """The differences between the roles that both have, a line each; `present` are the target's."""
+    """List the differences between roles that exist on both sides, one per line; `present` are the target's."""
     now: Mapping[str, ServerRole] = {role.name: role for role in present.roles}
     both = {role.name for role in stored.roles} & now.keys()
     lines: list[str] = []
@@ -184,7 +185,8 @@ def find_differences(stored: ServerGlobals, present: ServerGlobals) -> list[str]
         for name in PER_ROLE:
             if getattr(role, name) != getattr(other, name):
                 what = name.replace("_", " ").upper()
-                lines.append(f"role {role.name}: {what} {_value(role, name)}, on the target {_value(other, name)}")
+                there = _value(other, name)
+                lines.append(f"role {role.name}: {what} {_value(role, name)} in the snapshot, {there} on the target")
         lines += _differing_settings(stored, present, role.name)
     lines += _differing_memberships(stored, present, both)
     lines += _differing_parameters(stored, present, both)

@@ -1,16 +1,16 @@
-"""The statements of an archive's entry, and the search_path for functions that name others without a schema.
+"""Split an entry's script into statements, and run them with a search_path for functions that need one.
 
-Where a statement ends follows the rules of the server's scanner and of psql (PostgreSQL manual, "Lexical Structure";
-src/fe_utils/psqlscan.l). A backslash is no escape: dumps are made with standard_conforming_strings on. A wrong split is
-noticed: the server refuses the halves, as neither is a statement.
+Statements are split by the rules of the server's scanner and of psql (PostgreSQL manual, "Lexical Structure";
+src/fe_utils/psqlscan.l). A backslash is not an escape, as dumps are made with standard_conforming_strings on. A wrong
+split does not go unnoticed, because the server refuses the halves.
 
 DDL runs with an empty search_path, so that its own names mean the same as at the dump, even if others have created
-objects since. Functions that an index, a constraint or a view calls may name tables and functions without a schema;
-they worked on the source, because its sessions have a search_path. PostgreSQL 17 and newer give such functions no
-search_path at all while they build an index, refresh a view or analyze (PostgreSQL manual, "Maintenance Commands").
+objects since. But functions called by an index, a constraint or a view may use names without a schema. They worked on
+the source because its sessions have a search_path. PostgreSQL 17 and newer give such functions no search_path at all
+while they build an index, refresh a view or analyze (PostgreSQL manual, "Maintenance Commands").
 
-So the functions themselves get one, `ALTER ROUTINE … SET search_path`, and lose it again in the same transaction.
-Nobody else ever sees it, and the names in the statement are resolved as before.
+So the functions themselves get a search_path by `ALTER ROUTINE … SET search_path`, which is reset in the same
+transaction. Nobody else ever sees it, and the names in the statement are resolved as before.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from cutline.snapshots.ddl.database_facts import DEFAULT, list_elements
 TOKEN = re.compile(
     r"""
       (?P<line> --[^\n\r]* )
-      # A doubled quote within quotes is read as two adjacent strings, but where a backslash is an escape.
-      # The prefixes of other constants change nothing about where these end.
+      # A doubled quote within quotes is read as two adjacent strings, except where a backslash is an escape.
+      # The prefixes of other constants don't affect where the constants end.
     | (?P<quoted> (?: [eE]'(?:[^'\\]++|\\.|'')*+ | [bBnNxX]?'[^']* ) (?: ' | (?P<open>\\?\Z) )
       | "[^"]*(?: " | (?P<open_name>\Z) ) )
     | (?P<comment> /\* )
     | \$(?P<tag> (?:[A-Za-z_\x80-\U0010ffff][A-Za-z_0-9\x80-\U0010ffff]*)? )\$
-      # With letters the server refuses it, and psql is at odds with itself: such an E begins no constant. A dollar sign
-      # after it begins a quote.
+      # The server refuses a number followed by letters, and psql is inconsistent: an E there begins no constant, but a
+      # dollar sign after it begins a quote.
     | (?P<number> \.?[0-9][A-Za-z_0-9.\x80-\U0010ffff]* )
     | (?P<word> [A-Za-z_\x80-\U0010ffff][A-Za-z_0-9$\x80-\U0010ffff]* )
     | (?P<mark> [();] )
@@ -50,28 +50,28 @@ ROUTINES = [["create", *words, kind] for words in ([], ["or", "replace"]) for ki
 ROUTINE_WORDS_MAX = 4
 # The comments that pg_dump writes before a statement.
 COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n\r]*[\n\r])*")
-# The beginnings of all statements that pg_dump or a restore writes; none begins a transaction, or reads the next
+# The beginnings of all statements that pg_dump or a restore writes. None begins a transaction or reads the following
 # lines as data.
 BEGINNING = re.compile(
     r"(?:ALTER|COMMENT|CREATE|DO|GRANT|INSERT|LOAD|REFRESH|REVOKE|SECURITY|SELECT"
     r"|(?:RE)?SET (?:ROLE|SESSION AUTHORIZATION)|SET default_table(?:space|_access_method))\b",
 )
 NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z_0-9.$\x80-\U0010ffff])")
-# Before a word or constant it makes a variable of it, unless it is one of a pair: the sign of a cast.
+# A colon before a word or constant makes it a psql variable, unless it belongs to a pair, which is a cast.
 COLON = re.compile(r"(?<!:)(?:::)*:\Z")
-# Dumps have all names quoted. After a colon, in a slice of an array, psql's own variables alone have such names.
+# Dumps quote all names. After a colon, as in an array slice, only names like those of psql's own variables are unsafe.
 NO_VARIABLE = re.compile(r'"(?![A-Z_]+")')
 
 
 class Statement(NamedTuple):
-    """A statement of a script: its text with all that precedes it, and `bare`, without the comments before it."""
+    """A statement of a script: its text with everything that precedes it, and `bare`, without preceding comments."""
 
     text: str
     bare: str
 
 
 def statements_of(script: str) -> Iterator[Statement]:
-    """Yield the statements, and the text after the last one: their texts together are the script."""
+    """Yield the statements, and the text after the last statement; the joined texts are the script."""
     begin = 0
     for end in statement_ends(script):
         yield _statement(script[begin:end])
@@ -85,7 +85,7 @@ def _statement(text: str) -> Statement:
 
 
 class _Token(NamedTuple):
-    """A part of a script, up to the offset `end`; `is_statement_end`: the semicolon after a statement."""
+    """A token of a script, up to the offset `end`; `is_statement_end`: it is the semicolon after a statement."""
 
     match: re.Match[str]
     end: int
@@ -98,17 +98,17 @@ def statement_ends(script: str) -> Iterator[int]:
 
 
 def is_statements_alone(script: str) -> bool:
-    """Whether psql would send the whole script to the server, without any of the text that follows it in a file.
+    """Whether psql would send exactly this script to the server, whatever text follows it in a file.
 
-    Rather False than True: psql 15 to 18 and the servers differ where constants touch numbers, words or each other, and
-    psql has commands, variables and COPY data. So it is False for forms that pg_dump never writes. Where psql is to
-    read the script, standard_conforming_strings has to be on.
+    Errs towards False: psql 15 to 18 and the servers differ where constants touch numbers, words or each other, and
+    psql has commands, variables and COPY data. So the result is False for forms that pg_dump never writes. When psql
+    reads the script, standard_conforming_strings must be on.
     """
-    # psql reads lines up to the first of these.
+    # psql reads a line only up to the first NUL.
     if "\0" in script:
         return False
     offset, is_ended = 0, True
-    # Where the constant or name before ended if nothing, or only comments, follow it.
+    # The ends of the preceding word and string, unless other text than comments follows them.
     word_end = string_end = -1
     for match, end, is_statement_end in _tokens(script):
         start, between = match.start(), script[offset : match.start()]
@@ -126,10 +126,10 @@ def is_statements_alone(script: str) -> bool:
         is_after_colon = between.endswith(":") and COLON.search(between) is not None
         if is_after_colon and (match["word"] or match["quoted"]) and not NO_VARIABLE.match(text):
             return False
-        # Dumps have no constants with U&.
+        # Dumps contain no constants with U&.
         if match["quoted"] and (start == word_end or between.endswith("&")):
             return False
-        # Constants with a line end between them are one; a doubled quote is read as two.
+        # Constants separated by a line end are one constant; a doubled quote is read as two constants.
         if text[-1] == "'" and string_end >= 0 and (start != string_end or text[0] != "'"):
             return False
         if match["number"] is not None and not NUMBER.match(script, start):
@@ -141,12 +141,12 @@ def is_statements_alone(script: str) -> bool:
 
 
 def _is_open(match: re.Match[str], end: int, script: str) -> bool:
-    """Whether a quote or comment does not end."""
+    """Whether a quote or comment is not closed."""
     return match["open"] is not None or match["open_name"] is not None or end > len(script)
 
 
 def _tokens(script: str) -> Iterator[_Token]:
-    """Yield the tokens of a script that matter; an unclosed one ends behind the script's end."""
+    """Yield the relevant tokens of a script; an unclosed token ends beyond the script's end."""
     offset, parentheses, bodies = 0, 0, 0
     words: list[str] = []
     while token := TOKEN.search(script, offset):
@@ -168,14 +168,14 @@ def _tokens(script: str) -> Iterator[_Token]:
 
 
 def _depth_change(word: str, bodies: int) -> int:
-    """How the word changes the nesting depth: BEGIN ATOMIC opens a body, CASE within one another, END closes one."""
+    """Return the change of nesting depth: BEGIN ATOMIC, or CASE within a body, opens a level; END closes one."""
     if word == "begin" or (word == "case" and bodies):
         return 1
     return -1 if word == "end" and bodies else 0
 
 
 def _comment_end(script: str, offset: int) -> int:
-    """The offset after the comment that was opened before `offset`; comments nest."""
+    """Return the offset after the end of the comment that was opened before `offset`; comments nest."""
     depth = 1
     while depth and (mark := COMMENT_MARK.search(script, offset)):
         depth += 1 if mark[0] == "/*" else -1
@@ -189,17 +189,17 @@ def _quote_end(script: str, offset: int, quote: str) -> int:
 
 
 def literal(text: str) -> str:
-    """The text as a constant that means the same whether or not standard_conforming_strings is on."""
+    """Quote the text as a constant that is valid whether or not standard_conforming_strings is on."""
     quoted = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
     return f"E{quoted}" if "\\" in text else quoted
 
 
-# Errors of a name that was not found, or was found with other types: class 42 without those that no search_path mends.
+# SQLSTATEs of a name that was not found, or not with these types: class 42 without those no search_path can fix.
 NOT_FOUND = re.compile(r"3F000|42(?!501|710|701|P04|P05|P06|P07|723)...")
 USER = "$user"
-# From this version on maintenance commands give functions no search_path.
+# From this version on, maintenance commands give functions no search_path.
 RESTRICTED_VERSION = 170000
-# Functions whose body is text that is parsed when it runs. Those of others can't be altered, and would be refused.
+# Functions whose bodies are parsed when they run. Others' functions are excluded, as our role can't alter them.
 FUNCTIONS_QUERY = b"""
 SELECT pg_catalog.textsend(p.oid::pg_catalog.regprocedure::pg_catalog.text),
        pg_catalog.textsend(pg_catalog.concat('"', pg_catalog.replace(pg_catalog.pg_get_userbyid(p.proowner), '"', '""'),
@@ -215,7 +215,7 @@ SELECT pg_catalog.textsend(p.oid::pg_catalog.regprocedure::pg_catalog.text),
    AND NOT EXISTS (SELECT FROM pg_catalog.unnest(p.proconfig) AS of (setting) WHERE setting ^@ 'search_path=')
    AND pg_catalog.pg_has_role(p.proowner, 'USAGE')
 """
-# Their names as the server stores them.
+# Converts names to the bytes that the server stores.
 STORED_QUERY = b"""
 SELECT pg_catalog.convert(name, 'UTF8', pg_catalog.getdatabaseencoding())
   FROM pg_catalog.unnest(%s::bytea[]) WITH ORDINALITY AS of (name, n) ORDER BY n
@@ -223,16 +223,16 @@ SELECT pg_catalog.convert(name, 'UTF8', pg_catalog.getdatabaseencoding())
 
 
 def path_elements(path: str | None) -> list[str]:
-    """The schemas of a search_path as it is stored, DEFAULT if it is None: quoted names, and USER unquoted."""
+    """Split a stored search_path, DEFAULT if it is None, into its schemas: quoted names, and USER unquoted."""
     names = list_elements(DEFAULT if path is None else path)
-    # An empty path is stored as one name without characters, which no statement takes.
+    # Skip empty names: an empty path is stored as one, but statements don't accept it.
     return [USER if name == USER else quote_identifier(name) for name in names if name]
 
 
 def path_of_owner(path: str | None, owner: str) -> str:
-    """The search_path of a session of `owner` (a quoted name), where `path` is set for the database.
+    """Return the search_path of a session of `owner` (a quoted name) if `path` is set for the database.
 
-    pg_catalog comes first, so nothing hides its names.
+    pg_catalog comes first, so that no schema hides its names.
     """
     return ", ".join(
         ["pg_catalog", *(owner if path_element == USER else path_element for path_element in path_elements(path))]
@@ -240,7 +240,7 @@ def path_of_owner(path: str | None, owner: str) -> str:
 
 
 class NeededPath(NamedTuple):
-    """A function that is called without a search_path of its own, and the statement that gives it one; raw text."""
+    """A called function that sets no search_path, and the statement that sets one; raw text."""
 
     function: str
     statement: str
@@ -249,15 +249,15 @@ class NeededPath(NamedTuple):
 def run_with_paths(
     connection: psycopg.Connection[Any], statement: bytes, path: str | None, definition: bytes = b""
 ) -> tuple[NeededPath, ...] | None:
-    """Run the statements, in a transaction or savepoint of their own; return which functions needed a search_path.
+    """Run the statements in a separate transaction or savepoint; return the functions that needed a search_path.
 
-    None if none did. Those are returned that the statements call, or the `definition` of the object that they name;
-    functions that others call are not among them.
+    Returns None if none was needed. The functions are those called by the statements or by `definition`, that of the
+    object in the statements, but not those called by other functions.
 
-    The session is raw (nodes.encodings). Statements run as they stand first. If a name is not found, they run once
-    more, with a search_path for every function that has none of its own: that of the database, for its owner, then its
-    own schema, and then those of the other functions. Raises the psycopg.Error of the first attempt if neither
-    succeeds, or one of the second that is about the server.
+    The session is raw (nodes.encodings). First the statements run unchanged. If a name is not found, they run again
+    with a search_path for every function that sets none: the database's path for the function's owner, then the
+    function's schema, then the schemas of the other functions. If both attempts fail, raises the psycopg.Error of the
+    first, or of the second if that was caused by the server's state.
     """
     try:
         with connection.transaction():
@@ -303,7 +303,7 @@ def _run_once_more(
 
 
 def run_statements(connection: psycopg.Connection[Any], statements: bytes) -> None:
-    """Run the statements as one message, which is one transaction unless there is one; raise psycopg.Error."""
+    """Run the statements as one message, in the current transaction or in one of their own; raise psycopg.Error."""
     if not statements:
         return
     result = connection.pgconn.exec_(statements)

@@ -1,14 +1,14 @@
 """Adapt a shard's DDL to a role that is not a superuser, and find the part that only a superuser can create.
 
-PostgreSQL lets an ordinary role give an object away only to an owner with CREATE on the object's schema, and a
-publication only to an owner with CREATE on the database. A superuser need not care, and pg_dump does not: it writes
-privileges after the objects. So each owner is lent that privilege, which is taken back before the dump's own grants.
-All grants come after the rows, so that no owner's REVOKE from itself keeps its rows out.
+An ordinary role may transfer an object only to an owner with CREATE on the object's schema, and a publication only to
+an owner with CREATE on the database. Superusers are exempt, so pg_dump writes privileges after the objects. So each
+owner gets a temporary grant of that privilege, a loan, which is revoked before the dump's own grants. All grants come
+after the rows, so that an owner's REVOKE from itself doesn't prevent loading its rows.
 
-Extensions, and the schemas that they are in, a superuser creates in the empty database, before anything of the source
-can be there: by statements that are written here, with names that an entry has. Every role may use the foreign-data
-wrappers among them: owners of servers have to. The role may fill their configuration tables. The rest is left out, by
-name: event triggers, publications of all tables or of schemas, and privileges on objects of extensions.
+A superuser creates extensions and their schemas in the empty database, before it contains any of the source's objects.
+The statements are generated here, with names from the entries. Every role may use the extensions' foreign-data
+wrappers, as owners of servers must. The restoring role may fill the extensions' configuration tables. All else is left
+out, by name: event triggers, publications of all tables or of schemas, and privileges on objects of extensions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES, ArchiveEntr
 from cutline.snapshots.ddl.ddl_archive import PRIVILEGES as PRIVILEGES_KIND
 from cutline.snapshots.ddl.dump import DROP
 
-# pg_dump quotes names always, or where they need it.
+# Depending on its options, pg_dump quotes all names, or only those that need it.
 NAME = r'(?:"(?:[^"]|"")+"|[a-z_][a-z0-9_]*)'
 OWNER = re.compile(
     rf"ALTER (?P<kind>[A-Z]+(?: [A-Z]+)*) (?P<first>{NAME})(?P<rest>.*) OWNER TO (?P<owner>{NAME});", re.DOTALL
@@ -36,21 +36,21 @@ GRANTOR = re.compile(rf"SET SESSION AUTHORIZATION (?P<role>{NAME});")
 DEFAULTS = re.compile(rf"ALTER DEFAULT PRIVILEGES FOR ROLE (?P<role>{NAME}) ")
 NO_GRANTOR = "RESET SESSION AUTHORIZATION;"
 PRIVILEGE_VERBS = ("GRANT ", "REVOKE ", "ALTER DEFAULT PRIVILEGES ", "SET SESSION AUTHORIZATION ", NO_GRANTOR)
-# What changes the role in adapted DDL.
+# Statements that change the role in adapted DDL.
 SET_ROLE, RESET_ROLE = "SET ROLE ", "RESET ROLE;"
-# Entries of archives have positive numbers.
+# Archives' entries have positive numbers.
 LOANS_NUMBER = 0
 CUTLINES = re.compile(rf'(?:CREATE|ALTER) PUBLICATION "?(?P<name>{OWN_PUBLICATION})"? ')
-# The owner of schema public in a new database: a role that the database's owner is a member of.
+# The owner of schema public in a new database, a role whose only member is the database's owner.
 PUBLIC, PUBLIC_OWNER = "public", "pg_database_owner"
 
 
 @dataclass(slots=True)
 class _Loans:
-    """What owners were lent, with the statements that take it back, and the roles that were met.
+    """The loans of privileges to owners, with the statements that revoke them, and the roles found in the DDL.
 
-    `ours` is the role that restores. It is lent nothing: it owns the database and everything that it creates there, and
-    taking a loan back would take away its rights as the owner.
+    `ours`, the restoring role, gets no loans: it owns the database and all that it creates there, and revoking a loan
+    would revoke its rights as the owner.
     """
 
     ours: str
@@ -59,7 +59,7 @@ class _Loans:
     roles: dict[str, list[str]] = field(default_factory=dict)
 
     def lend(self, bare: str) -> Iterator[str]:
-        """Yield the statement that lends an owner the privilege that the `bare` statement demands."""
+        """Yield the statement that lends an owner the privilege that the `bare` statement requires."""
         if not (match := OWNER.fullmatch(bare)):
             return
         kind, first, owner = match["kind"], match["first"], match["owner"]
@@ -81,15 +81,15 @@ class _Loans:
 
 
 def _on_database(verb: str, owner: str) -> str:
-    """A statement on the current database, whose name the DDL does not know."""
+    """Return a statement on the current database, whose name is unknown in the DDL."""
     statement = literal(f"{verb} {owner.replace('%', '%%')}")
     return f"DO {literal(f'BEGIN EXECUTE format({statement}, current_database()); END')};"
 
 
 def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:
-    """The DDL for the role `ours` (raw text), which is not a superuser.
+    """Adapt the DDL to the role `ours` (raw text), which is not a superuser.
 
-    Cutline's own publications are omitted: `init` makes them.
+    Omits Cutline's own publications, which `init` creates.
     """
     loans, privileges, omitted = _Loans(ours), list[DdlEntry](), dict[str, None]()
 
@@ -107,7 +107,7 @@ def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:
             is_object = any(one.strip() for one in kept)
             if granting:
                 granted = replace(entry, kind=PRIVILEGES_KIND, statements="".join(granting))
-                # Where one entry creates an object and grants it, the grants become an entry of their own.
+                # If one entry creates an object and grants privileges on it, make the grants a separate entry.
                 own = replace(granted, number=-entry.number, dependencies=(entry.number,))
                 privileges.append(own if is_object else granted)
             if is_object:
@@ -129,7 +129,7 @@ def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:
 
 
 def _as_role(statement: Statement, roles: dict[str, list[str]]) -> str:
-    """The statement about privileges, with a grantor that a member of the role can be."""
+    """Rewrite a statement about privileges so that a member can act as the grantor."""
     if match := DEFAULTS.match(statement.bare):
         roles.setdefault(unquote(match["role"]), []).append("default privileges")
     if match := GRANTOR.fullmatch(statement.bare):
@@ -139,7 +139,7 @@ def _as_role(statement: Statement, roles: dict[str, list[str]]) -> str:
 
 
 def unquote(name: str) -> str:
-    """The name itself."""
+    """Return the name without quotes."""
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
@@ -149,14 +149,14 @@ CREATES = "CREATE EXTENSION "
 CREATES_EXTENSION = re.compile(rf"CREATE EXTENSION IF NOT EXISTS (?P<name>{NAME})(?: WITH SCHEMA (?P<schema>{NAME}))?;")
 PUBLISHES_ALL = re.compile(rf"CREATE PUBLICATION {NAME} FOR ALL TABLES\b.*", re.DOTALL)
 CREATES_SCHEMA = "CREATE SCHEMA "
-# Nothing else has made any.
+# At this point, all foreign-data wrappers come from extensions.
 LETS_USE = """DO $do$ DECLARE wrapper name; BEGIN
   FOR wrapper IN SELECT fdwname FROM pg_catalog.pg_foreign_data_wrapper LOOP
     EXECUTE pg_catalog.format('GRANT USAGE ON FOREIGN DATA WRAPPER %I TO PUBLIC', wrapper);
   END LOOP; END $do$;"""
-# pg_dump writes the schema itself only if it is not as in a new database. All names are quoted.
+# pg_dump writes this schema itself only if it differs from a new database's. All names are quoted.
 PUBLIC_PRIVILEGES = 'SCHEMA "public"'
-# The rows of extensions' configuration tables come with the snapshot.
+# The snapshot contains the rows of extensions' configuration tables, which the restoring role must load.
 LETS_FILL = """DO $do$ DECLARE one record; BEGIN
   FOR one IN SELECT n.nspname, c.relname FROM pg_catalog.pg_extension e CROSS JOIN unnest(e.extconfig) AS m (relation)
       JOIN pg_catalog.pg_class c ON c.oid = m.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -168,10 +168,10 @@ LETS_FILL = """DO $do$ DECLARE one record; BEGIN
 
 @dataclass(frozen=True, slots=True)
 class Beforehand:
-    """Statements (raw text) of a superuser in an empty database; the `schemas` that they create; and the omissions.
+    """Statements (raw text) of a superuser in an empty database, the `schemas` that they create, and the omissions.
 
-    Among these, `privileges` are the objects of extensions whose privileges are left out, by schema; "" is for objects
-    without a schema.
+    `privileges` are the objects of extensions whose privileges are left out, by schema; "" is for objects without a
+    schema.
     """
 
     statements: tuple[str, ...]
@@ -185,10 +185,10 @@ def take_superusers_part(
 ) -> tuple[ArchiveDdl, Beforehand]:
     """Divide the DDL into the `role`'s part and a superuser's part; schemas belong to the role.
 
-    With `refused`, the restore does without these extensions and without others that can't be created. The role meets
-    all extensions then, too: those that exist it passes over, and each of the others is a statement that is refused.
+    With `refused`, the restore continues without these extensions and others that can't be created. Then the role's
+    part also contains all extensions: existing ones are skipped, and the others are reported as refused statements.
 
-    Raises SchemaLoadError if an extension is created by a statement of an unknown form.
+    Raises SchemaLoadError if an extension is created by a statement in an unknown form.
     """
     own = {entry.name for entry in ddl.entries if entry.kind == SCHEMA}
     statements, schemas = list[str](), dict[str, None]()
@@ -202,7 +202,7 @@ def take_superusers_part(
             statements.append(f"{CREATES}{quote_identifier(name)}{where};")
     if statements:
         statements += [LETS_USE, LETS_FILL % {"role": quote_identifier(role).replace("%", "%%").replace("'", "''")}]
-    # Last: the statement before is in this language.
+    # Drop the language last, as the statements before use it.
     if any(map(_drops_language, ddl.entries)):
         statements.append('DROP EXTENSION "plpgsql";')
     left_out, of_extensions = dict(_left_out(ddl)), list(_privileges_of_extensions(ddl))
@@ -222,7 +222,7 @@ def take_superusers_part(
 
 
 def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
-    """The DDL, adapted to the work that a superuser has done."""
+    """Adapt the DDL to the work that a superuser has done."""
 
     def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
         for entry in entries:
@@ -240,23 +240,23 @@ def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
 
 
 def _parse_extension(statement: str) -> tuple[str, str]:
-    """The extension's name and its schema, "" if the statement names none."""
+    """Return the extension's name and its schema, "" if the statement names none."""
     match = CREATES_EXTENSION.fullmatch(statement.strip())
     if match is None:
         raise SchemaLoadError(
-            f"the DDL creates an extension in a form that is not known: {show_name(statement.strip())}",
-            hint="somebody changed the store, or another pg_dump wrote it: see: snapshot check",
+            f"the DDL creates an extension in an unknown form: {show_name(statement.strip())}",
+            hint="somebody changed the store, or an unsupported pg_dump wrote it: see: snapshot check",
         )
     return unquote(match["name"]), unquote(match["schema"] or "")
 
 
 def _drops_language(entry: ArchiveEntry) -> bool:
-    """Whether it drops plpgsql, the only extension that every new database has."""
+    """Whether the entry drops plpgsql, the only extension that every new database has."""
     return entry.kind == DROP and entry.name == "EXTENSION plpgsql"
 
 
 def _is_superusers(entry: ArchiveEntry) -> bool:
-    """Whether a superuser has done it, or it is a remark on that."""
+    """Whether a superuser creates the entry's object, or the entry is a remark on such an object."""
     return (
         entry.kind == EXTENSION
         or _drops_language(entry)
@@ -275,7 +275,7 @@ def _publishes_all(ddl: ArchiveDdl, entry: ArchiveEntry) -> bool:
 
 
 def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
-    """The numbers of the entries that nobody creates, each with its name and why; remarks have no name."""
+    """Yield the numbers of the entries that are left out, each with its name and the reason; remarks have no name."""
     for entry in ddl.entries:
         if is_of_event_trigger(entry):
             name = f"event trigger {show_name(entry.name)}" if entry.kind == EVENT_TRIGGER else ""
@@ -285,8 +285,8 @@ def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _privileges_of_extensions(ddl: ArchiveDdl) -> Iterator[ArchiveEntry]:
-    """Privileges on objects that pg_dump does not write, because they belong to an extension."""
-    # Those of a column depend on those of its table, too.
+    """Yield privileges on objects that the archive lacks, because they belong to an extension."""
+    # Ignore dependencies on other privileges: a column's privileges also depend on the table's.
     written = {entry.number for entry in ddl.contents.entries if entry.kind != PRIVILEGES}
     for entry in ddl.entries:
         if entry.kind == PRIVILEGES and written.isdisjoint(entry.dependencies) and entry.name != PUBLIC_PRIVILEGES:

@@ -519,7 +519,7 @@ def test_rows_alone_do_without_the_sequences_of_extensions_that_can_not_be_set(r
         return sorted(one for one in left_out if one.startswith("value of sequence "))
 
     execute(target.dsn, "GRANT SET ON PARAMETER session_replication_role TO other")
-    why = "it keeps the value that its extension gave it: the role may not set it"
+    why = "it keeps the value from its extension, because the role may not set it"
     names = ("counter", "fact_id_seq")
     assert unset(preview_restore(plan, Silent()).left_out) == [
         f"value of sequence kept.{name} on s1: {why}" for name in names
@@ -533,7 +533,7 @@ def test_rows_alone_do_without_the_sequences_of_extensions_that_can_not_be_set(r
     execute(target.dsn, "ALTER SEQUENCE another RENAME TO größe", f"CREATE EXTENSION kept; {granted}")
     assert unset(preview_restore(plan, Silent()).left_out) == []
     report = restore_fleet(plan, runs.spark, AtStep("set sequences", target.dsn, "DROP EXTENSION kept"))
-    why = "the extension that makes it is lacking, or has another version"
+    why = "its extension is missing, or has a different version"
     assert unset(report.left_out) == [f"value of sequence kept.{name} on s1: {why}" for name in names]
     assert ask(there, "SELECT nextval('größe')") == [(8,)]
     rows = "SELECT * FROM account ORDER BY id"

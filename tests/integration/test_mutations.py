@@ -202,7 +202,7 @@ def with_sequences(*named: tuple[str, str]) -> Callable[[Document], object]:
 )  # fmt: skip
 def test_a_value_that_a_sequence_can_not_have_is_refused(trial: Trial, change: Callable[[Document], object]) -> None:
     world = trial.world
-    with changed(trial, LAST, change), pytest.raises(SchemaLoadError, match="can't have the value"):
+    with changed(trial, LAST, change), pytest.raises(SchemaLoadError, match="can't be set to the value"):
         Runs(world.fleet, world.spark).restore(NAME, world.target)
 
 

@@ -78,7 +78,7 @@ def test_a_role_that_exists_keeps_what_it_was_granted(places: TwoPlaces) -> None
     done = places.restore("--no-owner", to=places.beside, name=PLAIN)
     of = 'default privileges for tables in schema "app" of role'
     assert sorted(done["left_out"]) == sorted(
-        f"{of} {role} on s1: it is not the role that restores" for role in (OWNER, GRANTOR)
+        f"{of} {role} on s1: it is not the restoring role" for role in (OWNER, GRANTOR)
     )
     assert owners(places.beside) == {SUPERUSER}
     found = roles_of(places.beside)

@@ -106,7 +106,7 @@ def test_an_obstacle_that_all_nodes_have_is_named_once_with_the_nodes(place: Pla
     error = refusals(place, place.target, RestoreRequest(NAME, scope=scope))
     taken = "--group public.item=public.log: the name public.log is taken by table"
     assert (error.slug, error.message) == ("table-in-the-way", f"{taken} (on nodes s1, s2, s3)")
-    assert error.hint == "choose another name, or another schema"
+    assert error.hint == "choose a different name or schema"
     obstacles = error.details["obstacles"]
     assert isinstance(obstacles, list)
     assert [(one["node"], one["message"]) for one in obstacles] == [(shard, taken) for shard in ("s1", "s2", "s3")]

@@ -1,10 +1,11 @@
-"""The keys that changed since a base: as exact sets or filters, and the base rows that they leave valid.
+"""The keys that changed since the base copy, as exact sets or filters, and the base rows that remain valid.
 
-They are sent to the executors that read base objects, so valid base rows need no shuffle. Keys of a set are looked up
-by hash and then compared, so a hash collision costs time but never a row.
+The keys are sent to the executors that read base objects, so that valid base rows need no shuffle. Keys of a set are
+looked up by hash and then compared, so a hash collision costs time but loses no row.
 
-A filter is used if a set of all keys would not fit on the driver. It contains every key, and may match others too. So
-base rows that it does not match are certainly unchanged; the others are compared with the changed keys in a shuffle.
+A filter is used if a set of all keys would not fit on the driver. It matches all changed keys, and may also match other
+keys. Base rows that it does not match are certainly unchanged; the others are compared with the changed keys in a
+shuffle.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cutline.storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# With this, at most one in 16 keys outside of the set is matched.
+# With this number, the filter matches at most one in 16 keys outside the set.
 BITS_PER_KEY = 16
 BITS_MIN, BITS_MAX = 1 << 6, 1 << 28
 WORD_BITS = 64
@@ -40,12 +41,12 @@ WORD_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class KeyFilter:
-    """A bit per remainder of the hash, set if a key of the set has it. The number of bits is a power of two."""
+    """A bit for each remainder of the hash, set if a key has that remainder. The number of bits is a power of two."""
 
     words: npt.NDArray[np.uint64]
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
-        """Which of `keys` may be in the set; pass `hashes` if they are known."""
+        """Return flags of the `keys` that may be in the set; pass `hashes` if they are known."""
         places = (xxhash64(keys) if hashes is None else hashes) & np.uint64(len(self.words) * WORD_BITS - 1)
         bits = self.words[places // np.uint64(WORD_BITS)] >> (places % np.uint64(WORD_BITS))
         return np.asarray(bits & np.uint64(1), np.bool_)
@@ -75,20 +76,21 @@ def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]
     return filters
 
 
-# Hashes are sorted into slots by their highest bits. Up to 2^18 keys have 16 to 32 slots each, more have fewer.
+# Hashes are sorted into slots by their highest bits. Sets of up to 2^18 keys have 16 to 32 slots per key, larger sets
+# fewer.
 SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """Keys in the order of their hashes. `run_max`: the largest number of keys with the same hash."""
+    """Keys in the order of their hashes. `run_max` is the largest number of keys with the same hash."""
 
     hashes: npt.NDArray[np.uint64]
     keys: BytesColumn
     run_max: int
 
     def find(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Ints:
-        """The index of each key in this set, -1 if it is not in it; pass the keys' `hashes` if they are known."""
+        """Return the index of each key in this set, or -1; pass the keys' `hashes` if they are known."""
         if hashes is None:
             hashes = xxhash64(keys)
         indexes = np.full(len(keys), -1, np.int64)
@@ -106,7 +108,7 @@ class KeySet:
         return indexes
 
     def _maybe_contained(self, hashes: npt.NDArray[np.uint64]) -> Ints:
-        """The indexes of the hashes that may be in this set: most others are not searched for, which takes longer."""
+        """Return the indexes of hashes that may be in this set. This saves the slower search for most other hashes."""
         bits = min(len(self.hashes).bit_length() + SLOTS_PER_KEY_BITS, SLOT_BITS_MAX)
         if len(hashes) << SLOTS_PER_KEY_BITS < len(self.hashes):
             return np.arange(len(hashes))
@@ -116,12 +118,12 @@ class KeySet:
         return np.flatnonzero(slots[hashes >> shift])
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
-        """Which of `keys` are in this set."""
+        """Return flags of the `keys` that are in this set."""
         return self.find(keys, hashes) >= 0
 
 
 def _in_order(hashes: npt.NDArray[np.uint64], keys: BytesColumn) -> KeySet:
-    """Build the set of keys that are in the order of their hashes."""
+    """Build the set of keys that are already sorted by hash."""
     starts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
     lengths = np.diff(np.concatenate([[0], starts, [len(hashes)]]))
     return KeySet(hashes, keys, int(lengths.max(initial=0)))
@@ -145,10 +147,10 @@ def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
 
 
 Keys: TypeAlias = KeySet | KeyFilter
-# With fewer changes than this, collect the keys without counting them first.
+# Up to this number of changes, the keys are collected without counting them first.
 COUNTED_FROM = 200_000
-# Memory for the keys, in the driver and in each process that reads base objects. Building the sets takes several times
-# as much.
+# The memory for the keys in the driver, and in each process that reads base objects. Building the sets takes several
+# times as much.
 KEYS_BYTES_MAX = 64 << 20
 BYTES_PER_KEY = 24
 
@@ -157,8 +159,8 @@ BYTES_PER_KEY = 24
 class ChangedKeys:
     """The `count` changed keys by node number and group, and the ops of their last changes.
 
-    All are KeySets if `is_exact`, else all are KeyFilters. `has_long_lines`: some last images are replaced by
-    stand-ins.
+    All keys are in KeySets if `is_exact`, otherwise in KeyFilters. If `has_long_lines`, stand-ins replace some of the
+    last images.
     """
 
     keys: dict[int, dict[int, Keys]]
@@ -172,8 +174,8 @@ class ChangedKeys:
 def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
     """Collect the keys of `latest` (node, group, key, op, place), where each key occurs once; skip rows of PROBLEM.
 
-    `changes` is an upper bound of their number. The data sent to the driver is bounded by KEYS_BYTES_MAX, or by the
-    size of the filters and the number of tables.
+    `changes` is an upper bound for the number of keys. The data sent to the driver is bounded by KEYS_BYTES_MAX, or by
+    the size of the filters and the number of tables.
     """
     if changes > COUNTED_FROM and (filters := _build_filters(latest)):
         return filters
@@ -181,9 +183,9 @@ def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
 
 
 def exact_keys(table: pa.Table) -> ChangedKeys:
-    """The keys of a table (node, group, key, op, and place), where each key occurs once; rows of PROBLEM are skipped.
+    """Return the keys of a table (node, group, key, op, place), where each key occurs once; skip rows of PROBLEM.
 
-    Without a place no line is a stand-in.
+    The column `place` is optional: without it, no line is a stand-in.
     """
     is_problem = pc.equal(table["group"], PROBLEM)
     sets = overlays(table.filter(pc.invert(is_problem)))
@@ -195,7 +197,7 @@ def exact_keys(table: pa.Table) -> ChangedKeys:
 
 
 def _build_filters(latest: DataFrame) -> ChangedKeys | None:
-    """Build filters if there are too many keys for exact sets; else return None."""
+    """Build filters if there are too many keys for exact sets; otherwise return None."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     sizes = latest.groupBy("node", "group", "op").agg(
@@ -222,14 +224,14 @@ WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA, PLACE_FIE
 def have_key_in(
     batch: Any, base: BaseSource, keys: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Find the rows of `batch` (BASE_SCHEMA) whose key is among `keys`, given by group.
+    """Find the rows of `batch` (BASE_SCHEMA) whose key is among `keys`, which are by group.
 
     In a group without a key, a row is identified by its line, or by the stand-in of a long line. Pass `key_hashes` of
     all rows to avoid hashing them again.
     """
     group = np.asarray(batch.column("group").to_numpy())
     matches = np.zeros(len(group), np.bool_)
-    # Rows of a table are adjacent. Both the batch and the keys may have thousands of tables.
+    # Rows of a table are adjacent. Both the batch and the keys may contain thousands of tables.
     for rows in runs(group):
         number = int(group[rows.start])
         if number not in keys:
@@ -259,10 +261,10 @@ def read_wanted_rows(
     wanted: Mapping[int, Mapping[int, Keys]],
     store: StoreLocation,
 ) -> DataFrame:
-    """Read as WANTED_ROWS the base rows with the `wanted` keys (by node number and group) that were not truncated.
+    """Read the base rows (WANTED_ROWS) with the `wanted` keys, by node number and group, that were not truncated.
 
-    Long lines are replaced by their stand-ins and places; the object numbers in places are indexes of `bases`.
-    An object that can't be read yields a row of group PROBLEM: without its rows, no result is complete.
+    Long lines are replaced by their stand-ins and places; the object numbers in places are indexes of `bases`. For an
+    object that can't be read, the result contains a row of group PROBLEM: without its rows, no result is complete.
     """
     groups = {node: frozenset(keys) for node, keys in wanted.items()}
     # Broadcast values are sent to an executor once; values that a function refers to are sent with every task.
@@ -281,9 +283,9 @@ def read_bases(
     read: Callable[[int, BaseSource], Iterator[pa.RecordBatch]],
     columns: str,
 ) -> DataFrame:
-    """Read the objects with rows of these groups (by node number) by `read`, which gets each with its number.
+    """Call `read` with the number and source of each object that contains rows of `groups` (by node number).
 
-    Many objects are read by one Spark task, one after the other.
+    A Spark task reads many objects in sequence.
     """
     chosen = bases.numbers_with(groups)
     listed = broadcast(spark, (bases, chosen))

@@ -1,9 +1,9 @@
-"""The changes of segments: read those that belong to the state, and find each segment's last change of every key.
+"""Read the changes of segments that belong to the state, and find each segment's last change of every key.
 
 Superseded changes are not shuffled: a row that is updated a thousand times in a segment is one change.
 
-Only keys and positions are compared. The rows stay in the segments, where the tasks that load them read them again, so
-that transactions of gigabytes are never shuffled.
+`choose_changes` compares only keys and positions. The rows stay in the segments, and the tasks that load them read them
+again, so that transactions of gigabytes are never shuffled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
     """Find the rows that are the last, by (lsn, seq), of their group and key.
 
-    If two keys have the same hash, all rows are returned as last: that costs time, but never a row.
+    If two keys have the same hash, all rows are returned as last, which costs time but loses no row.
     """
     last = find_last(groups, keys, lsn, seq)
     return np.ones(len(groups), np.bool_) if last is None else last
@@ -62,16 +62,16 @@ def find_last(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags | 
     return is_last
 
 
-# A change that belongs to the state; `node` is its number among the job's sources. An error in a reader is a row of
-# group PROBLEM (snapshots.fold.sources): its key is the object, its row the report as JSON. For a long line, `row` is
-# the stand-in and `place` says where the line is stored (snapshots.fold.long_lines).
+# Changes that belong to the state. `node` is the node's number in the job. A reader reports an error as a row of group
+# PROBLEM (snapshots.fold.sources): its key is the object, its row the report as JSON. For a long line, `row` is the
+# stand-in, and `place` is the place where the line is stored (snapshots.fold.long_lines).
 CHANGE_ROWS = (
     "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary, place bigint"
 )
-# Beside them, in changes that are read to be compared: the hash over key and row, equal to Spark's xxhash64(key, row).
-# Where `entry` is set, `row` is empty; elsewhere `entry` is null.
+# An additional column of changes that are only compared: the hash of key and row, equal to Spark's xxhash64(key, row).
+# If `entry` is set, `row` is empty; otherwise `entry` is null.
 ENTRY = "entry"
-# Enough tasks that their different lengths even out; few, because a task costs more than reading a small segment.
+# Enough tasks to balance their different durations, but not more: a task costs more than reading a small segment.
 TASKS_PER_CORE = 2
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
 CHANGE_SCHEMA = pa.schema(
@@ -83,8 +83,8 @@ CHANGE_SCHEMA = pa.schema(
 class ChangeForm:
     """The form in which changes are read.
 
-    If they are `hashed`, they have an ENTRY instead of the row. Not so in groups without a key (`multisets`), where the
-    line names the row, nor on nodes (`whole`) with partial images, which earlier rows may have to complete.
+    If `hashed`, they have an ENTRY instead of the row. The row is kept in groups without a key (`multisets`), where the
+    line identifies the row, and on nodes with partial images (`whole`), which earlier rows may have to complete.
     """
 
     multisets: frozenset[int]
@@ -93,7 +93,7 @@ class ChangeForm:
 
     @classmethod
     def of(cls, sources: Sources, *, hashed: bool) -> ChangeForm:
-        """The form of the changes of these sources."""
+        """Return the form of the changes of these sources."""
         whole = frozenset(segment.source.number for segment in sources.segments if segment.segment.partials)
         return cls(sources.multisets, hashed, whole)
 
@@ -109,14 +109,14 @@ class ChangeForm:
 
 
 def segment_numbers(sources: Sources) -> Mapping[str, int]:
-    """The segments' numbers in places: the objects of base copies are numbered first."""
+    """Return the segments' numbers in places: the objects of base copies are numbered first."""
     return {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
 
 
 def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *, hashed: bool = False) -> DataFrame:
     """Read the CHANGE_ROWS of the segments, except those that a later change in the same segment supersedes.
 
-    With `hashed` they have an ENTRY, too: rows of which only the hash is needed are not shuffled.
+    With `hashed`, they also have an ENTRY: a row is not shuffled if its hash is enough.
     """
     form = ChangeForm.of(sources, hashed=hashed)
     tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
@@ -141,7 +141,7 @@ def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[Se
 
 
 def changes_of(store: OpensStore, number: int, one: SegmentSource, form: ChangeForm) -> Iterator[pa.RecordBatch]:
-    """The changes of a segment that belong to the state, in that form; `number` is the segment's in places."""
+    """Yield a segment's changes that belong to the state, in `form`; `number` is the segment's number in places."""
     try:
         for table in read_with_places(store.open(), one, number, SEGMENT_SCHEMA):
             yield from changes_in(table, one, form)
@@ -150,11 +150,11 @@ def changes_of(store: OpensStore, number: int, one: SegmentSource, form: ChangeF
 
 
 def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterator[pa.RecordBatch]:
-    """The changes that belong to the state among rows of a segment, with their `place`, at the schema at the cut."""
+    """Yield the changes that belong to the state from rows of a segment (with `place`, in the schema at the cut)."""
     table = filter_effective(table, one)
     is_multiset = np.isin(to_numpy(table["group"]), list(form.multisets))
     if not one.segment.partials:
-        # Only without partial images: those may need superseded images to complete them.
+        # Partial images may need superseded images to complete them.
         group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
         needed = last_of_every_key(group, column_of(table["key"]), lsn, seq) | is_multiset
         if not needed.all():
@@ -163,18 +163,18 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     if form.hashed:
         is_hashed = ~is_multiset if one.source.number not in form.whole else np.zeros(len(table), np.bool_)
         table, entries = _with_entries(table, is_hashed)
-    # A DELETE by key has no line: its `row` may hold the row's new key.
+    # A DELETE by key has no line: its `row` may contain the row's new key.
     table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
     columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:]), *([] if entries is None else [entries])]
-    # Batches of a partition must have one schema, that of a problem's row.
+    # All batches of a partition must have the same schema, including rows of problems.
     yield from row_batches(pa.Table.from_arrays(columns, schema=form.schema))
 
 
 def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:
-    """The table without the rows that are hashed, and the column ENTRY."""
+    """Return the table with empty rows where they are hashed, and the column ENTRY."""
     hashes = np.zeros(len(table), np.int64)
-    # A row may have 1 GB.
+    # Avoid a copy if possible: a row may be 1 GB.
     chosen = table if is_hashed.all() else table.filter(to_mask(is_hashed))
     if len(chosen):
         hashes[is_hashed] = xxhash64(column_of(chosen["row"]), xxhash64(column_of(chosen["key"]))).view(np.int64)
@@ -192,10 +192,10 @@ class TooManyChangesError(Exception):
 
 
 def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table | None:
-    """The last change of every node, group and key, and the rows of PROBLEM, as `schema`; None if Spark has to fold.
+    """Return the last change of every node, group and key, and the rows of PROBLEM; None if Spark has to fold.
 
-    `read` yields the changes of a segment (`schema`). Spark has to fold changes that are many, rows of groups without a
-    key, and partial images.
+    `read` yields the changes of a segment. Its batches and the result have `schema`. Spark has to fold if there are
+    many changes, rows of groups without a key, or partial images.
     """
     size = sum(segment.source.size for segment in sources.segments)
     if sources.has_partials or sources.changes > limits.CHANGES_MAX or size > limits.STORED_BYTES_MAX:
@@ -213,12 +213,15 @@ def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table 
 
 
 def last_changes(changes: pa.Table) -> pa.Table | None:
-    """The last of the changes (node, group, key, lsn, seq and others) of every key; None if two keys have one hash."""
+    """Find the last change of every key; None if two keys have the same hash.
+
+    `changes` has at least the columns node, group, key, lsn and seq.
+    """
     last = [changes.slice(0, 0)]
     node = to_numpy(changes["node"])
     numbers = np.unique(node)
     for number in numbers:
-        # Changes of one node are not copied.
+        # Don't copy the changes if there is only one node.
         of_node = changes.filter(to_mask(node == number)) if len(numbers) > 1 else changes
         group, lsn, seq = (to_numpy(of_node[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
         is_last = find_last(group, column_of(of_node["key"]), lsn, seq)
@@ -244,16 +247,16 @@ def _read_all(segments: Iterable[SegmentSource], read: Reader) -> list[pa.Record
         return [batch for batches in threads.map(read_one, segments) for batch in batches]
 
 
-# Of all segments together, and of each at least.
+# The bytes of keys reported: the maximum for all segments together, and the share of each segment at least.
 REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 14
 COMPARED = ["group", "key", "lsn", "seq", "op"]
-# `index` is the change's place among the segment's changes that belong to the state.
+# `index` is the change's index among the segment's changes that belong to the state.
 LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to read; rows of groups in `multisets` have no key. More than `bytes_max` of keys are not reported."""
+    """A segment to read. Rows of groups in `multisets` have no key. At most `bytes_max` bytes of keys are reported."""
 
     segment: SegmentSource
     multisets: frozenset[int]
@@ -265,7 +268,7 @@ class SegmentTask:
 class SegmentReport:
     """The last changes of the segment's keys (LAST_SCHEMA, an Arrow stream), or an error.
 
-    None if the keys are too many, or some changes have none.
+    `last` is None if there are too many keys, or if changes have no key.
     """
 
     last: bytes | None = None
@@ -274,7 +277,7 @@ class SegmentReport:
 
 @dataclass(frozen=True, slots=True)
 class SegmentImages:
-    """Which of a segment's changes that belong to the state are images: a bit for each; and their groups."""
+    """The images of a segment: a bit for each change that belongs to the state, and the groups of the images."""
 
     flags: bytes
     groups: frozenset[int]
@@ -282,9 +285,9 @@ class SegmentImages:
 
 @dataclass(frozen=True, slots=True)
 class ChosenChanges:
-    """The last change of every key (node, group, key, op) of tables with base rows, and by segment the images.
+    """The last change of every key (node, group, key, op) of tables with base rows, and the images by segment.
 
-    A segment is named by its object.
+    Segments are named by the keys of their objects.
     """
 
     last: pa.Table
@@ -293,14 +296,14 @@ class ChosenChanges:
 
 
 def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) -> ChosenChanges | None:
-    """Choose the changes that produce the state; None if that needs their rows, or more memory than the driver has.
+    """Choose the changes that produce the state; None if that requires their rows, or more memory than the driver has.
 
-    It needs them for groups without a key and for partial images.
+    Groups without a key and partial images require the rows.
     """
     fewest = limits.CHANGES_PER_SEGMENT * len(sources.segments)
     if sources.has_partials or not fewest <= sources.changes <= limits.CHOSEN_CHANGES_MAX:
         return None
-    # The largest first.
+    # Read the largest segments first.
     segments = sorted(sources.segments, key=lambda segment: -segment.source.size)
     if (shares := reported_shares(segments)) is None:
         return None
@@ -329,9 +332,9 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
 
 
 def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
-    """How many bytes of keys may be reported of each segment: REPORTED_BYTES_MAX, shared by the number of changes.
+    """Return each segment's share of REPORTED_BYTES_MAX, in proportion to its number of changes.
 
-    None if they are too many for each to have REPORTED_BYTES_MIN.
+    Returns None if there are too many segments for a share of REPORTED_BYTES_MIN each.
     """
     shared = REPORTED_BYTES_MAX - REPORTED_BYTES_MIN * len(segments)
     if shared < 0:
@@ -341,13 +344,13 @@ def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
 
 
 def keys_size(changes: pa.Table) -> int:
-    """The bytes of the changes' keys where tasks look them up."""
+    """Return the bytes that the changes' keys take in a task that looks them up."""
     size: int = changes["key"].nbytes + len(changes) * BYTES_PER_KEY
     return size
 
 
 def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:
-    """The changes of tables that have rows in the base copies."""
+    """Return the changes of tables that have rows in the base copies."""
     node, group = to_numpy(changes["node"]), to_numpy(changes["group"])
     has_rows = np.zeros(len(changes), np.bool_)
     for number in np.unique(node).tolist():
@@ -392,7 +395,7 @@ def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[st
 
 
 def unpack_flags(flags: bytes, first: int, count: int) -> Flags:
-    """The flags of `count` changes from number `first` on; those beyond the end are not set."""
+    """Return the flags of `count` changes from number `first` on; flags beyond the end are not set."""
     packed = np.frombuffer(flags, np.uint8)[first // 8 : (first + count + 7) // 8]
     bits = np.unpackbits(packed)[first % 8 :][:count].astype(np.bool_)
     return np.concatenate([bits, np.zeros(count - len(bits), np.bool_)])

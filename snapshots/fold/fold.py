@@ -1,7 +1,7 @@
-"""Folding: compute the state of copies at a cut, as the last effective image of every changed key laid over the base.
+"""Fold: compute the state of copies at a cut, by replacing base rows with the last effective image of each changed key.
 
-Restore and check both use it: `Fold.changed` says which base rows are no longer valid, `Fold.images` are the rows that
-replace them. Many changes are shuffled by key; base rows, which are most of the data, never are.
+Restore and check both use it: `Fold.changed` tells which base rows are no longer valid, and `Fold.images` are the rows
+that replace them. Changes are shuffled by key if there are many. Base rows, which are most of the data, never are.
 """
 
 from __future__ import annotations
@@ -44,20 +44,22 @@ IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 class Fold:
     """The folded changes of some copies.
 
-    `images` (IMAGE_COLUMNS) are the rows that changes have produced; None if there are none. In a hashed fold they also
-    have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that the driver has folded may
-    be in `local` instead, in the order of nodes and groups. Rows with a long line are in `long_images`
-    (LONG_IMAGE_ROWS, read by `long_image_reader`). `images` and `long_images` may have rows of group PROBLEM, which
-    their reader must look for. Such a row is either an image that can't be completed, because an earlier image or a
-    deleted row is missing; then its `partition` is the group. Or it is the report of an object that was readable at
-    first, but not when Spark read it again.
+    `images` (IMAGE_COLUMNS) are the rows that changes have produced, None if there are no such rows. In a hashed fold
+    they also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that the driver has
+    folded may be in `local` instead, ordered by node and group. Rows with a long line are in `long_images`
+    (LONG_IMAGE_ROWS, read by `long_image_reader`).
 
-    `segment_images` are by segment, named by its object, the images that were left there (snapshots.fold.changes).
+    `images` and `long_images` may contain rows of group PROBLEM, which their reader must look for. Such a row may be an
+    image that can't be completed, because an earlier image or a deleted row is missing; its `partition` is then the
+    group. Otherwise it is the report of an object that was readable at first, but not when Spark read it again.
 
-    `changed` holds, by node number and group, the keys (in a group without a key: the lines) whose base rows are no
-    longer valid; with `segment_images`, only those of groups with base rows. If it is a filter, the unchanged rows that
-    it also matches are among the images. `problems` are the reports of objects that could not be read; the fold is
-    complete if there are none.
+    `segment_images` are, by the key of the segment's object, the images that were left in the segment
+    (snapshots.fold.changes).
+
+    `changed` holds, by node number and group, the keys (in groups without a key, the lines) whose base rows are no
+    longer valid. With `segment_images`, it covers only groups with base rows. If it is a filter, the unchanged rows
+    that it also matches are among the images. `problems` are the reports of objects that could not be read; the fold is
+    complete if there are no problems.
     """
 
     images: DataFrame | None
@@ -84,12 +86,12 @@ def fold(
     hashed: bool = False,
     held: HeldObjects | None = None,
 ) -> Fold:
-    """Fold the changes of `sources`. Starts no job if there are no segments, or few changes.
+    """Fold the changes of `sources`. Starts no job if there are no segments or only few changes.
 
     With `hashed`, images can only be compared: rows are not shuffled where their hash is enough. If images are hashed
-    or segments are `held`, they may be left in the driver (`Fold.local`). If images are to be loaded, they may be left
-    there or in their segments (`Fold.segment_images`). Otherwise Spark has them all. The driver holds the changed keys,
-    or a filter if there are many (snapshots.fold.changed_keys).
+    or segments are `held`, they may stay in the driver (`Fold.local`). With `for_loading`, they may also stay in their
+    segments (`Fold.segment_images`). Otherwise all images are in DataFrames. The driver holds the changed keys, or a
+    filter if there are many (snapshots.fold.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
@@ -101,7 +103,7 @@ def fold(
         return Fold(None, exact_keys(found.last).keys, found.problems, [], segment_images=found.images)
     changes = read_changes(spark, sources, store, hashed=hashed)
     if sources.multisets or sources.has_partials:
-        # Folding these reads the changes a second time.
+        # Folding multisets or partial images reads the changes a second time.
         changes = changes.persist()
     numbers = ", ".join(str(number) for number in sorted(sources.multisets)) or "-2"
     latest = latest_images(changes.where(f"`group` NOT IN ({numbers})")).persist()
@@ -123,7 +125,7 @@ def fold(
 
 
 def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
-    """The fold of few changes, without a job; None if Spark has to fold them."""
+    """Fold few changes without a job; return None if Spark has to fold them."""
     number_of = segment_numbers(sources)
 
     form = ChangeForm.of(sources, hashed=False)
@@ -145,12 +147,12 @@ def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
 
 
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:
-    """The reader of the long images of a fold of these sources."""
+    """Return the reader of the long images of a fold of these sources."""
     return LongImageReader(sources.bases, sources.segments, sources.column_counts, store)
 
 
 def _split_long_images(folded: Fold) -> None:
-    """Move the images with long lines, which are read where they are stored, to `long_images`."""
+    """Move the images with long lines, which stay in the store, to `long_images`."""
     if folded.images is None:
         return
     if folded.has_long_lines:
@@ -178,7 +180,7 @@ def _problems_in(frame: DataFrame) -> list[ErrorReport]:
 def _base_rows(
     spark: SparkSession, sources: Sources, store: StoreLocation, folded: Fold
 ) -> Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame]:
-    """A function that reads the base rows with given keys once, and notes unreadable objects in `folded`."""
+    """Return a function that reads the base rows with given keys once, and records unreadable objects in `folded`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def read(keys: Mapping[int, Mapping[int, Keys]]) -> DataFrame:
@@ -200,7 +202,7 @@ def _drop_changed(base: DataFrame, latest: DataFrame) -> DataFrame:
 
 
 def latest_images(changes: DataFrame) -> DataFrame:
-    """The last of the CHANGE_ROWS of every (node, group, partition, key)."""
+    """Find the last of the CHANGE_ROWS of every (node, group, partition, key)."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     entry = [name for name in changes.columns if name == ENTRY]
@@ -214,9 +216,9 @@ def _fold_multisets(
 ) -> None:
     """Fold groups without a key: each line occurs as often as in the base, plus inserts, minus deletes.
 
-    There are at most `count` changes. A line inserted more often than deleted adds images to the base rows. For a line
-    deleted more often than inserted, the base rows are counted, and images of the remaining number replace them. Equal
-    long lines have one stand-in; one of them is read for all.
+    There are at most `count` changes. A line that was inserted more often than deleted adds images to the base rows.
+    For a line that was deleted more often than inserted, the base rows are counted, and images of the remaining number
+    replace them. Equal long lines have the same stand-in, and a single line is read for all of them.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
@@ -240,7 +242,7 @@ def _fold_multisets(
     rest = [F.lit(b"").alias("key"), F.lit(0).cast("bigint").alias("lsn"), F.col("row")]
     images = copies.select("node", "group", "partition", *rest, "place")
     if lines:
-        # A line was deleted more often than it existed: a row is missing.
+        # If a line was deleted more often than it existed, a row is missing.
         missing = [F.lit(PROBLEM).alias("group"), F.col("group").alias("partition")]
         nowhere = F.lit(NO_PLACE).cast("bigint").alias("place")
         images = images.unionByName(remaining.where("net < 0").select("node", *missing, *rest, nowhere))

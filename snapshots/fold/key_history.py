@@ -1,10 +1,10 @@
 """Complete partial images: find the earlier images of their keys, and fill in the values that an UPDATE left unchanged.
 
-Each row comes with its images from the oldest to the newest. The loop goes back in time image by image, for all rows at
-once that still lack a value. So it runs as often as the longest run of partial images, not once per row.
+The input is, for each row, its images from the oldest to the newest. The loop goes back in time image by image, for all
+rows at once that still lack a value. The number of its iterations is the length of the longest run of partial images.
 
-Only planned if there are partial images. A row may have had other keys before. An UPDATE that changed its key and left
-values unchanged (a *move*) records both keys, so the earlier images are looked up under the old key.
+This is planned only if there are partial images. A row may have had a different key before. An UPDATE that changed its
+key and left values unchanged (a *move*) records both keys, so the earlier images are looked up under the old key.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The images of n rows, oldest first: row i has the images `offsets[i]` to `offsets[i + 1]`.
+    """The images of n rows, oldest first: row i has the images from `offsets[i]` to before `offsets[i + 1]`.
 
-    The image of a deleted row has no line: its length is 0.
+    The image of a deleted row has a line of length 0.
     """
 
     lines: BytesColumn
@@ -43,7 +43,7 @@ class Images:
 
 
 def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:
-    """Complete the newest image of every row; also return which rows could be completed."""
+    """Complete the newest image of every row; also return flags of the rows that could be completed."""
     starts, lengths = _fields(images.lines, column_count)
     newest = images.offsets[1:] - 1
     field_starts, field_lengths = starts[newest].copy(), lengths[newest].copy()
@@ -66,7 +66,7 @@ def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[n
 
 
 def _fields(lines: BytesColumn, column_count: int) -> tuple[Ints, Ints]:
-    """The start and length of each line's fields; lines of length 0 have no fields."""
+    """Return the starts and lengths of each line's fields; lines of length 0 have no fields."""
     present = np.flatnonzero(lines.lengths > 0)
     starts = np.zeros((len(lines), column_count), np.int64)
     lengths = np.zeros((len(lines), column_count), np.int64)
@@ -119,15 +119,15 @@ _ENDS = (
     (AFTER_ALL[0], "high_lsn"),
     (AFTER_ALL[1], "high_seq"),
 )
-# Up to this many entries, Spark broadcasts the history by way of the driver; a larger one is shuffled.
+# Up to this number of entries, Spark broadcasts the history through the driver. A larger history is shuffled.
 BROADCAST_KEYS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
-    """The keys under which rows were stored, and from when to when.
+    """The keys under which rows were stored, with the periods of time.
 
-    `entries` (KEY_HISTORY_SCHEMA), at most `count` of them, and the `keys` in them.
+    `entries` (KEY_HISTORY_SCHEMA) has at most `count` rows; `keys` are the keys in it.
     """
 
     entries: DataFrame
@@ -144,9 +144,9 @@ class _Moves(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One step back for several rows: the row, the code of its key, the move to that key (-1: none), and its end.
+    """One step back for several rows: the row, the code of its key, and the move to that key (-1 if there is no move).
 
-    `until` is the rank of the move away from the key, or the number of moves if there is none.
+    `until` is the rank of the move away from the key, or the number of moves if the row did not move away.
     """
 
     row: Ints
@@ -157,9 +157,9 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompletedImages:
-    """Rows whose last image is partial: `images` are completed, `long_images` will be when they are read.
+    """Rows whose last image is partial: `images` are completed, `long_images` are completed when they are read.
 
-    Both are computed from `image_lists`, which is cached; the caller releases it.
+    Both are computed from `image_lists`, which is cached and which the caller must release.
     """
 
     images: DataFrame
@@ -174,10 +174,10 @@ def complete_images(
     changes: DataFrame,
     latest: DataFrame,
 ) -> CompletedImages:
-    """Complete the last image of every key where it is partial, from earlier images and `base_rows`.
+    """Complete the last images that are partial from earlier images and `base_rows`.
 
-    The result has COMPLETED_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
-    completed, because an object is damaged or the archive has a hole, gets the group PROBLEM and its own group as
+    The results are COMPLETED_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
+    completed, because an object is damaged or the archive has a gap, gets the group PROBLEM, and its own group as
     `partition`.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
@@ -215,7 +215,7 @@ def complete_images(
 
 
 def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
-    """The moves among the changes: `key` is the old key, `row` the new one."""
+    """Select the moves among the changes: `key` is the old key, `row` the new key."""
     moves = changes.where(f"op = {DELETE} AND length(row) > 0 AND `group` <> {PROBLEM}")
     if multisets:
         # In these groups, the `row` of a DELETE is the line of the deleted row.
@@ -225,7 +225,7 @@ def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
 
 
 def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int) -> KeyHistory:
-    """Find the key history of all `wanted` rows; there are at most `changes` of them.
+    """Find the key history of all `wanted` rows, at most `changes` rows.
 
     The driver holds only the moves, and the wanted keys that a row moved to.
     """
@@ -241,15 +241,15 @@ def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, 
     entries = spark.createDataFrame(history).unionByName(stayed.selectExpr(*own))
     earlier = entries.select(*names).distinct().selectExpr("*", f"{PARTIAL}Y AS op", f"{NO_PLACE}L AS place")
     changed = collect_changed_keys(earlier, 2 * changes)
-    # Several rows may have had the same key, one after the other.
+    # Several rows may have had the same key at different times.
     return KeyHistory(entries, changed.count + len(history), changed.keys)
 
 
 def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
-    """Compute under which keys each wanted row was stored, and from when to when, as KEY_HISTORY_SCHEMA.
+    """Compute the keys under which each wanted row was stored, with the periods of time, as KEY_HISTORY_SCHEMA.
 
-    Takes about 700 bytes per move, tables included (measured with a million moves, keys of 16 bytes). The loop runs as
-    often as the row with the most moves was moved.
+    Takes about 700 bytes per move, including the tables (measured with a million moves and keys of 16 bytes). The
+    number of iterations is the largest number of moves of a row.
     """
     names = ["node", "group", "key"]
     arrivals = moves.select(["node", "group", "row"]).rename_columns(names)
@@ -260,7 +260,7 @@ def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
     order = np.lexsort((seq, lsn))
     rank = np.empty(len(moves), np.int64)
     rank[order] = np.arange(len(moves))
-    # Arrivals at the same key are adjacent, in the order of time.
+    # Sort the arrivals at the same key by time.
     by_key = np.lexsort((rank, at))
     index = at[by_key] * (len(moves) + 1) + rank[by_key]
     row, here, until = np.arange(len(wanted)), target, np.full(len(wanted), len(moves))
@@ -294,7 +294,7 @@ def _build_entries(steps: list[_Step], keys_of_rows: pa.Table, code: Ints, moves
     if not steps:
         return KEY_HISTORY_SCHEMA.empty_table()
     row, here, move, until = (np.concatenate(column) for column in zip(*steps, strict=True))
-    # The appended value stands for no move: index -1 at the low end, the number of moves at the high end.
+    # The appended value means no move: its index is -1 at the low end, and the number of moves at the high end.
     low_lsn, low_seq = np.append(moves.lsn, BEFORE_ALL[0])[move], np.append(moves.seq, BEFORE_ALL[1])[move]
     last = np.append(moves.order, len(moves.lsn))[until]
     high_lsn, high_seq = np.append(moves.lsn, AFTER_ALL[0])[last], np.append(moves.seq, AFTER_ALL[1])[last]

@@ -1,10 +1,9 @@
-"""Up to which amounts the driver folds changes by itself. Imports nothing, so that plans can show the limits too."""
+"""Limits up to which the driver folds changes without Spark. Imports nothing, so that plans can show the limits too."""
 
 CHANGES_MAX = 500_000
-# Of more changes it compares the keys, if the segments are so large on average that a task for each is worth it.
+# Above CHANGES_MAX, the driver compares only the keys, if segments are large enough on average to deserve a task each.
 CHOSEN_CHANGES_MAX, CHANGES_PER_SEGMENT = 5_000_000, 5_000
-# Of the keys that it compares those of tables with base rows, of all nodes together: the tasks that read these rows get
-# them.
+# The keys of tables with base rows, on all nodes together: they are sent to the tasks that read these rows.
 CHOSEN_KEYS_BYTES_MAX = 192 << 20
-# The driver holds the changes up to four times: as read, reduced, in order, and as the tasks get them.
+# The driver holds up to four copies of the changes: as read, reduced, sorted, and as sent to the tasks.
 STORED_BYTES_MAX, READ_BYTES_MAX = 16 << 20, 64 << 20

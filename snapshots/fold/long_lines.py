@@ -1,8 +1,8 @@
 """Long lines: rows of megabytes stay in the store while their changes are folded.
 
-A JVM with little memory can't hold rows of 100 MB, and a fold does not need them: it works on keys. So when an object
-is read, a line above LONG_LINE_BYTES is replaced by its *stand-in* (its SHA-256, which identifies equal lines) and its
-*place* (object, row group, row). The line is read again when it is loaded or hashed.
+A JVM with little memory can't hold rows of 100 MB, and a fold does not need them, because it works on keys. So when an
+object is read, a line above LONG_LINE_BYTES is replaced by its *stand-in* (its SHA-256, which identifies equal lines)
+and its *place* (object, row group, row). The line is read again when it is loaded or hashed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from cutline.wal.segments.segments import SEGMENT_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Far below a JVM's limit: Spark holds many rows at once, and all partial images of a row.
+# Far below a JVM's limit, because Spark holds many rows at once, and all partial images of a row.
 LONG_LINE_BYTES = 1 << 16
 # The place of a line that is not replaced.
 NO_PLACE = -1
-# 100 million objects of 65,000 row groups of a million rows.
+# Enough for 100 million objects of 65,000 row groups of a million rows.
 GROUP_BITS, ROW_BITS = 16, 20
 PLACE_FIELD = pa.field("place", pa.int64(), nullable=False)
-# Size of the objects kept in memory in addition to the current object, for rows that alternate between objects.
+# The size of objects kept in memory besides the current object, for rows that alternate between objects.
 KEPT_BYTES_MAX = 64 << 20
 _Key = TypeVar("_Key")
 
@@ -61,7 +61,7 @@ def read_with_places(
 ) -> Iterator[pa.Table]:
     """Read the object's rows, converted to the schema at the cut, with their `place`.
 
-    `number` is the object's number in the job. Raises as `read_tables` does.
+    `number` is the object's number in the job. Raises the errors of `read_tables`.
     """
     with_place = schema.append(PLACE_FIELD)
     for group, table in enumerate(read_tables(store, source.source, schema)):
@@ -73,7 +73,7 @@ def read_with_places(
 def with_stand_ins(table: pa.Table, rows: Flags | None = None) -> pa.Table:
     """Replace long lines in the table (with row and place) by stand-ins; set the place of all other rows to NO_PLACE.
 
-    If `rows` is given, only in those: in the others, `row` is not a line.
+    If `rows` is given, only these rows are considered: in other rows, `row` is not a line.
     """
     is_long = are_long(table["row"])
     if rows is not None:
@@ -88,18 +88,18 @@ def with_stand_ins(table: pa.Table, rows: Flags | None = None) -> pa.Table:
 
 
 def line_names(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> BytesColumn:
-    """Values that identify equal lines: the stand-ins of long lines, and all other lines themselves."""
+    """Return values that identify equal lines: the stand-ins of long lines, and all other lines themselves."""
     is_long, column = are_long(lines), column_of(lines)
     return column_of(_replace(column, is_long)) if is_long.any() else column
 
 
 def are_long(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> Flags:
-    """Which of the lines are long."""
+    """Return flags of the long lines."""
     return np.asarray(pc.greater(pc.binary_length(lines), LONG_LINE_BYTES).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def stand_in_of(line: Bytes) -> bytes:
-    """The stand-in of the line. Its end differs from a line's, and its beginning from a problem report's."""
+    """Return the stand-in of the line. It does not end like a line, or begin like the report of a problem."""
     return b"\0" + hashlib.sha256(line.data).digest() + b"\0"
 
 
@@ -113,12 +113,12 @@ def _replace(column: BytesColumn, is_long: Flags) -> pa.Array[Any]:
 
 
 class LongLines:
-    """Reads long lines at their places. Fastest in the order of places: it keeps few objects in memory."""
+    """Reads long lines at their places. It keeps few objects in memory, so it is fastest in the order of places."""
 
     def __init__(self, store: ObjectStore, bases: BaseSources, segments: tuple[SegmentSource, ...]) -> None:
         self._store, self._bases, self._segments = store, BaseCursor(bases), segments
         self._first_segment = len(bases)
-        # The object that was read last, for errors.
+        # The object read last, for errors.
         self.current_source: Source = (segments or bases)[0].source
         self._files: dict[int, pq.ParquetFile] = {}
         self._sizes: dict[int, int] = {}
@@ -166,7 +166,7 @@ class LongLines:
 
 
 def _forget(held: dict[_Key, Any], sizes: Mapping[_Key, int]) -> None:
-    """Drop the least recently used entries until the rest is within KEPT_BYTES_MAX."""
+    """Drop the least recently used entries until the rest fits into KEPT_BYTES_MAX."""
     left = sum(sizes.values())
     for key, size in sizes.items():
         if left <= KEPT_BYTES_MAX:
@@ -192,9 +192,9 @@ IMAGE_SCHEMA = pa.schema(
 
 
 def order_by_place(images: DataFrame, divide: Callable[[DataFrame, str], DataFrame]) -> DataFrame:
-    """Order LONG_IMAGE_ROWS so that one task reads each row group, and those of an object one after the other.
+    """Order LONG_IMAGE_ROWS so that each row group is read by one task, and the row groups of an object in sequence.
 
-    `divide` gives rows with equal values of a column the same of a fixed number of partitions.
+    `divide` distributes rows over a fixed number of partitions, and keeps rows with equal values of a column together.
     """
     last = "array_max(transform(lines, one -> one.place))"
     with_row_groups = images.selectExpr("*", f"{last} AS last", f"shiftright({last}, {ROW_BITS}) AS row_group")
@@ -214,12 +214,12 @@ class LongImageReader:
     def read_images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read LONG_IMAGE_ROWS as IMAGE_SCHEMA, in batches of at most BATCH_BYTES, or of a single row.
 
-        A row that can't be completed, or an object that can't be read, yields a row of group PROBLEM as in `Fold`.
+        For a row that can't be completed or an object that can't be read, yields a row of group PROBLEM as in `Fold`.
         """
         try:
             reader = LongLines(self.store.open(), self.bases, self.segments)
         except SnapshotError as error:
-            # No fold has images without a segment.
+            # There is a segment, since a fold without segments has no images.
             yield problem_row(self.segments[0].source, error, IMAGE_SCHEMA)
             return
         pending: list[tuple[dict[str, Any], Bytes]] = []
@@ -237,7 +237,7 @@ class LongImageReader:
                 pending, size = [], 0
             pending.append((image_row, line))
             size += len(line)
-            # A line may have 1 GB: release it before reading the next one.
+            # A line may be 1 GB: release it before the next line is read.
             del line
             if size > BATCH_BYTES:
                 yield _batch(pending)
@@ -258,9 +258,9 @@ class LongImageReader:
 
 
 def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
-    """Complete the newest line of a row with values of earlier lines; return None if a value is in none of them.
+    """Complete the newest line of a row with values of earlier lines; return None if no line contains a value.
 
-    Reads no more lines than it needs. An empty line means that the row was deleted: it has no earlier values.
+    Reads no more lines than necessary. An empty line means that the row was deleted and has no earlier values.
     """
     fields: list[Bytes] = []
     lacking: list[int] = []

@@ -1,4 +1,4 @@
-"""Convert lines from one definition of a table to the layout of a later one, by whole columns."""
+"""Convert lines from one definition of a table to the layout of a later definition, by operations on whole columns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cutline.wal.segments.segments import DELETE, INSERT, NO_GROUP, PARTIAL, UPS
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How to convert a line of `width` columns to the definition `number`.
+    """The conversion of a line of `width` columns to the definition `number`.
 
-    `fields` gives for each column of that definition the index of its field in the stored line. For a column that is
-    newer than the row, it gives the text, which is the same in all such rows. The partition of a multiset's row, one of
-    `partitions`, is computed from the converted line.
+    `fields` holds, for each column of that definition, the index of its field in the stored line. For a column that is
+    newer than the row, it holds the text, which is the same in all such rows. The partition of a multiset's row (one of
+    `partitions`) is computed from the converted line.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Conversion:
 
     @property
     def pieces(self) -> list[tuple[int, int] | bytes]:
-        """The pieces of a converted line: ranges of adjacent fields (first, last), and texts."""
+        """The pieces of a converted line: ranges of adjacent fields (first, last) and texts."""
         pieces: list[tuple[int, int] | bytes] = []
         text = b""
         for place, part in enumerate(self.fields):
@@ -64,9 +64,9 @@ class Conversion:
 
 
 def conversion(before: Group, after: Group) -> Conversion:
-    """The conversion from a definition to its successor.
+    """Return the conversion from a definition to its successor.
 
-    A row that is older than a column has the value that PostgreSQL stored for such rows.
+    A row that is older than a column gets the value that PostgreSQL stored for such rows.
     """
     places = {column.number: place for place, column in enumerate(before.columns)}
     fields: list[int | bytes] = []
@@ -77,7 +77,7 @@ def conversion(before: Group, after: Group) -> Conversion:
 
 
 def convert_lines(lines: BytesColumn, conversion: Conversion) -> BytesColumn:
-    """Convert the lines to their new layout; raise ValueError if they don't have the old one."""
+    """Convert the lines to their new layout; raise ValueError if they don't have the old layout."""
     count, pieces = len(lines), conversion.pieces
     first, last = int(lines.offsets[0]), int(lines.offsets[-1])
     texts = b"".join(piece for piece in pieces if isinstance(piece, bytes))
@@ -99,7 +99,7 @@ def convert_lines(lines: BytesColumn, conversion: Conversion) -> BytesColumn:
 
 
 def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
-    """The offset in the lines' bytes at which each field begins; the last column is where the next line begins."""
+    """Return the offset of each field in the lines' bytes; the last column is the offset of the next line."""
     offsets = lines.offsets - lines.offsets[0]
     bounds = np.empty((len(lines), conversion.width + 1), np.int64)
     bounds[:, 0], bounds[:, -1] = offsets[:-1], offsets[1:]
@@ -107,23 +107,23 @@ def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
         data = lines.data[int(lines.offsets[0]) : int(lines.offsets[-1])]
         tabs = find_byte(data, TAB)
         if len(tabs) != len(lines) * (conversion.width - 1):
-            raise ValueError(f"rows of a table with {conversion.width} columns have another number of columns")
+            raise ValueError(f"rows of a table with {conversion.width} columns have a different number of columns")
         bounds[:, 1:-1] = tabs.reshape(len(lines), conversion.width - 1) + 1
     return bounds
 
 
-# Bounds of a block of lines that is converted at once: bytes read, and also bytes added; and number of fields.
+# Limits of a block of lines that is converted at once: bytes read, bytes added (the same limit), and number of fields.
 BLOCK_BYTES, BLOCK_FIELDS = 16 << 20, 1 << 20
 _SKIPPED = -2
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaMapping:
-    """How to convert stored rows, by their group number, to the schema at a cut.
+    """The mapping of stored rows, by group number, to the schema at a cut.
 
-    Rows of the numbers in `unchanged` stay as they are, rows of those in `conversions` are converted, all others are
-    skipped. Of a number in `since`, only changes at or after that position count: earlier changes are in the base copy
-    that was taken there.
+    Rows of the numbers in `unchanged` keep their lines, rows of the numbers in `conversions` are converted, and all
+    other rows are skipped. For a number in `since`, only changes at or after that position count: the base copy that
+    was taken there contains the earlier changes.
     """
 
     unchanged: frozenset[int]
@@ -131,14 +131,14 @@ class SchemaMapping:
     since: Mapping[int, Lsn] = field(default_factory=dict)
 
     def number_of(self, stored: int) -> int | None:
-        """The number at the cut of rows stored under `stored`; None if they are skipped."""
+        """Return the number at the cut of rows stored under `stored`; None if they are skipped."""
         if stored in self.unchanged:
             return stored
         converted = self.conversions.get(stored)
         return converted.number if converted else None
 
     def restrict_to(self, numbers: Iterable[int]) -> SchemaMapping:
-        """The same mapping for rows of these numbers only."""
+        """Return the same mapping for rows of these numbers only."""
         wanted = frozenset(numbers)
         return SchemaMapping(
             self.unchanged & wanted,
@@ -191,8 +191,8 @@ def schema_mapping(
 def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator[pa.Table]:
     """Convert a table of BASE_SCHEMA or SEGMENT_SCHEMA to the schema at the cut, and drop the rows to skip.
 
-    Yields one table of the rows that keep their lines, and tables of bounded size of converted rows. Events stay. If
-    `mapping` is None, yields the table as it is.
+    Yields a table of the rows that keep their lines, and tables of bounded size of converted rows. Events are kept. If
+    `mapping` is None, yields the table unchanged.
     """
     if mapping is None or len(table) == 0:
         yield table
@@ -210,7 +210,7 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
     converted = counts & lookup.converts[group]
     if has_changes:
         op = to_numpy(table["op"])
-        # A DELETE has a line only if the group has no key.
+        # A DELETE contains a line only if the group has no key.
         converted &= np.isin(op, (INSERT, UPSERT, PARTIAL)) | ((op == DELETE) & lookup.is_multiset[group])
     rest = counts & ~converted
     if rest.any():
@@ -258,7 +258,7 @@ class _Lookup:
 
 
 def _blocks(table: pa.Table, conversion: Conversion) -> Iterator[pa.Table]:
-    """Split the table between rows, so that converting a block takes little more than the bounds."""
+    """Split the table between rows, so that converting a block takes little more than the limits."""
     pieces = conversion.pieces
     added = sum(len(piece) for piece in pieces if isinstance(piece, bytes))
     rows_max = min(BLOCK_BYTES // max(added, 1), BLOCK_FIELDS // max(conversion.width, len(pieces)))
@@ -285,6 +285,5 @@ def _choose_rows(table: pa.Table, rows: Flags) -> pa.Table:
 
 
 def _replace_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    """Replace the named columns of the table."""
     arrays = [columns.get(name, table[name]) for name in table.column_names]
     return pa.Table.from_arrays(arrays, schema=table.schema)

@@ -1,7 +1,7 @@
-"""The metadata of an object, compared with its commit before any of its rows are read.
+"""The objects that a fold reads. Their metadata is compared with the commit before any rows are read.
 
-A file of a few kilobytes can declare millions of rows. Its footer says how many it has, in which row groups, and how
-large they are once expanded; a segment's metadata says which it is.
+A file of a few kilobytes can declare millions of rows. Its footer contains the number of rows, the row groups and their
+expanded sizes; the metadata of a segment identifies the segment.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ DECLARED = ("node", "operation", "after", "through", "open", "changes", "events"
 
 
 def check_footer(footer: Any, schema: pa.Schema, rows: int) -> None:
-    """Raise ValueError unless the object has the columns of `schema`, and this number of rows."""
+    """Raise ValueError unless the object has the columns of `schema` and this number of rows."""
     if footer.schema.to_arrow_schema().names != schema.names:
         raise ValueError(f"it has columns {', '.join(footer.schema.names)[:200]} instead of {', '.join(schema.names)}")
     if footer.num_rows != rows:
         raise ValueError(f"it declares {footer.num_rows} rows instead of {rows}")
     if sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups)) != rows:
-        raise ValueError("its row groups declare another number of rows than its footer")
+        raise ValueError("its row groups declare a different number of rows than its footer")
 
 
 def check_segment(footer: Any, segment: Segment) -> None:
@@ -75,7 +75,7 @@ def check_segment(footer: Any, segment: Segment) -> None:
 
 
 def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iterator[pa.Table]:
-    """Yield the tables; at their end raise ValueError unless they had `rows` by group number."""
+    """Yield the tables; at the end, raise ValueError unless they contained `rows` (by group number)."""
     counted: dict[int, int] = {}
     for table in tables:
         groups, counts = np.unique(to_numpy(table["group"]), return_counts=True)
@@ -86,10 +86,10 @@ def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iter
         raise ValueError(f"it has rows {counted} instead of {dict(rows)}")
 
 
-# Row groups above this size, which have a large row, are expanded one at a time in a process.
+# A process expands only one row group above this size, which contains a large row, at a time.
 LARGE_BYTES = 64 << 20
 _expanding = Lock()
-# The group of rows that report errors of a task: an exception raised in an executor would lose its class.
+# The group of rows that report a task's errors: an exception raised in an executor would lose its class.
 PROBLEM = -1
 
 
@@ -97,8 +97,8 @@ PROBLEM = -1
 class Source:
     """An object of one node's copy, with size and digest from its commit. `number` is the node's number in the job.
 
-    `rows` (by group number, of a base object) and `segment` describe its content according to the commit; where they
-    are None, it is not compared.
+    `rows` (of a base object, by group number) and `segment` describe its content according to the commit. The content
+    is not compared with a description that is None.
     """
 
     key: str
@@ -114,8 +114,8 @@ class Source:
 class BaseSource:
     """An object of a base copy; `rows` counts its rows by the group numbers under which they are stored.
 
-    `truncated` are the groups that were truncated since, `multisets` the shard's groups without a key. `mapping` is
-    None if the rows need no conversion.
+    `truncated` are the groups that were truncated after the copy, `multisets` the shard's groups without a key.
+    `mapping` is None if the rows need no conversion.
     """
 
     source: Source
@@ -126,7 +126,7 @@ class BaseSource:
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows it has."""
+        """The numbers at the cut of the groups whose rows the object contains."""
         if self.mapping is None:
             return frozenset(self.rows)
         numbers = (self.mapping.number_of(number) for number in self.rows)
@@ -135,11 +135,11 @@ class BaseSource:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSource:
-    """A segment, and which of its changes belong to the state.
+    """A segment, and the rules for which of its changes belong to the state.
 
-    These are the changes before `position`, except those of the transactions at `excluded`. Of a group in `truncated`,
-    only changes after that (lsn, seq) count. `truncated` has the groups' numbers at the cut. `groups` are the numbers
-    at the cut of the groups that are folded; None: all.
+    The changes before `position` belong to the state, except those of the transactions at `excluded`. For a group in
+    `truncated`, only changes after that (lsn, seq) count. `groups` are the groups to fold, None for all. Both use the
+    groups' numbers at the cut.
     """
 
     source: Source
@@ -201,7 +201,7 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
     """Read one row group of an object from `open_object`; raise ObjectDamagedError."""
-    # While a row is expanded it takes twice its size and more. Threads of a driver read side by side.
+    # Expanding a row takes more than twice its size, and threads of a driver read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
     with _reading(source), _expanding if is_large else nullcontext():
         return expand_global_ids(file.read_row_group(number, use_threads=False)).cast(schema)
@@ -217,13 +217,13 @@ def _reading(source: Source) -> Iterator[None]:
 
 
 def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Read the object's rows, converted to the schema at the cut; raise as `read_tables` does."""
+    """Read the object's rows, converted to the schema at the cut; raise the errors of `read_tables`."""
     tables = read_tables(store, source.source, schema)
     return (converted for table in tables for converted in converted_to_cut(table, source))
 
 
 def converted_to_cut(table: pa.Table, source: BaseSource | SegmentSource) -> Iterator[pa.Table]:
-    """Convert rows of the object to the schema at the cut; raise ObjectDamagedError if they don't fit the commit's."""
+    """Convert rows of the object to the schema at the cut; raise ObjectDamagedError if they don't match the commit."""
     try:
         yield from to_schema_at_cut(table, source.mapping)
     except ValueError as error:
@@ -233,18 +233,18 @@ def converted_to_cut(table: pa.Table, source: BaseSource | SegmentSource) -> Ite
 def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:
     """Report an error as a row of group PROBLEM: the key is the object, the row the report, all other columns 0."""
     report = {"node": source.number, "group": PROBLEM, "key": source.key.encode(), "row": json.dumps(report_of(error))}
-    # It is not a stand-in, so it has no place (snapshots.fold.long_lines).
+    # The row is not a stand-in, so it has no place (snapshots.fold.long_lines).
     values = dict.fromkeys(schema.names, 0) | {"place": -1} | report
     return pa.RecordBatch.from_pylist([{name: values[name] for name in schema.names}], schema=schema)
 
 
 def problem_of(row: bytes) -> ErrorReport | None:
-    """The report in a row of group PROBLEM; None if the row is a line, which ends with a newline, or a stand-in."""
+    """Parse the report in a row of group PROBLEM; None if the row is a line (ending with a newline) or a stand-in."""
     return json.loads(row) if row.startswith(b"{") and not row.endswith(b"\n") else None
 
 
 def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
-    """Filter the changes of a segment to those that belong to the state, without TRUNCATEs."""
+    """Return the changes of a segment that belong to the state, without TRUNCATEs."""
     op = numbers_of(table, "op")
     lsn = numbers_of(table, "lsn")
     filter_effective = np.isin(op, [code for code in CHANGES if code != TRUNCATE]) & (lsn < source.position)
@@ -261,17 +261,17 @@ def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
 
 
 def numbers_of(table: pa.Table, column: str) -> npt.NDArray[Any]:
-    """The column of numbers."""
+    """Return a column of numbers."""
     return to_numpy(table[column])
 
 
-# Of lists that are expanded at a time: 16 of 10,000 objects with rows of one table, which take 100 MB then.
+# The size of the lists expanded at a time: 16 lists of 10,000 objects with rows of one table, which then take 100 MB.
 EXPANDED_BYTES_MAX = 48 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class BaseForm:
-    """Properties shared by the base sources of a node; see BaseSource. `mapping` is None if no row needs conversion."""
+    """The common properties of a node's base sources (see BaseSource). `mapping` is None if no row needs conversion."""
 
     node: str
     number: int
@@ -281,30 +281,30 @@ class BaseForm:
     chosen: frozenset[int] | None = None
 
     def source(self, one: StoredObject) -> BaseSource:
-        """The source of an object."""
+        """Return the source of an object."""
         source = Source(one.key, self.node, self.number, one.size, one.digest, one.rows)
         mapping = self.mapping.restrict_to(one.rows) if self.mapping else None
         return BaseSource(source, one.rows, self.truncated, self.multisets, mapping)
 
     def groups_of(self, rows: Iterable[int]) -> frozenset[int]:
-        """The numbers at the cut of groups, by the numbers under which their rows are stored."""
+        """Convert numbers under which rows are stored to the groups' numbers at the cut."""
         if self.mapping is None:
             return frozenset(rows)
         numbers = map(self.mapping.number_of, rows)
         return frozenset(number for number in numbers if number is not None)
 
     def takes(self, rows: Iterable[int]) -> bool:
-        """Whether rows of these groups, by the numbers under which they are stored, are wanted."""
+        """Whether rows stored under any of these numbers are wanted."""
         return self.chosen is None or not self.chosen.isdisjoint(self.groups_of(rows))
 
     def sources(self, objects: Iterable[StoredObject]) -> tuple[BaseSource, ...]:
-        """The sources of those of the objects that have wanted rows."""
+        """Return the sources of the objects with wanted rows."""
         return tuple(self.source(stored_object) for stored_object in objects if self.takes(stored_object.rows))
 
 
 @dataclass(frozen=True, slots=True)
 class ListedBases:
-    """The sources that an object list lists: `count` of them have wanted rows."""
+    """The `count` sources in an object list that contain wanted rows."""
 
     form: BaseForm
     listed: ObjectList
@@ -312,21 +312,21 @@ class ListedBases:
 
     @classmethod
     def of(cls, form: BaseForm, listed: ObjectList) -> ListedBases:
-        """The sources of the list."""
+        """Create the sources of a list."""
         if isinstance(listed, LostList) or not form.takes(listed.rows):
             return cls(form, listed, 0)
         if all(form.takes([number]) for number in listed.rows):
-            # All of its objects, which are as many as it says.
+            # All objects of the list have wanted rows, and the entry counts them.
             return cls(replace(form, chosen=None), listed, listed.objects)
         return cls(form, listed, sum(form.takes(listed_object.rows) for listed_object in listed_objects(listed)))
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows they have."""
+        """The numbers at the cut of the groups whose rows the sources contain."""
         return self.form.groups_of(self.listed.rows)
 
     def read(self) -> tuple[BaseSource, ...]:
-        """The sources."""
+        """Return the sources."""
         return self.form.sources(listed_objects(self.listed))
 
     @property
@@ -345,22 +345,22 @@ class ListedBases:
 
 @dataclass(frozen=True, slots=True)
 class HeldBases:
-    """Sources that are held as such: few, for their commits list them themselves."""
+    """Sources that are held in memory. They are few, because commits list them directly."""
 
     held: tuple[BaseSource, ...]
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows they have."""
+        """The numbers at the cut of the groups whose rows the sources contain."""
         return frozenset[int]().union(*(source.groups for source in self.held))
 
     def read(self) -> tuple[BaseSource, ...]:
-        """The sources."""
+        """Return the sources."""
         return self.held
 
     @property
     def list_bytes(self) -> int:
-        """The size of the list that `read` expands: there is none."""
+        """The size of the list that `read` expands: 0, as there is no list."""
         return 0
 
     @property
@@ -384,7 +384,7 @@ class NodeBases:
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows they have."""
+        """The numbers at the cut of the groups whose rows the sources contain."""
         return frozenset[int]().union(*(part.groups for part in self.parts))
 
     def __iter__(self) -> Iterator[BaseSource]:
@@ -392,7 +392,7 @@ class NodeBases:
             yield from part.read()
 
 
-# A cached property needs a dictionary.
+# No slots: a cached property needs a dictionary.
 @dataclass(frozen=True)
 class BaseSources:
     """The base sources of all nodes of a job, numbered from 0 on."""
@@ -401,7 +401,7 @@ class BaseSources:
 
     @classmethod
     def of(cls, sources: Iterable[BaseSource]) -> BaseSources:
-        """Sources that are held as such, those of a node next to each other."""
+        """Hold `sources` in memory; those of a node must be adjacent."""
         by_node = groupby(sources, lambda one: one.source.number)
         return cls(tuple(NodeBases(number, (HeldBases(tuple(some)),)) for number, some in by_node))
 
@@ -413,7 +413,7 @@ class BaseSources:
             yield from part.read()
 
     def interleaved(self) -> Iterator[BaseSource]:
-        """Yield the same sources, from many nodes in turn: from as many as have lists of EXPANDED_BYTES_MAX, or one."""
+        """Yield the sources, alternating between nodes: as many (at least one) as have EXPANDED_BYTES_MAX of lists."""
         waiting = deque((max(part.list_bytes for part in node.parts), iter(node)) for node in self.nodes if node.parts)
         begun, expanded = deque[tuple[int, Iterator[BaseSource]]](), 0
         while begun or waiting:
@@ -428,31 +428,31 @@ class BaseSources:
                 expanded -= size
 
     def __getitem__(self, number: int) -> BaseSource:
-        """The source with this number; who needs several asks a BaseCursor."""
+        """Return the source with this number. To read several sources, use a BaseCursor."""
         first, part = self.part_with(number)
         return part[number - first]
 
     def part_with(self, number: int) -> tuple[int, tuple[BaseSource, ...]]:
-        """The part of the sources with this number among them, and the number of its first; raise IndexError."""
+        """Return the number of a part's first source, and the part that contains source `number`; raise IndexError."""
         at = bisect_right(self._ends, number)
         return self._ends[at] - len(self._parts[at]), self._parts[at].read()
 
     def groups_of(self, number: int) -> frozenset[int]:
-        """The numbers at the cut of the groups with rows in a node's base sources."""
+        """Return the numbers at the cut of the groups with rows in a node's base sources."""
         return frozenset[int]().union(*(node.groups for node in self.nodes if node.number == number))
 
     def without(self, numbers: Collection[int]) -> BaseSources:
-        """The sources of all nodes but these."""
+        """Return the sources of all nodes except `numbers`."""
         return BaseSources(tuple(node for node in self.nodes if node.number not in numbers))
 
     def numbers_with(self, groups: Mapping[int, frozenset[int]]) -> Ints:
-        """The numbers of the sources with rows of these groups, by node number."""
+        """Return the numbers of the sources with rows of `groups`, which are by node number."""
         numbers, first = [np.zeros(0, np.int64)], 0
         for node in self.nodes:
             wanted = groups.get(node.number, frozenset())
             for part in node.parts:
                 if not wanted.isdisjoint(part.groups):
-                    # If all groups of a part are wanted, its list need not be read.
+                    # If all groups of a part are wanted, there is no need to read its list.
                     is_whole = wanted.issuperset(part.groups)
                     has_rows = is_whole or [not wanted.isdisjoint(source.groups) for source in part.read()]
                     numbers.append(first + np.flatnonzero(np.broadcast_to(has_rows, len(part))))
@@ -465,19 +465,19 @@ class BaseSources:
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """For each part the number after its last source."""
+        """The number after the last source of each part."""
         return tuple(accumulate(map(len, self._parts)))
 
 
 class BaseCursor:
-    """Finds sources by their numbers. Fastest in the order of numbers: it keeps the part that it read last."""
+    """Finds sources by number. It is fastest in ascending order, because it keeps the part that it read last."""
 
     def __init__(self, bases: BaseSources) -> None:
         self._bases = bases
         self._first, self._part = 0, tuple[BaseSource, ...]()
 
     def source(self, number: int) -> BaseSource:
-        """The source with this number; raise IndexError."""
+        """Return the source with this number; raise IndexError."""
         if not self._first <= number < self._first + len(self._part):
             self._first, self._part = self._bases.part_with(number)
         return self._part[number - self._first]
@@ -487,7 +487,7 @@ class BaseCursor:
 class Sources:
     """All objects that the fold of some nodes' copies reads.
 
-    A node's number is its index in `nodes`. `column_counts` is by node number and group.
+    A node's number is its index in `nodes`. `column_counts` are by node number and group.
     """
 
     nodes: tuple[str, ...]
@@ -498,16 +498,16 @@ class Sources:
 
     @property
     def changes(self) -> int:
-        """How many changes the segments hold, including those that do not belong to the state."""
+        """The number of changes in the segments, including those that do not belong to the state."""
         return sum(segment.segment.changes for segment in self.segments)
 
     @property
     def has_partials(self) -> bool:
-        """Whether a segment holds partial images."""
+        """Whether a segment contains partial images."""
         return any(segment.segment.partials for segment in self.segments)
 
     def without(self, nodes: Collection[str]) -> Sources:
-        """The sources without those of these nodes, whose numbers stay."""
+        """Return the sources without those of `nodes`; the numbers of the nodes stay the same."""
         segments = tuple(segment for segment in self.segments if segment.source.node not in nodes)
         numbers = {number for number, node in enumerate(self.nodes) if node in nodes}
         return replace(self, bases=self.bases.without(numbers), segments=segments)
@@ -522,8 +522,8 @@ def sources_of(
 ) -> Sources:
     """Find the sources of the state of `nodes` at the chain's last commit.
 
-    Nodes in `skip` keep their numbers, but have no sources. `chosen` are by node the groups, by number at the cut,
-    whose state is wanted; of other nodes all groups are. Reads only the segments that hold a TRUNCATE.
+    Nodes in `skip` keep their numbers but have no sources. `chosen` holds, by node, the wanted groups as numbers at the
+    cut; all groups of other nodes are wanted. Reads only the segments that contain a TRUNCATE.
     """
     bases: list[NodeBases] = []
     segments: list[SegmentSource] = []
@@ -547,7 +547,7 @@ def sources_of(
 
 
 def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
-    """All segments of the node's archive, without regard to TRUNCATEs; for `among` see `mapping_to_cut`."""
+    """Return all segments of the node's archive, without regard to TRUNCATEs; for `among` see `mapping_to_cut`."""
     position, excluded = chain.position(node), chain.excluded(node)
     mapping = mapping_to_cut(chain, node, among)
     return [
@@ -564,7 +564,7 @@ def segment_sources(chain: Chain, number: int, node: str, among: Collection[str]
 
 
 def multiset_numbers_of(chain: Chain, node: str) -> frozenset[int]:
-    """The numbers of all definitions of the node's groups whose rows have no key."""
+    """Return the numbers of all definitions of the node's groups without a key."""
     return frozenset(number for number, group in chain.definitions(node).items() if group.is_multiset)
 
 
@@ -575,12 +575,12 @@ def node_bases(
     truncated: frozenset[int] = frozenset(),
     chosen: frozenset[int] | None = None,
 ) -> NodeBases:
-    """The objects of the node's base copies, including those without any row that still counts.
+    """Return the objects of the node's base copies, including objects whose rows no longer count.
 
-    With `chosen`, only those with rows of these groups, by number at the cut.
+    With `chosen`, returns only objects with rows of these groups (numbers at the cut).
     """
     mapping, entries = mapping_to_cut(chain, node), chain.base_entries(node)
-    # Most chains have no ended definitions; then base rows need no conversion.
+    # Most chains have no ended definitions, so their base rows need no conversion.
     is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
     multisets = multiset_numbers_of(chain, node)
     form = BaseForm(node, number, truncated, multisets, None if is_unchanged else mapping, chosen)

@@ -262,10 +262,7 @@ def is_publishing(store: ObjectStore, operation: str) -> bool:
 
 
 def list_decided(documents: Mapping[str, Set[str]]) -> list[str]:
-    """Return the operations with a decision, newest first; `documents` are those of document_names.
-
-    Only restores store decisions.
-    """
+    """Return the ids of restores with a decision, newest first; `documents` is the result of document_names."""
     return sorted((operation for operation, names in documents.items() if "decision.json" in names), reverse=True)
 
 

@@ -41,7 +41,7 @@ def settle_operations(
     writable again. This decision is final, however late the operation's own put arrives. An operation stays open for
     the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet,
     which is noted. An unreadable operation holds no lock, and only one of two commits with the same number can be
-    stored. `documents` are those of document_names, if they have been listed under the lock. Raises UndecidedError.
+    stored. `documents` is the result of document_names, if listed under the lock. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
     restores: list[Intent] = []

@@ -55,7 +55,7 @@ class SlotOwners:
 
 
 def read_slot_owners(store: ObjectStore, operations: Iterable[str] | None = None) -> SlotOwners:
-    """Read the owners of all slots in one listing, unless the ids of all `operations` have been listed."""
+    """Read the owners of all slots; `operations` are the ids of all operations, if they have been listed."""
     ids: dict[str, list[str]] = {}
     for operation in store.list_children("operations") if operations is None else operations:
         ids.setdefault(slot_name(operation), []).append(operation)
@@ -99,7 +99,7 @@ def guard_nodes(
     """Warn of every chain past half of a node's limit, and give up chains past the limit.
 
     Also drops the slots of chains that have failed, were removed or are lost. The caller holds the fleet's lock, so no
-    other command continues a chain at the same time. `operations` as in read_slot_owners.
+    other command continues a chain at the same time. For `operations`, see read_slot_owners.
     """
     for kept in read_kept_chains(store, sessions, progress, operations):
         if kept.is_failed:

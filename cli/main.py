@@ -128,8 +128,8 @@ SECTIONS = {
     "Take snapshots": ("create", "watch", "resume"),
     "Restore": ("restore", "restore-resume", "restore-abandon", "restore-discard", "drill"),
     "Verify": ("check",),
-    "Look": ("list", "show", "status", "history", "report"),
-    "Running commands": ("wait", "cancel"),
+    "Inspect": ("list", "show", "status", "history", "report"),
+    "Running operations": ("wait", "cancel"),
     "Remove": ("delete", "prune", "gc"),
 }
 

@@ -31,11 +31,12 @@ def init(
         bool,
         typer.Option(
             "--forget-nodes",
-            help="After nodes were removed or servers replaced: count only the current primaries for the majority.",
+            help="Count only the current primaries for the majority, after nodes were removed or servers replaced.",
         ),
     ] = False,
     example: Annotated[
-        bool, typer.Option("--example", help="Only write a commented fleet.toml to edit. It never replaces a file.")
+        bool,
+        typer.Option("--example", help="Only write a commented example fleet.toml to edit. It never replaces a file."),
     ] = False,
 ) -> None:
     """Check and prepare every node and the store. Safe to repeat."""

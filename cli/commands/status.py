@@ -45,7 +45,9 @@ NOTHING = "no operation is under way"
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 seconds, until Ctrl-C.")]
 Nodes = Annotated[
     bool,
-    typer.Option("--nodes", help="Also ask every node for its progress, and the primaries who holds the fleet's lock."),
+    typer.Option(
+        "--nodes", help="Also ask every node for its progress, and every primary for the holder of the fleet's lock."
+    ),
 ]
 
 

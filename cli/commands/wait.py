@@ -73,7 +73,7 @@ def wait(
 ) -> None:
     """Wait until an operation ends, and exit with the exit code of its command.
 
-    The exit code is 3 if the operation shows no sign of life.
+    The exit code is 3 if the operation is dead.
     """
     fleet = command_context(context).load_fleet()
     with progress(context) as shown:

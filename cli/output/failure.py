@@ -42,7 +42,7 @@ INTERRUPTED = 130
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
     CONFLICTS: "check found conflicts, or an assertion failed in a drill",
-    USAGE: "usage: arguments or fleet.toml",
+    USAGE: "usage error, in the arguments or in fleet.toml",
     REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
@@ -50,9 +50,9 @@ MEANINGS: dict[int, str] = {
     UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now (for example, its disk is full)"
     ", or the command or an executor ran out of memory, threads or open files",
     BUSY: "another operation is running",
-    CANCELLED: "cancelled from elsewhere, or by SIGTERM or SIGHUP",
+    CANCELLED: "cancelled by `snapshot cancel`, SIGTERM or SIGHUP",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
-    DDL_REFUSED: "restored, but the target refused some DDL statements; the databases get their names only"
+    DDL_REFUSED: "restored, but the target refused some DDL statements; the databases get their real names only"
     " with --allow-refused-ddl",
     UNWRITTEN: "done, but the result could not be written",
     BUG: "a bug: the traceback is in a file whose name is printed",

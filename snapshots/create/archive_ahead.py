@@ -33,7 +33,7 @@ NODES_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class ArchivedAhead:
-    """The amount of WAL archived, in bytes: that of the node with the most.
+    """The bytes of WAL archived on the node with the most.
 
     If `needs_increment`, nothing was archived: tables have changed, and an increment must copy or publish them.
     """

@@ -143,7 +143,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
 
 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
-    """Return the end of the node's archive, with segments of failed attempts, which no commit lists."""
+    """Return the end of the node's archive, including segments of failed attempts that no commit lists."""
     prefix = archive_prefix(chain.name, node, chain.full.operation)
     number = last = last_number(chain.newest_segments(node))
     while store.exists(segment_key(prefix, number + 1)):

@@ -299,7 +299,6 @@ def _copy_large_objects(
     spark: SparkSource,
     progress: Progress,
 ) -> list[NamedObject]:
-    """Copy the large objects of all primaries in a Spark job."""
     # Imported here: few snapshots copy large objects.
     from cutline.snapshots.base_copy.large_objects import (
         LargeObjectSource,

@@ -302,7 +302,7 @@ def _drain(
 
 
 def _raise_problems(reports: list[DrainReport]) -> None:
-    """Raise the error of a failed drain: AttemptFailedError, if every failure is an unreachable node."""
+    """Raise the error of failed drains: AttemptFailedError, which is retried, if all failures are unreachable nodes."""
     failures = [(report.node, error_of(report.problem)) for report in reports if report.problem]
     final = [error for _, error in failures if not _is_transient(error)]
     # A new plan resolves the unknown definitions on every node that reported them, but no other final error.

@@ -130,7 +130,6 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
 def _copy_tables(
     context: CreateContext, prepared: PreparedTables, spark: SparkSource, progress: Progress
 ) -> PreparedTables:
-    """Copy the tables that can't be converted; return `prepared` with their copies and positions."""
     sessions, plan = context.sessions, prepared.plan
     spark.begin(context.executor_needs, progress)
     tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
@@ -211,7 +210,6 @@ def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable
 def _dump_ddl(
     store: ObjectStore, sessions: Sessions, operation: Operation, shards: Sequence[str], progress: Progress
 ) -> list[StoredObject]:
-    """Dump and store the current DDL of these shards."""
     if not shards:
         return []
     progress.step("dump DDL", total=len(shards), unit="nodes")

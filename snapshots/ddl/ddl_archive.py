@@ -258,8 +258,6 @@ def _digits(body: bytes | None) -> int:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads consecutive values of an archive."""
-
     body: bytes
     offset: int = 0
 

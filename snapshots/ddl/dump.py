@@ -68,8 +68,8 @@ SELECT c.oid::bigint, namesend(n.nspname), namesend(c.relname), namesend(a.attna
  ORDER BY c.oid, a.attnum
 """
 # pg_dump does not write the type of an identity column's sequence (dumpSequence), so the sequence would get the type of
-# its column, which is an error if that type is too small for its bounds. CREATE TABLE … (LIKE … INCLUDING IDENTITY) and
-# ALTER SEQUENCE … AS create sequences with a different type.
+# its column. That is an error if the type is too small for the sequence's bounds. CREATE TABLE … (LIKE … INCLUDING
+# IDENTITY) and ALTER SEQUENCE … AS create sequences with a different type.
 OTHER_TYPES_QUERY = """
 SELECT c.oid::bigint, namesend(tn.nspname), namesend(t.relname), namesend(a.attname), namesend(n.nspname),
        namesend(c.relname), a.attidentity = 'a', s.seqtypid::regtype::text, s.seqstart, s.seqmin, s.seqmax,

@@ -438,7 +438,6 @@ def _is_filled_by(statements: bytes, table: ExtensionTable) -> bool:
 
 
 def _is_named(begin: re.Match[bytes] | None, table: MarkedTable | ExtensionTable) -> bool:
-    """Whether this beginning of a statement names the table."""
     return begin is not None and _is_name(begin[1], table.schema) and _is_name(begin[2], table.name)
 
 

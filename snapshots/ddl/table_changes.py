@@ -284,7 +284,7 @@ class NodeTables:
 
 @dataclass(frozen=True, slots=True)
 class DdlPlan:
-    """An increment's actions on all shards' tables, and the tables from which they were planned."""
+    """An increment's actions on all shards' tables, and the tables that the plan is based on."""
 
     shards: Mapping[str, ShardPlan]
     node_tables: Mapping[str, NodeTables]

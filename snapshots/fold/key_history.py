@@ -290,7 +290,6 @@ def _codes(keys_of_rows: pa.Table) -> Ints:
 
 
 def _build_entries(steps: list[_Step], keys_of_rows: pa.Table, code: Ints, moves: _Moves) -> pa.Table:
-    """Build the key history (KEY_HISTORY_SCHEMA) from the steps of all rows."""
     if not steps:
         return KEY_HISTORY_SCHEMA.empty_table()
     row, here, move, until = (np.concatenate(column) for column in zip(*steps, strict=True))

@@ -1,4 +1,4 @@
-"""Limits up to which the driver folds changes without Spark. Imports nothing, so that plans can show the limits too."""
+"""The limits for folding changes in the driver, without Spark. Imports nothing, so that plans can show the limits."""
 
 CHANGES_MAX = 500_000
 # Above CHANGES_MAX, the driver compares only the keys, if segments are large enough on average to deserve a task each.

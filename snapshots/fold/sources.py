@@ -86,7 +86,7 @@ def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iter
         raise ValueError(f"it has rows {counted} instead of {dict(rows)}")
 
 
-# A process expands only one row group above this size, which contains a large row, at a time.
+# A row group above this size contains a large row. A process expands only one such row group at a time.
 LARGE_BYTES = 64 << 20
 _expanding = Lock()
 # The group of rows that report a task's errors: an exception raised in an executor would lose its class.
@@ -135,7 +135,7 @@ class BaseSource:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSource:
-    """A segment, and the rules for which of its changes belong to the state.
+    """A segment, and the rules that select the changes which belong to the state.
 
     The changes before `position` belong to the state, except those of the transactions at `excluded`. For a group in
     `truncated`, only changes after that (lsn, seq) count. `groups` are the groups to fold, None for all. Both use the
@@ -413,7 +413,7 @@ class BaseSources:
             yield from part.read()
 
     def interleaved(self) -> Iterator[BaseSource]:
-        """Yield the sources, alternating between nodes: as many (at least one) as have EXPANDED_BYTES_MAX of lists."""
+        """Yield the sources, alternating between as many nodes as have EXPANDED_BYTES_MAX of lists (at least one)."""
         waiting = deque((max(part.list_bytes for part in node.parts), iter(node)) for node in self.nodes if node.parts)
         begun, expanded = deque[tuple[int, Iterator[BaseSource]]](), 0
         while begun or waiting:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A full snapshot and its increments up to some number: the source from which a state is folded.
+    """A full snapshot and its increments up to some number, from which a state is folded.
 
     A partial chain contains only the newest increment and the increments that changed definitions or DDL, which is
     enough to continue it. Its `segments`, `excluded` and `up_to` raise RuntimeError; `commits` and `increments` have
@@ -139,7 +139,7 @@ class Chain:
         return tuple(commit.definition_changes for commit in self.commits if commit.definition_changes)
 
     def definitions(self, node: str) -> dict[int, Group]:
-        """Return all definitions under which the node's objects may be stored, by number, including ended ones."""
+        """Return all definitions, current and ended, under which the node's rows may be stored, by number."""
         shard = self.shard_of(node)
         lists = [self.full.groups[shard], *(changes.groups.get(shard, ()) for changes in self.definition_changes)]
         return {group.number: group for groups in lists for group in groups}
@@ -293,7 +293,6 @@ def summary_of(commit: Commit) -> CommitSummary:
 
 
 def _brief(commit: Commit) -> CommitSummary:
-    """Return the commit's summary with a comment of at most COMMENT_MAX characters."""
     comment = commit.comment
     return structs.replace(
         summary_of(commit), comment=comment if len(comment) <= COMMENT_MAX else f"{comment[: COMMENT_MAX - 1]}…"

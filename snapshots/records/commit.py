@@ -187,7 +187,7 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
 
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-# The most increments that a commit summarizes: 25 KB without their comments. `list` reads one commit in this number.
+# The maximum number of increments that a commit summarizes, in 25 KB without comments. `list` reads one commit in 64.
 SUMMARIZED_MAX = 64
 # The maximum length of a comment in a summary, in characters.
 COMMENT_MAX = 1000
@@ -208,7 +208,7 @@ class Sequence(Record, frozen=True):
 
 
 class CutRecord(Record, frozen=True, kw_only=True):
-    """A resolved cut (`wal.cut.cut_values`), with the attempts and times of its making.
+    """A resolved cut (`wal.cut.cut_values`), with its attempts and times.
 
     `causes` are the reasons why earlier attempts failed. `seconds` is the time from the first start marker to the last
     finish marker. `made_at` is the time of the last finish marker by the clocks of the nodes
@@ -306,8 +306,8 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     changed. `previous` is None in a full snapshot and in early increments. `left_out` lists the parts of the primaries'
     databases that the commit does not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts
     about each shard's database. `extension_rows` lists the objects with the rows of extensions' tables, one for each
-    shard with such rows; every commit has a complete list. `digest` is stored in the file, and is "" until the file is
-    written.
+    shard with such rows; every commit stores all these rows. `digest` is stored in the file, and is "" until the file
+    is written.
     """
 
     snapshot: str

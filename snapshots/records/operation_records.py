@@ -60,7 +60,7 @@ CheckResult: TypeAlias = Literal["valid", "conflicts", "inconclusive"]
 VALID: Final = "valid"
 CONFLICTS: Final = "conflicts"
 INCONCLUSIVE: Final = "inconclusive"
-# In units of any kind per second, such as bytes.
+# In units per second; the unit may be bytes.
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 
 
@@ -134,7 +134,7 @@ class CheckFigures(Record, frozen=True):
 
 
 class CheckedPoint(Record, frozen=True):
-    """A check's findings on a restore point; `full` if it compared everything up to the snapshot's newest one."""
+    """A check's findings on a restore point. If `full`, all data up to the newest restore point was compared."""
 
     snapshot: str
     increment: Count
@@ -231,7 +231,7 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
 
 
 class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """A request that the operation's process stop. Requests are numbered."""
+    """A request to stop the operation. Requests are numbered."""
 
     operation: str
     by: str
@@ -322,7 +322,6 @@ def read_cancel_request(store: ObjectStore, operation_id: str, number: int) -> C
 
 
 def _read(store: ObjectStore, operation_id: str, name: str, kind: type[Found]) -> Found | None:
-    """Read the operation's document `name`, None if it is missing; raise ManifestError."""
     key = operation_key(operation_id, name)
     try:
         found: Found = read_sealed(store, key, kind)

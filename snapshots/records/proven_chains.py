@@ -356,7 +356,7 @@ def _check_list(commit: Commit, entry: ObjectList) -> None:
     if not 0 < entry.objects < entry.size <= DOCUMENT_BYTES_MAX:
         raise ValueError(f"object list {entry.key} has {entry.objects} objects and {entry.size} bytes")
     if not entry.key.startswith(f"{list_prefix(commit.snapshot, entry.node, commit.operation)}/{entry.kind}-"):
-        raise ValueError(f"object list {entry.key} is not of kind {entry.kind} and node {entry.node}, as its key says")
+        raise ValueError(f"object list {entry.key}: its key does not match kind {entry.kind} and node {entry.node}")
 
 
 def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObject]) -> None:
@@ -368,9 +368,9 @@ def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObjec
         check_key(stored.key)
         check_object(commit.snapshot, stored)
         if (stored.node, stored.kind) != (entry.node, entry.kind):
-            raise ValueError(f"object {stored.key} is not of kind {entry.kind} and node {entry.node}, as its list is")
+            raise ValueError(f"object {stored.key} does not match kind {entry.kind} and node {entry.node} of its list")
         if not stored.key.startswith(f"{base_prefix(commit.snapshot, entry.node, commit.operation)}/"):
-            raise ValueError(f"object {stored.key} is not of operation {commit.operation}, as its list is")
+            raise ValueError(f"object {stored.key} does not belong to operation {commit.operation}, as its list does")
         rows.update(stored.rows)
     if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (entry.objects, entry.bytes, entry.rows):
         raise ValueError("its objects, bytes and rows are not those that its commit counts")
@@ -385,9 +385,9 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
     name = stored.key.rpartition("/")[2]
     of_kind = name.startswith(LARGE_PART) == (stored.kind == LARGE_OBJECTS) if is_rows else name.startswith(stored.kind)
     if not stored.key.startswith(folder) or not of_kind:
-        raise ValueError(f"object {stored.key} is not of kind {stored.kind} and node {stored.node}, as its key says")
+        raise ValueError(f"object {stored.key}: its key does not match kind {stored.kind} and node {stored.node}")
     if not is_rows and stored.rows:
-        raise ValueError(f"object {stored.key} is {stored.kind} and has rows")
+        raise ValueError(f"object {stored.key} of kind {stored.kind} has rows")
     if stored.kind == LARGE_OBJECTS and not stored.rows.keys() <= {LARGE_OBJECTS_COUNT}:
         raise ValueError(f"object {stored.key} has rows besides large objects")
 
@@ -509,7 +509,7 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
     entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
     for stored in entries:
         if stored.node not in full.parts:
-            raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
+            raise ValueError(f"object {stored.key} belongs to node {stored.node}, which is not in the snapshot")
         begun = {group.number for group in changes.groups.get(full.parts[stored.node] or stored.node, ())}
         if not stored.rows.keys() <= begun:
             raise ValueError(f"object {stored.key} has rows of a group that is not new in this commit")
@@ -547,7 +547,7 @@ def _check_rows(full: FullSnapshot) -> None:
     entries: tuple[NamedObject, ...] = (*full.copied, *full.lists)
     for stored in entries:
         if stored.node not in full.parts:
-            raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
+            raise ValueError(f"object {stored.key} belongs to node {stored.node}, which is not in the snapshot")
         known = (
             {LARGE_OBJECTS_COUNT} if stored.kind == LARGE_OBJECTS else numbers[full.parts[stored.node] or stored.node]
         )
@@ -915,9 +915,10 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
 
 
 def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = None) -> Chain:
-    """Read what the next increment continues, as read_newest_part does; raise as check_not_pruned.
+    """Read the part of a chain that the next increment continues.
 
-    `full` is the commit of the full snapshot if it was read before: it never changes.
+    Pass the commit of the full snapshot as `full` if it was read before: it never changes. Raises the errors of
+    read_newest_part and check_not_pruned.
     """
     check_not_deleted(store, check_name(name))
     check_not_pruned(store, name)
@@ -971,7 +972,6 @@ def _find_newest(store: ObjectStore, name: str) -> Increment | None:
 
 
 def _read_increments(store: ObjectStore, name: str, numbers: Iterable[int]) -> dict[int, Increment]:
-    """Return the increments of these numbers, in order."""
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
         commits = threads.map(lambda number: read_commit(store, name, number), sorted(numbers))
         return {commit.increment: commit for commit in commits if isinstance(commit, Increment)}
@@ -1049,6 +1049,6 @@ def _check_linked(full: Commit, last: Commit, commit: Commit, key: str) -> None:
 def _foreign_error(commit: Commit, key: str) -> ManifestError:
     return ManifestError(
         f"object {key}: {increment_label(commit.snapshot, commit.increment)} belongs to another chain",
-        hint="objects were copied there by hand: put the right ones back from a copy of the store; see: snapshot check",
+        hint="objects were copied by hand: put the right objects back from a copy of the store; see: snapshot check",
         details={"snapshot": commit.snapshot, "increment": commit.increment, "object": key},
     )

@@ -59,13 +59,13 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "rows": (with_first(rows={1: 1}), "not those that its commit counts"),
     "of another node": (
         lambda found: structs.replace(found, objects=tuple(base_copies("b", 3))),
-        "not of kind base and node a, as its list is",
+        "does not match kind base and node a of its list",
     ),
     "of another operation's folder": (
         with_first(key=FIRST.replace("op-0", "op-9")),
-        "not of operation op-0, as its list is",
+        "does not belong to operation op-0, as its list does",
     ),
-    "not below the snapshot": (with_first(key="fleet.json"), "as its key says"),
+    "not below the snapshot": (with_first(key="fleet.json"), "its key does not match"),
     "with an impossible key": (with_first(key=FIRST.replace("part", "../part")), "key"),
     "of another snapshot": (lambda found: structs.replace(found, snapshot="other"), "describes"),
     "of another operation": (lambda found: structs.replace(found, operation="op-9"), "describes"),
@@ -157,9 +157,9 @@ ENTRIES: dict[str, tuple[dict[str, object], str]] = {
     "of nothing": ({"objects": 0}, "has 0 objects"),
     "of more objects than bytes": ({"objects": 2**63 - 1}, f"has {2**63 - 1} objects"),
     "too large": ({"size": DOCUMENT_BYTES_MAX + 1}, f"3 objects and {DOCUMENT_BYTES_MAX + 1} bytes"),
-    "in the folder of another node": ({"node": "b"}, "is not of kind base and node b, as its key says"),
-    "under the key of another kind": ({"kind": "large_objects"}, "is not of kind large_objects and node a"),
-    "elsewhere": ({"key": "fleet.json"}, "is not of kind base and node a, as its key says"),
+    "in the folder of another node": ({"node": "b"}, "its key does not match kind base and node b"),
+    "under the key of another kind": ({"kind": "large_objects"}, "does not match kind large_objects and node a"),
+    "elsewhere": ({"key": "fleet.json"}, "its key does not match kind base and node a"),
     "with rows of an unknown group": ({"rows": {7: 1}}, "rows of an unknown group"),
 }
 

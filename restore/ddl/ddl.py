@@ -95,10 +95,10 @@ class Ddl:
     `settings` are statements that every session runs first. `side_by_side` are the entries after the rows that several
     sessions may run concurrently. `views` are the materialized views that were populated, in the order of their
     dependencies. `search_path` is the database's setting, None if it had none. `is_adapted`: the DDL is for a role that
-    is not a superuser. Then `roles` are the owners and grantors in it, each with the objects that it owns or has
-    granted, `omitted` are Cutline's publications, which are left out, and `beforehand` are the statements that a
-    superuser runs for that role in the empty database. `database` contains the statements for the database itself, if
-    any. `lost` are entries whose statements the store has lost; they are treated like refused statements.
+    is not a superuser. Then `roles` maps the owners and grantors in it to the objects that they own or have granted.
+    `omitted` are Cutline's publications, which are left out. `beforehand` are the statements that a superuser runs for
+    that role in the empty database. `database` contains the statements for the database itself, if any. `lost` are
+    entries whose statements the store has lost; they are treated like refused statements.
     """
 
     settings: str

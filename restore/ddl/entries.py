@@ -338,7 +338,6 @@ def _qualify(entry: ArchiveEntry) -> str:
 
 
 def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
-    """Return a foreign key's name with its table."""
     table = table_of(key, entries)
     if table is None:
         return f"{quote_identifier(key.schema)}.{key.name}"
@@ -348,7 +347,7 @@ def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
 
 # pg_dump's kind for such entries.
 SEQUENCE_SET = "SEQUENCE SET"
-# Archive entries have lower numbers, the database's own entries have higher ones (restore/ddl/running.py).
+# Archive entries have lower numbers, the database's own entries have higher numbers (restore/ddl/running.py).
 FIRST_NUMBER = 1 << 39
 
 

@@ -5,9 +5,9 @@ If the server refuses an object, the transaction is repeated entry by entry, eac
 created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS concurrent sessions.
 
 Two entries that lock the same table according to their dependencies never run concurrently. Entries whose dependencies
-don't name all locked tables could deadlock, so they run one after another: foreign keys of or to partitioned tables,
-which lock partitions; entries with a second statement, such as CLUSTER ON after an index; and exclusion constraints,
-whose functions may read other tables while their own is locked.
+don't name all locked tables could deadlock, so they run one after another. These are foreign keys of or to partitioned
+tables, which lock partitions, and entries with a second statement, such as CLUSTER ON after an index. They also include
+exclusion constraints, whose functions may read other tables while their own is locked.
 
 Each transaction of several entries records a mark in the database's ledger, plus a mark for each refused entry.
 Indexes, keys and foreign keys created by concurrent sessions need no marks: each is a single statement, which is done
@@ -267,7 +267,7 @@ DATABASE_NUMBER = 1 << 40
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
 # privilege_not_granted and privilege_not_revoked: a GRANT without effect is only a warning.
 NOT_GRANTED = ("01007", "01006")
-EARLIER = "it was refused to an earlier process of this restore"
+EARLIER = "the server refused it in an earlier process of this restore"
 
 
 @dataclass(slots=True)
@@ -305,8 +305,7 @@ class DdlRun:
     def after_rows(self, ledger: str = "") -> None:
         """Create the objects that follow the rows, except event triggers, without refreshing views.
 
-        With a `ledger`, skips objects that an earlier process has created, and retries statements that were refused to
-        it.
+        With a `ledger`, skips objects that an earlier process has created, and retries its refused statements.
         """
         parallel = self.ddl.side_by_side
         rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
@@ -611,7 +610,7 @@ class _Queue:
         return None
 
     def end(self, entry: DdlEntry, *, is_refused: bool) -> None:
-        """Return an entry. If it was refused, it is retried after all others, as are the entries that need it."""
+        """Return an entry. If it was refused, it and the entries that need it are retried after all others."""
         with self.changed:
             del self.running[entry.number]
             self.unfinished.remove(entry.number)

@@ -36,7 +36,7 @@ ATTRIBUTES = {
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
 # PostgreSQL's own roles whose members can't see data of others. The other roles give access to the server's files and
 # programs, or to the rows of every database. pg_monitor can read settings that only superusers see, such as the
-# password in primary_conninfo (pg_read_all_settings), and others' statements, which may set passwords, in
+# password in primary_conninfo (pg_read_all_settings). It can also read others' statements, which may set passwords, in
 # pg_stat_activity and pg_stat_statements (pg_read_all_stats).
 HARMLESS = frozenset(("pg_stat_scan_tables", "pg_checkpoint", "pg_use_reserved_connections"))
 PER_ROLE = ("connection_limit", "valid_until")

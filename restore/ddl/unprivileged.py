@@ -186,7 +186,7 @@ def take_superusers_part(
     """Divide the DDL into the `role`'s part and a superuser's part; schemas belong to the role.
 
     With `refused`, the restore continues without these extensions and others that can't be created. Then the role's
-    part also contains all extensions: existing ones are skipped, and the others are reported as refused statements.
+    part also contains all extensions. Existing extensions are skipped, and the others are reported as refused.
 
     Raises SchemaLoadError if an extension is created by a statement in an unknown form.
     """

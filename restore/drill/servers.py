@@ -207,7 +207,7 @@ def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset
 
 
 def _make_reader(node: Node, superuser: Node, server: EmbeddedNode, role: str) -> Reader:
-    """Create a role that may read everything but write nothing; if necessary, stop the server to end its session."""
+    """Create a role that may read everything but write nothing; return its Reader, whose `end` may stop the server."""
     password = new_password()
     create_login(superuser, role, password, "BYPASSRLS IN ROLE pg_read_all_data")
     dsn = make_conninfo(node.dsn, user=role, password=password)

@@ -174,7 +174,7 @@ TRUST_SHARE = 0.15
 NOISE = 0.2
 # Limit for the assumed slowness of the remaining steps because of a single slow step of unknown progress.
 FACTOR_MAX = 30.0
-# A step of unknown progress that is late is assumed to need another half of the time by which it is late.
+# A late step of unknown progress is assumed to need another half of its delay.
 LATE_SHARE = 0.5
 CORRECTED_SECONDS = 2.0
 
@@ -184,7 +184,7 @@ class RestorePace(Forwarding):
     """A Progress that forwards everything to `target` and adds the remaining seconds according to `estimate`.
 
     `seconds` are those of the steps so far, and `nodes` are the figures of finished nodes. The remaining time of the
-    current step follows from its own pace as soon as a reading reports progress; that of later steps from the estimate,
+    current step follows from its own pace as soon as a reading reports progress. For later steps, the estimate is
     corrected by the deviation of the steps so far. If it `is_resumed`, the first reading of a step counts earlier work.
     """
 

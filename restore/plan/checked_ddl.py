@@ -56,7 +56,7 @@ NAME_BYTES_MAX = 63
 class CheckedDdl:
     """The DDL of some shards as it will be run, the entries of their archives, and the omissions.
 
-    `counted` maps lines of `left_out` that may have many similar lines to the noun under which these are counted.
+    `counted` maps lines of `left_out` that may be numerous to the noun under which they are counted.
     """
 
     ddl: dict[str, Ddl] = field(default_factory=dict)
@@ -148,7 +148,9 @@ def read_all_ddl(
         with obstacles.collecting(target.node.id):
             check_grantors(plan, target, connection, planned.ddl)
         if not plan.request.is_drill:
-            checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
+            checked.left_out.extend(
+                f"publication {name} on {shard}: created by: snapshot init" for name in ours.omitted
+            )
     if len(checked.ddl) == len(plan.targets):
         with obstacles.collecting():
             check_mapped(plan, met)

@@ -198,7 +198,7 @@ NAMED_MAX = 20
 class Wanted:
     """The parts of a chain that a restore takes: groups of each shard, large objects, DDL.
 
-    `nodes` restricts it to these shards. `command` is the typed command, without --increment. `use_backup_copies`: rows
+    `nodes`: only these shards. `command` is the typed command, without --increment. `use_backup_copies`: rows
     that a primary's copy lacks may be taken from a standby's; `may_use_backup_copies`: the command allows that option.
     """
 
@@ -221,7 +221,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class CopyChoice:
-    """The copies that rows are taken from: the groups in `borrowed`, numbers by standby, and all others from primaries.
+    """The copies to take rows from: `borrowed` maps standbys to group numbers; all other rows come from primaries.
 
     `damaged` are the needed objects that can't be used.
     """
@@ -381,7 +381,6 @@ def _damage_error(
 
 
 def _restorable(chain: Chain, wanted: Wanted, damages: Damages) -> list[int]:
-    """Return the increments that can be restored in spite of the damage."""
     return [
         commit.increment
         for commit in chain.commits

@@ -1,4 +1,4 @@
-"""The report of a restore, for a person and for scripts."""
+"""The report of a restore, for people and scripts."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class RefusedStatement:
     counted: str = field(default="", repr=False)
 
     def document(self) -> dict[str, Any]:
-        """The refusal for JSON."""
+        """Return the refusal for JSON."""
         hidden = ("script", "settings", "access", "counted")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
     def text(self) -> str:
-        """The refusal on one line."""
+        """Return the refusal on one line."""
         return f"{self.node}: {self.object}" + (f": {self.reason}" if self.reason else "")
 
 

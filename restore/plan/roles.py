@@ -1,4 +1,4 @@
-"""The roles that a snapshot's DDL names: which of them a target lacks, and which ones the restoring role may act as.
+"""The roles that a snapshot's DDL names: which roles a target lacks, and which roles the restoring role may act as.
 
 A server stores a role's name as bytes in the encoding of the database where the role was created, and shows the same
 bytes in databases of every encoding. So names are compared as bytes in the encoding of the restored database.
@@ -195,8 +195,8 @@ def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encodi
         return [bytes(name) for (name,) in connection.execute(BYTES_QUERY, (encoding, names))]
     except psycopg.errors.UntranslatableCharacter as error:
         raise TargetUnfitError(
-            f"a database of encoding {encoding} can't have a name of --role-map or --group: {shorten_message(error)}",
-            hint="choose a name in the characters of that encoding",
+            f"encoding {encoding} of the database lacks characters of --role-map or --group: {shorten_message(error)}",
+            hint="choose a name with characters of that encoding",
         ) from error
 
 
@@ -379,7 +379,7 @@ def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[
 def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
     """Return the settings, in lower case, that not every role may set or that make each session load a library.
 
-    Some of the former give power over the server or over others' objects. As to the latter, nobody could log in if the
+    Some of the former give power over the server or over others' objects. With the latter, nobody could log in if the
     server lacks the library.
     """
     return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED.keys()

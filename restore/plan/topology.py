@@ -107,7 +107,7 @@ def _compare_tables(first: Iterable[Group], other: Iterable[Group]) -> list[tupl
 
 
 def _definition(group: Group) -> object:
-    """Return what must be equal for two shards' stored lines to be comparable; types by name, as oids are local."""
+    """Return the properties that two shards' stored lines must share; types are by name, as oids are local."""
     columns = [(column.name, column.type, column.type_modifier) for column in group.columns]
     return group.identity, group.key_width, columns
 
@@ -197,7 +197,7 @@ class Topology:
         return [ShownRoute(group.name, self.routes[group.name].text) for group in groups]
 
     def remarks(self, chain: Chain, groups: Sequence[Group]) -> list[str]:
-        """Describe what happens to rows and sequences, one line per fact; `groups` are the restored ones."""
+        """Describe where rows and sequences go, one line per fact; `groups` are the restored groups."""
         lines = [f"{' + '.join(self.sources)} go to {', '.join(self.targets)}"]
         several = len(self.sources) > 1
         if several:
@@ -275,8 +275,8 @@ DEFINITION = re.compile(
 def keeps_foreign_key(topology: Topology, statement: str) -> bool:
     """Whether the routes send every row to the target that gets the row it references.
 
-    They do if there is one target, if the referenced table is on every target, if both tables are on the same target,
-    or if both are divided in the same way by columns that the key equates.
+    They do if there is one target or if the referenced table is on every target. They also do if both tables are on the
+    same target, or are divided in the same way by columns that the key equates.
     """
     if len(topology.targets) == 1:
         return True

@@ -300,7 +300,7 @@ def _check_constraints(
         )
     if others := [name for (name,) in connection.execute(LEAVES_QUERY, (list(roots), oids))]:
         checker.add(
-            f"rows may be stored in other partitions, because these are chosen by an enum's hash: {named(others)}",
+            f"rows may be stored in other partitions, which PostgreSQL chooses by an enum's hash: {named(others)}",
             "restore all partitions together",
         )
     if untrusted := find_untrusted(connection, oids):
@@ -313,7 +313,7 @@ def _check_constraints(
         checker.add(
             f"loading rows into tables of {checker.label} would run code of roles that own no restored table:"
             f" {named(code)}",
-            "make an owner of the tables their owner: ALTER TYPE, DOMAIN or FUNCTION … OWNER TO …",
+            "transfer it to an owner of the tables: ALTER TYPE, DOMAIN or FUNCTION … OWNER TO …",
         )
     if temporal := find_temporal(connection, oids):
         checker.add(

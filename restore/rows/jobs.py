@@ -309,7 +309,6 @@ def _run(session: SparkSession, loaded: Any) -> Counter[int]:
 
 
 def _sum_placed(reports: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """Sum up the rows placed on each target."""
     placed: Counter[int] = Counter()
     for report in reports:
         placed.update(report)

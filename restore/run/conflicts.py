@@ -115,7 +115,7 @@ def _conflict_error(topology: Topology, named: list[Any], counts: Counter[int]) 
         hint=[
             "remove the rows from all sources but one, then take another increment; or give the tables routes that"
             " send the rows to different targets",
-            "a table that is the same on all sources: --route 'SCHEMA.TABLE=all'",
+            "for a table that is the same on all sources: --route 'SCHEMA.TABLE=all'",
         ],
         details={"conflicts": details, "totals": totals},
     )

@@ -30,7 +30,7 @@ ALL_RESTORED = "all databases are restored"
 
 
 class RestoreAbandonedError(BusyError):
-    """Another command has undone this restore."""
+    """Another command is undoing this restore."""
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
     """After an error in the block, drop the loaded data unless the restore can be resumed: the error's hint says how.
 
     It can be resumed if a node or the store became unreachable, others use its tables, or statements were refused after
-    the rows were loaded; if it has been resumed before; and from the decision on. Closed databases are opened in any
-    case. A drill leaves nothing that could be resumed.
+    the rows were loaded. It can also be resumed if it has been resumed before, or after the decision. Closed databases
+    are opened in any case. A drill leaves nothing that could be resumed.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -80,7 +80,7 @@ def saying_published(run: RestoreRun) -> Iterator[None]:
         if not run.is_published or run.plan.request.is_drill:
             raise
         command = resume_command(run.plan.request.name, run.plan.request.scope.nodes)
-        hint = [f"if it is still open according to: snapshot list   then end it: {command}", SAME_TARGET]
+        hint = [f"to see whether it is still open: snapshot list   if so, end it: {command}", SAME_TARGET]
         raise StoppedError(ALL_RESTORED, hint=hint, details={"operation": run.operation}) from error
 
 
@@ -156,7 +156,7 @@ def end_published(
 
 
 def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport:
-    """Report from the record alone, which contains the numbers of borrowed tables but not their names."""
+    """Build the report from the record alone, which contains the numbers of borrowed tables but not their names."""
     return RestoreReport(
         record.snapshot,
         record.increment,

@@ -318,7 +318,7 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
     try:
         verify_references(database, run.watch)
     except psycopg.errors.LockNotAvailable as error:
-        why = f"others have locked tables that their foreign keys connect them to for {LOCK_SECONDS_MAX} s"
+        why = f"others have locked tables at the other ends of their foreign keys for {LOCK_SECONDS_MAX} s"
         raise in_use(target.node, target.database, why) from error
     with raising_unreachable(target.node):
         session.execute("COMMIT")

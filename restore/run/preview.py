@@ -80,7 +80,7 @@ LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s
 
 OTHERS_MAX = 5
 WITHOUT_GLOBALS = (
-    "all else is restored without --create-roles; the next increment stores roles again, for restores of it; or"
+    "without --create-roles everything else is restored; the next increment stores roles again, for its restores; or"
 )
 
 

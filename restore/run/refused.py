@@ -69,12 +69,12 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                     if entry.kind in MAINTAINED
                 ]
         elif record := run.records.get(target.shard):
-            # Statements that were refused to an earlier process, which left them out.
+            # Report statements that an earlier process left out because they were refused.
             run.report.refused += _describe_earlier(run, target, record.refused)
             if len(record.refused) == REFUSED_KEPT_MAX:
                 run.report.warnings.append(
-                    f"node {target.node.id}: more objects than the {REFUSED_KEPT_MAX} named may have been refused to an"
-                    " earlier process: compare the definitions"
+                    f"node {target.node.id}: the server may have refused more objects than the {REFUSED_KEPT_MAX} that"
+                    " are named: compare the definitions"
                 )
     # List counted statements last: there may be many on extensions' objects.
     named = sorted(run.report.refused, key=lambda statement: bool(statement.counted))
@@ -87,7 +87,7 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
 
 
 def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) -> list[RefusedStatement]:
-    """Describe the statements refused to an earlier process, with their text where the snapshot still contains it."""
+    """Describe the statements refused in an earlier process, with their text if the snapshot still contains it."""
     if not labels:
         return []
     databases = {target.shard: plan_database(run.plan, target, run.connections[target.shard])}

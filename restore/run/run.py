@@ -131,7 +131,7 @@ class RestoreRun:
         return Filling(target.node.id, self.inside[target.shard], suffix_of(self.operation))
 
     def loaded(self, target: Target) -> Node:
-        """Return the database that is loaded: a new one, or the existing one that is filled."""
+        """Return the database to load: a new database, or the existing database that is filled."""
         return target.node if self.plan.request.scope.data_only else target.loaded
 
     def end_loading(self, target: Target) -> None:
@@ -147,7 +147,6 @@ class RestoreRun:
             self.enter(target, record.phase, undoing=True)
 
     def _undo(self, target: Target) -> None:
-        """Drop a target's database, or empty the tables that are filled."""
         if self.plan.request.scope.data_only:
             self.filling(target).undo()
         else:

@@ -2,7 +2,7 @@
 
 First the old databases on all nodes are closed to connections and their sessions ended. If a node refuses this, nothing
 is decided yet. Then one transaction on each node renames both databases. At any time users find the old database, the
-new one, or one that refuses connections.
+new database, or a database that refuses connections.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None
 class Superusers:
     """Superusers' connections to each target's server, by shard; `role` is the restoring role.
 
-    `extensions` may be created in addition to the trusted ones. `data_directories` are by shard, None if unknown, as
+    `extensions` may be created in addition to trusted extensions. `data_directories` are by shard, None if unknown, as
     the restoring role may not see them. `mark` is the comment on the created roles, `install` the hint for missing
     extensions.
     """

@@ -284,7 +284,7 @@ def settle_recorded(
     for intent, is_done in list(find_recorded(store, targets, connections)):
         # If the store accepts no writes, the restore stays open.
         with suppress(UnreachableError, IndeterminateError):
-            record_outcome(store, intent, DONE if is_done else FAILED, "found so on its targets")
+            record_outcome(store, intent, DONE if is_done else FAILED, "according to its targets")
             (done if is_done else failed).append(intent.operation)
     return done, failed
 
@@ -416,8 +416,8 @@ def check_whole(
 ) -> None:
     """Raise UsageError unless `targets` are all targets of the restore, which can only be ended as a whole.
 
-    Raises UnfinishedRestoreError if the remains in a target are unknown, if a database with a restore's name but no
-    record is not empty, or, unless the command `undoes` the restore, if a published database is missing.
+    Raises UnfinishedRestoreError if the remains in a target are unknown, or if a database with a restore's name but no
+    record is not empty. Unless the command `undoes` the restore, a missing published database is also an error.
     """
     targets = list(targets)
     if not restore.is_filling:

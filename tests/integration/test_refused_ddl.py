@@ -200,7 +200,7 @@ def test_the_file_has_what_an_earlier_process_was_refused(
     code, done = resume(own, there)
     assert code == 10, done
     (index,) = (one for one in done["refused"] if one["object"] == "INDEX public.t_home")
-    assert index["reason"] == "it was refused to an earlier process of this restore"
+    assert index["reason"] == "the server refused it in an earlier process of this restore"
     assert 'CREATE INDEX "t_home"' in index["statement"]
     # What it needs is there now.
     target = with_database(own.fleet.primaries[0], TARGET).dsn

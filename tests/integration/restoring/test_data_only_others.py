@@ -231,7 +231,7 @@ def test_tables_at_the_other_ends_of_keys_are_not_waited_for_without_end(
 
     # Rows are counted, and writers waited for, before this point.
     error = in_use_by(place, filled.dsn, lock, RestoreCrashPoint.INDEXING)
-    assert re.match(r"node s2: .*others have locked tables that their foreign keys connect them to", error.message)
+    assert re.match(r"node s2: .*at the other ends of their foreign keys", error.message)
     resume(place)
     assert_filled(place)
 

@@ -1,5 +1,5 @@
-"""Spark: sessions, what executors must have, and plain functions that run as tasks of a job.
+"""Spark: sessions, the requirements of executors, and jobs that run plain functions as tasks.
 
-Only `start` builds a session; everything else receives one. A *lane* is a Spark task, which may run many of ours in
-turn. A *share* is the weight of a task on its node.
+Only `start` builds a session; everything else receives it. A *lane* is a Spark task, which may run many of Cutline's
+tasks in turn. A *share* is the weight of a task on its node.
 """

@@ -1,11 +1,12 @@
-"""The process that forks an executor's Python workers, where `snapshot cluster pack` has packed Cutline for it.
+"""The process that forks an executor's Python workers if Cutline comes from an archive of `snapshot cluster pack`.
 
-This file travels to executors by itself, before they have anything of Cutline: it needs Python's own modules alone.
+Spark sends this file to executors that do not have Cutline yet, so it imports only Python's standard library.
 
-The archive is unpacked once for each user of a machine, into the user's cache folder, under its digest; from then on
-nothing is fetched. A process that looks there, unpacks or removes holds an flock on the folder of all archives; a
-process that uses an archive holds a shared flock on the archive's own folder. A folder is named by the digest only when
-it is whole and on the disk: the remains of a killed executor have another name, and the next executor removes them.
+The archive is unpacked once per user and machine, into a folder of the user's cache that is named by the archive's
+digest; later executors don't fetch it. A process that searches, unpacks or removes archives holds an flock on the
+folder of all archives, and a process that uses an archive holds a shared flock on the archive's folder. A folder is
+renamed to the digest only when it is complete and on the disk: the remains of a killed executor have other names, and
+the next executor removes them.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-# Variables of an executor: the SHA-256 of the archive, where the driver serves it, and why it can't be used.
+# Variables of an executor: the archive's SHA-256, the URL where the driver serves it, and the reason if it can't be
+# used.
 DIGEST, URL, PROBLEM = "CUTLINE_ARCHIVE", "CUTLINE_ARCHIVE_URL", "CUTLINE_ARCHIVE_PROBLEM"
 SILENT_SECONDS_MAX = 60
-# Another version, or another fleet, may use the same machine.
+# Different versions or fleets may use the same machine.
 UNUSED_SECONDS_MAX = 30 * 24 * 3600
 PIECE_BYTES = 1 << 20
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def archives_folder() -> Path:
-    """The folder of all archives of this user.
+    """Return the folder of all archives of this user, created if necessary.
 
-    If the user has no home, or others could change its contents, it is in the executor's own folder.
+    It is in the executor's own folder if the user has no home, or if other users could change the cache's contents.
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().resolve() / "cutline" / "archives"
@@ -49,14 +51,14 @@ def archives_folder() -> Path:
 
 
 def unpack_archive(digest: str, url: str, archives: Path) -> Path:
-    """The folder below `archives` with the archive's contents, which are fetched from `url` unless they are there.
+    """Return the folder in `archives` with the archive's contents, fetching them from `url` if they are missing.
 
-    Until this process and all its children end, nobody removes it. Raises OSError.
+    No process removes the folder until this process and all its children have ended. Raises OSError.
     """
     folder = archives / digest
     everything = os.open(archives, FOLDER_FLAGS)
     try:
-        # Another executor may be unpacking it.
+        # Another executor may be unpacking the archive.
         fcntl.flock(everything, fcntl.LOCK_EX)
         _remove_others(archives, folder)
         if not folder.is_dir():
@@ -72,18 +74,18 @@ def _fetch(digest: str, url: str, folder: Path) -> None:
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         file, digest_of_file = partial / "archive", hashlib.sha256()
-        # The variables of proxies are about other hosts than the driver.
+        # The environment's proxies are not meant for the driver.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=SILENT_SECONDS_MAX) as body, file.open("wb") as out:
             while piece := body.read(PIECE_BYTES):
                 digest_of_file.update(piece)
                 out.write(piece)
         if digest_of_file.hexdigest() != digest:
-            raise OSError("it was cut off, or changed on the way")
+            raise OSError("it was truncated or changed in transit")
         unpacked = partial / "unpacked"
         unpacked.mkdir(0o700)
         with tarfile.open(file) as archive:
-            # Python 3.11.3 and older have no filters; the digest says anyway that it is the driver's.
+            # Python 3.11.3 and older have no filters. The digest has already proved that this is the driver's archive.
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             archive.extractall(unpacked)
         os.sync()
@@ -99,7 +101,7 @@ def _remove_others(archives: Path, kept: Path) -> None:
         if re.fullmatch("[0-9a-f]{64}", folder.name):
             if folder == kept or _is_wanted(folder):
                 continue
-            # Renamed first: half of it is not to be taken for the whole.
+            # Rename the folder first, so that a half-deleted folder is never taken for a complete one.
             removed = archives / f"removed-{folder.name}"
             with suppress(OSError):
                 folder.rename(removed)
@@ -120,7 +122,7 @@ def _is_wanted(folder: Path) -> bool:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether nobody else can change the contents of `folder`, or replace it, by the rule of fleet/own_files.py."""
+    """Whether nobody else can change the contents of `folder` or replace it, by the rule of fleet/own_files.py."""
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     status = folder.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -132,11 +134,11 @@ def _is_safe(folder: Path) -> bool:
 
 
 def use_archive() -> None:
-    """Let this process and its children import the archive's contents; on an error, put the reason in PROBLEM."""
+    """Make the archive importable for this process and its children; on an error, set PROBLEM to the reason."""
     url = os.environ.get(URL, "")
     try:
         sys.path.insert(0, str(unpack_archive(os.environ[DIGEST], url, archives_folder())))
-    except Exception as error:  # noqa: BLE001  # the driver asks for it, and names this executor
+    except Exception as error:  # noqa: BLE001  # the driver asks for the problem, and names this executor
         os.environ[PROBLEM] = f"{url}: {error}"
 
 

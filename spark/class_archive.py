@@ -1,8 +1,8 @@
 """A class-data archive for Spark's JVM: a memory image of its classes, which halves the start time.
 
-A JVM writes it to the user's cache when it ends, once per pair of Java and Spark; later JVMs map it. It only affects
-speed: a JVM ignores an archive that does not fit, and without one Spark starts more slowly.
-`cutline.spark.record_archive` makes one ahead of time.
+A JVM writes the archive to the user's cache when it ends, once per pair of Java and Spark; later JVMs map it. The
+archive only affects speed: a JVM ignores an archive that does not fit, and without an archive Spark starts more slowly.
+`cutline.spark.record_archive` writes the archive ahead of time.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cutline.fleet.own_process import is_own_alone
 from cutline.spark.java import Java
 
 DUMP_SECONDS_MAX = 60
-# A JVM writes the header last: if the file still begins with zeros after this time, its JVM has died.
+# A JVM writes the header last: if the file still begins with zeros after this time, the JVM has died.
 WRITING_SECONDS_MAX = 300
 ARCHIVES_KEPT = 3
-# A JVM that ended before its first job wrote less than this, about 35 MB; after jobs it writes 150 MB or more.
+# A JVM that ends before its first job writes less than this, about 35 MB; after jobs it writes 150 MB or more.
 ARCHIVE_BYTES_MIN = 60_000_000
 
 
 def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[str]:
-    """The JVM options that use the archive, or that create it; none without a cache folder."""
+    """Return the JVM options that use the archive or create it; none without a cache folder."""
     folder = cache_folder()
     if folder is None:
         return []
     try:
-        # An archive fits only the jar files it was made from; reinstalling them invalidates it.
+        # An archive fits only the jar files that it was made from, so reinstalling Spark invalidates it.
         installed = (spark_home / "jars").stat().st_mtime_ns
         identity = f"{java.home} {java.version} {spark_home} {installed}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -63,7 +63,7 @@ def _is_complete(archive: Path) -> bool:
 
 
 def _is_of_few_classes(archive: Path) -> bool:
-    """Delete the archive if its JVM ended too early, by kill or by an error; return whether it was deleted."""
+    """Delete the archive if its JVM was killed or failed too early; return whether the archive was deleted."""
     if archive.stat().st_size >= ARCHIVE_BYTES_MIN or not _is_complete(archive):
         return False
     archive.unlink()
@@ -71,14 +71,14 @@ def _is_of_few_classes(archive: Path) -> bool:
 
 
 def _delete_foreign(folder: Path) -> None:
-    """Delete what others can have put there while they could write to the folder: a JVM would run it."""
+    """Delete archives that other users may have written while the folder was open to them: a JVM would run them."""
     for archive in folder.glob("*.jsa"):
         if not is_own_alone(archive):
             archive.unlink()
 
 
 def _delete_oldest(folder: Path) -> None:
-    """Make room for another archive, which takes about 150 MB, and for one of Java's own classes, 14 MB."""
+    """Make room for a new archive of about 150 MB, and for an archive of Java's own classes of 14 MB."""
     archives = sorted(folder.glob("spark-*.jsa"), key=lambda archive: archive.stat().st_mtime)
     kept = {_key_of(archive) for archive in archives[-ARCHIVES_KEPT + 1 :]}
     for archive in (*archives, *folder.glob("java-*.jsa")):
@@ -87,12 +87,12 @@ def _delete_oldest(folder: Path) -> None:
 
 
 def _key_of(archive: Path) -> str:
-    """The key that an archive shares with the archive of Java's own classes on which it builds."""
+    """Return the key that an archive shares with its base archive of Java's own classes."""
     return archive.stem.rpartition("-")[2]
 
 
 def _base_archive(java: Java, folder: Path, key: str) -> list[str]:
-    """Options for a runtime that lacks the archive of Java's own classes, which ours builds on."""
+    """Return options for a runtime that lacks the archive of Java's own classes, on which ours builds."""
     if (java.home / "lib" / "server" / "classes.jsa").exists():
         return []
     base = folder / f"java-{java.major}-{key}.jsa"

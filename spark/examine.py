@@ -1,7 +1,7 @@
 """An executor's answers about itself.
 
-This module travels to executors as code, for they may lack Cutline, or have another build of it. So it imports nothing
-at the top, and its answer is made of plain values.
+Spark sends the code of this module to executors that may lack Cutline or have a different build of it. So the module
+imports nothing at the top, and its answers consist of plain values.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 
 def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
-    """Look at this executor: host, process, versions, time; `lacks` names a module that can't be imported.
+    """Examine this executor: host, process, versions and time; `lacks` names a module that can't be imported.
 
     If its build is `build`, it is tested for the job's `needs` (ExecutorNeeds, pickled): `problem` is an ErrorReport or
-    None, and `key` the object that it has stored, "" if none. `archive` is the reason why it can't use the archive of
-    `snapshot cluster pack`, "" if it can or there is none.
+    None, and `key` is the key of the object that it has stored, or "". `archive` is the reason why it can't use the
+    archive of `snapshot cluster pack`, "" if it can or there is no archive.
     """
     import os
     import pickle

@@ -1,8 +1,8 @@
-"""`python -m cutline.spark.executor`: Spark's executor, in a pod of Kubernetes that runs the image of the command.
+"""`python -m cutline.spark.executor`: run Spark's executor in a Kubernetes pod with the same image as the command.
 
-Spark puts an executor's settings into the pod's environment, and leaves it to the image to start the JVM. Its own
-images do that in a shell script; theirs have no Python that Cutline runs on. This process becomes the JVM, so that
-signals reach it, and its exit code is the pod's.
+Spark puts an executor's settings into the pod's environment, and the image must start the JVM. Spark's own images do
+that with a shell script, but they have no Python that can run Cutline. This process becomes the JVM, so that signals
+reach the JVM, and its exit code is the pod's.
 
 Source: Spark's classes `BasicExecutorFeatureStep` and `KubernetesExecutorBackend`.
 """
@@ -21,7 +21,7 @@ from cutline.spark.settings import files_options, is_unnamed_user
 from cutline.storage.errors import SnapshotError, UsageError
 
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-# The options of BACKEND, and the variables that have their values.
+# The options of BACKEND, and the variables with their values.
 ARGUMENTS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
@@ -32,12 +32,12 @@ ARGUMENTS = {
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
 MEMORY = "SPARK_EXECUTOR_MEMORY"
-# Without a master of this kind an executor does not read the file of spark.authenticate.secret.file. Spark gives it
-# the real one later, over a connection that takes the secret.
+# An executor reads the file of spark.authenticate.secret.file only if the master is of this kind. Spark sends it the
+# real master later, over a connection that needs the secret.
 MASTER = "-Dspark.master=k8s://executor"
 JAVA_OPTION = "SPARK_JAVA_OPT_"
-# Hadoop asks the system for the name of the current user, unless it is given one first. Spark's class gives it none,
-# and has no setting for that. Spark brings a compiler, which runs this.
+# Hadoop looks up the name of the current user in the system unless a name is set first. Spark's class sets none, and
+# has no setting for it. Spark includes a Java compiler, which runs this class.
 NAMING_CLASS = "NamedExecutor"
 NAMING = f"""import org.apache.hadoop.security.UserGroupInformation;
 
@@ -52,19 +52,19 @@ RUN_SOURCE = "org.codehaus.janino.SimpleCompiler"
 
 
 class NotInPodError(UsageError):
-    """The environment is not that of an executor's pod as Spark sets it."""
+    """The environment lacks variables that Spark sets in an executor's pod."""
 
     def __init__(self, lacking: list[str]) -> None:
         super().__init__(
-            f"this is no pod of an executor: {', '.join(lacking)} is not set",
-            hint="Spark starts executors; name this program in their pod template: docs/kubernetes.md",
+            f"this is not an executor's pod: {', '.join(lacking)} is not set",
+            hint="let Spark start executors, with this program in their pod template: docs/kubernetes.md",
         )
 
 
 def executor_command(java: Path, spark_home: Path, environment: Mapping[str, str], temporary: Path) -> list[str]:
-    """The command line of the JVM; writes the source of NAMING_CLASS to `temporary` if the user has no name.
+    """Return the command line of the JVM; raise NotInPodError.
 
-    Raises NotInPodError.
+    If the user has no name, also write the source of NAMING_CLASS to `temporary`.
     """
     lacking = [name for name in (*ARGUMENTS.values(), MEMORY) if not environment.get(name)]
     if lacking:
@@ -92,7 +92,7 @@ def _main(temporary: Path) -> list[str]:
 
 
 def main() -> None:
-    """Become the JVM; exit with the code of the error if there can be none."""
+    """Become the JVM; if no JVM can be started, exit with the error's code."""
     import pyspark
 
     spark_home, temporary = Path(pyspark.__file__).parent, Path(tempfile.mkdtemp(prefix="executor-"))
@@ -102,7 +102,7 @@ def main() -> None:
     except SnapshotError as error:
         sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")
         sys.exit(error.exit_code)
-    # Where Spark looks for the modules of its Python workers.
+    # Spark looks here for the modules of its Python workers.
     os.environ.setdefault("SPARK_HOME", str(spark_home))
     os.execv(command[0], command)
 

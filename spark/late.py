@@ -1,4 +1,4 @@
-"""The first task of every Python worker: executors may come after the others were asked."""
+"""The first task of every Python worker: it checks executors that were added after the check of all executors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutline.spark.packing import build_digest
 from cutline.storage.errors import SnapshotError
 
 INSTALL = (
-    "install the same build of Cutline for every executor, or bring it to them: snapshot cluster pack cutline.tar.gz"
+    "install the same build of Cutline for every executor, or send it to them: snapshot cluster pack cutline.tar.gz"
     "   (docs/cluster.md)"
 )
 
@@ -19,7 +19,7 @@ def check_worker(build: str, needs: ExecutorNeeds) -> None:
     """Raise ExecutorTaskError unless this process runs this build and has the driver's store."""
     try:
         if build_digest() != build:
-            raise ExecutorUnfitError("it has another build of Cutline", hint=INSTALL)
+            raise ExecutorUnfitError("it has a different build of Cutline", hint=INSTALL)
         check_shared(needs)
     except SnapshotError as error:
         raise ExecutorTaskError(of_executor(error, socket.gethostname(), os.getppid())) from error

@@ -1,4 +1,4 @@
-"""The needs of a command's tasks in an executor, their test there, and Spark's errors about an executor that failed."""
+"""The requirements of a command's tasks on executors, the tests of them there, and errors of failed executors."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ WAIT_SECONDS = 60.0
 
 
 class ExecutorUnfitError(RefusedError):
-    """An executor lacks what tasks need, or has it in another version."""
+    """An executor lacks a requirement of the tasks, or has a different version of it."""
 
 
 class StoreNotSharedError(RefusedError):
-    """An executor has another store than the driver under the same URL: a folder of its own machine."""
+    """The store's URL leads an executor to a different store than the driver: a folder on its own machine."""
 
     def __init__(self, url: str) -> None:
         super().__init__(
-            f"its store {url} is not the one of this machine",
-            hint="use a store that all machines share: s3://, or a folder of a network file system under one path",
+            f"its store {url} is not the store of this machine",
+            hint="use a store that all machines share: s3://, or a network file system that is mounted everywhere under"
+            " the same path",
             details={"store": url},
         )
 
@@ -41,8 +42,8 @@ class StoreNotSharedError(RefusedError):
 class ExecutorNeeds:
     """The store, whether tasks write to it, and the nodes that they connect to.
 
-    `wait_seconds`: how long to wait for an executor. `key` and `body` are an object that the driver has read or stored,
-    and `folder` is where an executor stores an object of its own, "" if it writes nothing.
+    `wait_seconds` is the time to wait for an executor. `key` and `body` are an object that the driver has read or
+    stored. An executor stores its own object in `folder`, which is "" if tasks don't write.
     """
 
     store: StoreLocation
@@ -55,7 +56,7 @@ class ExecutorNeeds:
 
 
 def check_needs(needs: ExecutorNeeds) -> tuple[ErrorReport | None, str]:
-    """Try all needs; return the first problem, and the key of the stored object."""
+    """Test all needs; return the first problem, and the key of the stored object."""
     key = ""
     try:
         check_shared(needs)
@@ -63,7 +64,7 @@ def check_needs(needs: ExecutorNeeds) -> tuple[ErrorReport | None, str]:
             name = f"{needs.folder}/{uuid.uuid4().hex}"
             create_or_find(needs.store.open(), name, name.encode())
             key = name
-        # Many executors ask at once: each begins with another node.
+        # Many executors connect at the same time, so each begins with a random node.
         first = uuid.uuid4().int % max(len(needs.nodes), 1)
         for node in (*needs.nodes[first:], *needs.nodes[:first]):
             connect(node).close()
@@ -73,7 +74,7 @@ def check_needs(needs: ExecutorNeeds) -> tuple[ErrorReport | None, str]:
 
 
 def check_shared(needs: ExecutorNeeds) -> None:
-    """Raise StoreNotSharedError unless the store has the driver's object; raise StoreUnreachableError."""
+    """Raise StoreNotSharedError unless the store contains the driver's object; raise StoreUnreachableError."""
     store = needs.store.open()
     try:
         is_shared = store.read(needs.key) == needs.body
@@ -83,37 +84,37 @@ def check_shared(needs: ExecutorNeeds) -> None:
         raise StoreNotSharedError(store.url)
 
 
-# Before the report of an error that ends a task: PythonException passes on its text.
+# Precedes the report of the error that ends a task, in the text that PythonException passes on.
 MARK = "cutline-error "
 EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
 TASK = re.compile(rf".*{EXECUTOR.pattern}: ")
 LACKS_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*?different version: (\S+) than that in driver: (\S+?)[,.]? ")
-# The number as Java 21 (error=2, …) and Java 25 (error: 2 (…)) print it.
+# With the error number as Java 21 (error=2, …) or Java 25 (error: 2 (…)) prints it.
 NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^\n]*?error[=:] ?(\d+)')
 PYTHON_HINT = "set pyspark.python in [spark] of fleet.toml to a Python that every executor has: docs/spark.md"
-FULL_HINT = "give its user more processes (ulimit -u) or its machine more memory"
+FULL_HINT = "allow its user more processes (ulimit -u), or give its machine more memory"
 
 MEMORY_HINT = (
     "give the executors more memory in [spark] of fleet.toml (executor.memory, executor.memoryOverhead), or run fewer"
-    " tasks at once; tasks of this machine need its own memory, which may have a limit: MemoryMax= of a systemd unit,"
-    " the container's, ulimit -v"
+    " tasks at once; tasks on this machine use its own memory, which may be limited by MemoryMax= of a systemd unit,"
+    " the container, or ulimit -v"
 )
 
 
 class ExecutorPythonError(RefusedError):
-    """An executor has no Python that can run tasks."""
+    """An executor's Python can't run tasks."""
 
 
 class ExecutorTaskError(Exception):
-    """Ends a task with a SnapshotError that the driver raises again."""
+    """Ends a task with a SnapshotError, which the driver raises again."""
 
     def __init__(self, error: SnapshotError) -> None:
         super().__init__(f"{MARK}{json.dumps(report_of(error))}")
 
 
 def of_executor(error: SnapshotError, host: object, process: object) -> SnapshotError:
-    """The error as one of the executor that met it."""
+    """Return the error with the executor's name added."""
     report = report_of(error)
     report["message"] = f"executor on {host} (process {process}): {error.message}"
     report["details"] = error.details | {"host": host, "process": process}
@@ -122,7 +123,7 @@ def of_executor(error: SnapshotError, host: object, process: object) -> Snapshot
 
 @contextmanager
 def raising_executor_errors() -> Iterator[None]:
-    """Raise the error that names the executor and its lack, if that is why the job in the block failed."""
+    """If the job in the block fails because an executor lacks something, raise an error that names both."""
     try:
         yield
     except SnapshotError:
@@ -135,7 +136,7 @@ def raising_executor_errors() -> Iterator[None]:
 
 
 def find_executor_error(text: str) -> SnapshotError | None:
-    """The error for the text of a failed job; None if no executor's lack caused it."""
+    """Find the executor's error in the text of a failed job; return None if the cause is different."""
     if MARK in text:
         report, _ = json.JSONDecoder().raw_decode(text, text.index(MARK) + len(MARK))
         return error_of(report)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class SparkOnDemand:
-    """A command's SparkSource: `begin` starts the session in the background, leaving the block ends it.
+    """A command's SparkSource: `begin` starts the session in the background, and leaving the block ends it.
 
-    Raises FleetFileError at once if [spark] has a variable that is not set, SparkUnprotectedError if fleet.toml leaves
-    the session unprotected.
+    The constructor raises FleetFileError if a variable of [spark] is not set, and SparkUnprotectedError if fleet.toml
+    leaves the session unprotected.
     """
 
     def __init__(self, fleet: Fleet, name: str) -> None:

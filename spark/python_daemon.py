@@ -1,10 +1,10 @@
-"""The process from which Spark forks its Python workers on this machine: it imports beforehand what tasks use.
+"""The process from which Spark forks its Python workers on this machine: it preloads the modules that tasks use.
 
-Spark's own daemon imports nothing, so every worker would import the same modules again: 0.8 s of processor time each.
-Spark runs this module as `python -m`, by the setting spark.python.daemon.module.
+Spark's own daemon imports nothing, so every worker would import the same modules again, in 0.8 s of processor time.
+Spark runs this module with `python -m`, by the setting spark.python.daemon.module.
 
-A worker ends with the daemon. Spark's own daemon sends its workers SIGHUP when it ends, which they ignore in the moment
-after their fork: a worker that had just been forked ran its task to the end, long after its command was killed.
+Workers end with the daemon. Spark's own daemon sends its workers SIGHUP when it ends, but they ignore it for a moment
+after their fork. Such a worker would run its task to the end, long after its command was killed.
 
 A process with threads can't be forked safely. The only thread that these modules start is jemalloc's, which handles
 forks itself.
@@ -18,7 +18,7 @@ import signal
 import sys
 from importlib import import_module
 
-# Otherwise OpenBLAS, which nothing here uses, would start threads (columns/allocator.py).
+# Keep OpenBLAS, which nothing here uses, from starting threads (columns/allocator.py).
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 from pyspark.daemon import manager
@@ -26,7 +26,7 @@ from pyspark.daemon import manager
 from cutline.columns.python_workers import freeze_modules
 from cutline.storage.process_limits import limit_thread_starts
 
-# The modules that the forked workers find imported. By name: the tasks' modules are above this module.
+# The modules that forked workers find imported. They are imported by name, because they belong to higher layers.
 PRELOADED = (
     "adbc_driver_postgresql",
     "pandas",
@@ -44,13 +44,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def preload() -> None:
-    """Import the modules that the workers use, once for all of them."""
+    """Import the modules that the workers use, once for all workers."""
     for name in PRELOADED:
         import_module(name)
 
 
 def end_workers_with_daemon() -> None:
-    """Have the kernel kill every process that this process forks from now on as soon as it ends; Linux alone can."""
+    """On Linux, make the kernel kill every process forked from now on as soon as this process ends."""
     if sys.platform != "linux":
         return
     daemon, prctl = os.getpid(), ctypes.CDLL(None, use_errno=True).prctl

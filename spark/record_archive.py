@@ -1,4 +1,4 @@
-"""`python -m cutline.spark.record_archive`: make the class archive ahead of time; `make install` runs it."""
+"""`python -m cutline.spark.record_archive`: write the class archive ahead of time; `make install` runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run one small job of every kind and let the JVM archive the classes it loaded; return 0 even if it can't."""
+    """Run a small job of every kind, and let the JVM archive the classes that it loaded; return 0 even on failure."""
     with contextlib.suppress(SnapshotError), session_folder(), start_spark_at("local[2]", {}, "class-archive") as start:
         session = start.session()
         if start.is_recording:

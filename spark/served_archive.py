@@ -1,8 +1,9 @@
-"""The archive of `snapshot cluster pack`, which a session serves to the executors that have not unpacked it yet.
+"""The archive of `snapshot cluster pack`, which a session serves to executors that have not unpacked it yet.
 
-Spark itself would bring it to every executor of every command. So Spark brings only a small daemon, which knows the
-archive's digest through Spark's authenticated connections, and asks here for the bytes if its machine lacks them. They
-are the code of Cutline and its packages, which is public: others who ask get them too, and nothing else.
+Spark itself would send the archive to every executor of every command. Instead, Spark sends only a small daemon, which
+learns the archive's digest through Spark's authenticated connections, and fetches the archive here if its machine lacks
+it. The archive contains only the code of Cutline and its packages. That code is public, so requests need no
+authentication.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ SILENT_SECONDS_MAX = 60
 
 
 class PackedArchiveError(RefusedError):
-    """The archive can't be read, or can't be served."""
+    """The archive can't be read or served."""
 
 
 class ServedArchive:
-    """The archive, served from now on until `close`, and the `settings` by which executors find it.
+    """The archive, served until `close`, and the `settings` by which executors find it.
 
-    `host` is the driver's for executors. Raises PackedArchiveError.
+    `host` is the driver's host as executors reach it. Raises PackedArchiveError.
     """
 
     def __init__(self, settings: Mapping[str, str], host: str) -> None:
         file = Path(settings[ARCHIVE])
         try:
-            # Another may be packed in its place, meanwhile.
+            # Keep the file open, because a new archive may replace it at any time.
             self._body = file.open("rb")
             digest = hashlib.file_digest(self._body, "sha256").hexdigest()
         except OSError as error:
             raise PackedArchiveError(
                 f"the archive {file} can't be read: {error.strerror or error}",
-                hint="make it: snapshot cluster pack FILE, and name it in [spark] of fleet.toml: docs/cluster.md",
+                hint="create it: snapshot cluster pack FILE, and name it in [spark] of fleet.toml: docs/cluster.md",
             ) from error
         place = settings.get(BIND_ADDRESS) or host
         try:
@@ -60,7 +61,7 @@ class ServedArchive:
         self.settings = {
             FILES: ",".join(filter(None, [settings.get(FILES), daemon.as_uri()])),
             DAEMON: daemon.stem,
-            # Where Spark puts files: an executor's own folder.
+            # Spark puts files into the executor's working directory.
             PYTHON_PATH: ":".join(filter(None, [".", settings.get(PYTHON_PATH)])),
             f"spark.executorEnv.{archive_daemon.DIGEST}": digest,
             f"spark.executorEnv.{archive_daemon.URL}": f"http://{host}:{self._server.server_port}/{digest}",
@@ -68,7 +69,7 @@ class ServedArchive:
         threading.Thread(target=self._server.serve_forever, name="archive for executors", daemon=True).start()
 
     def close(self) -> None:
-        """End serving it."""
+        """Stop serving the archive."""
         self._server.shutdown()
         self._server.server_close()
         self._body.close()
@@ -83,7 +84,7 @@ class _ArchiveServer(ThreadingHTTPServer):
         super().__init__((host, port), _Request)
 
     def server_bind(self) -> None:
-        """As TCPServer does: HTTPServer would look the host's name up, which may take long."""
+        """Bind as TCPServer does: HTTPServer would also look up the host's name, which may take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -110,5 +111,5 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _unbracketed(host: str) -> str:
-    """An IPv6 address as sockets take it; Spark writes it in brackets, as in URLs."""
+    """Remove the brackets in which Spark writes IPv6 addresses, for sockets."""
     return host.removeprefix("[").removesuffix("]")

@@ -1,13 +1,13 @@
-"""The session folder: one folder for all temporary files of a command and of its children, deleted when it ends.
+"""The session folder: one folder for all temporary files of a command and its children, deleted when the command ends.
 
-mkdtemp creates it with mode 0700 and an unpredictable name, so nobody can plant a folder for a command to use. The
-living command holds an flock on the folder itself. If a command was killed, the next one of the same user finds its
-folder without that lock, and deletes it, unless its JVM may still be starting. A pid would prove nothing: it may belong
-to another process by now.
+mkdtemp creates the folder with mode 0700 and an unpredictable name, so nobody can plant a folder for a command to use.
+The running command holds an flock on the folder. If a command was killed, the user's next command finds the folder
+unlocked and deletes it, unless the command's JVM may still be starting. A pid would prove nothing, because it may
+belong to a different process by now.
 
-Hosts may share the folder for temporary files, and don't see each other's locks. So the name has the host (hostname and
-machine id) and its boot. A command deletes only folders of its own boot, where the lock decides, and those that its
-host left at an earlier boot. Hosts that have both the name and the machine id in common must not share the folder.
+Hosts may share the folder for temporary files, and don't see each other's locks. So the name contains the host
+(hostname and machine id) and its boot. A command deletes only folders of its own boot, where the lock decides, and
+folders that its host left at an earlier boot. Hosts with the same hostname and machine id must not share the folder.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from cutline.storage.errors import RefusedError, SnapshotError
 
 PREFIX = "snapshot-session-"
 NAME_LETTERS = 5
-# By then a JVM runs, or never will, on the busiest machine.
+# After this time, even on the busiest machine, a JVM is either running or will never start.
 JVM_SECONDS_MAX = 600
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# A fleet folder (embedded/folder.py): its servers run until they are stopped.
+# This file marks a fleet folder (embedded/folder.py), whose servers run until they are stopped.
 FLEET = "demo.json"
 MACHINE_ID = Path("/etc/machine-id")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# The folder for temporary files outside of the session folder.
+# The folder for temporary files that contains the session folder.
 _outside: list[str] = []
-# The session folder of this process, if it has begun one.
+# Ends this process's session folder, if it has one.
 _begun = ExitStack()
 
 
 class NoTemporaryFolderError(RefusedError):
-    """There is no folder in which temporary files can be kept safely."""
+    """No folder is safe for temporary files."""
 
 
 def begin_session() -> None:
-    """Make the session folder of this process; `end_session` deletes it. Raises NoTemporaryFolderError."""
+    """Create the session folder of this process; `end_session` deletes it. Raises NoTemporaryFolderError."""
     _begun.enter_context(session_folder())
 
 
 def end_session() -> None:
-    """Delete the session folder of this process, if there is one."""
+    """Delete the session folder of this process, if it exists."""
     _begun.close()
 
 
 @contextmanager
 def session_folder() -> Iterator[Path]:
-    """Make the session folder, and delete it at the end; TMPDIR and Python's `tempfile` lead into it.
+    """Create the session folder, and delete it at the end; TMPDIR and Python's `tempfile` use it in between.
 
-    The folders of killed commands are deleted first. Raises NoTemporaryFolderError.
+    First the folders of killed commands are deleted. Raises NoTemporaryFolderError.
     """
     try:
         parent = safe_parent()
@@ -73,7 +73,8 @@ def session_folder() -> Iterator[Path]:
         folder = claim.__enter__()
     except OSError as error:
         raise NoTemporaryFolderError(
-            f"there is no folder for temporary files: {error}", hint="set TMPDIR to a folder of yours with free space"
+            f"there is no folder for temporary files: {error}",
+            hint="set TMPDIR to one of your folders, with free space",
         ) from error
     before = os.environ.get("TMPDIR")
     chosen = tempfile.tempdir
@@ -92,14 +93,14 @@ def session_folder() -> Iterator[Path]:
 
 
 def lasting_folder() -> str:
-    """The folder for files that the user reads after the command has ended, such as the traceback of a bug."""
+    """Return the folder for files that the user reads after the command has ended, such as the traceback of a bug."""
     return _outside[-1] if _outside else tempfile.gettempdir()
 
 
 def safe_parent() -> Path:
-    """The folder for temporary files; if others can replace files there, the first of some others, with a warning.
+    """Return the folder for temporary files, or with a warning an alternative if other users can replace files there.
 
-    It has no links. Raises NoTemporaryFolderError if there is none.
+    The path contains no links. Raises NoTemporaryFolderError if no alternative is safe.
     """
     usual = Path(tempfile.gettempdir()).resolve()
     if not is_replaceable(usual / PREFIX):
@@ -109,10 +110,11 @@ def safe_parent() -> Path:
         with suppress(OSError):
             parent = candidate.resolve(strict=True)
             if os.access(parent, os.W_OK | os.X_OK) and not is_replaceable(parent / PREFIX):
-                sys.stderr.write(f"warning: {problem}: they are in {parent} instead\n")
+                sys.stderr.write(f"warning: {problem}: using {parent} instead\n")
                 return parent
     raise NoTemporaryFolderError(
-        problem, hint="set TMPDIR to a folder of yours below folders of yours or root's, or make it sticky: chmod +t"
+        problem,
+        hint="set TMPDIR to one of your folders below folders of yours or root's, or make it sticky: chmod +t",
     )
 
 
@@ -120,14 +122,14 @@ def _other_parents() -> Iterator[Path]:
     yield Path("/var/tmp")
     if (caches := cache_folder()) is not None:
         yield caches
-    # Last, as it is in memory.
+    # This folder comes last because it is in memory.
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime)
 
 
 @cache
 def _host_and_boot() -> tuple[str, str]:
-    """Short names of this host and of its present boot; where the system has no boot id, the same for every boot."""
+    """Return short names of this host and of its boot; without a boot id, all boots have the same name."""
     texts = []
     for file in (MACHINE_ID, BOOT_ID):
         try:
@@ -140,21 +142,21 @@ def _host_and_boot() -> tuple[str, str]:
 
 
 def _short(text: str) -> str:
-    # Short: the paths of Unix sockets have about 100 bytes.
+    # The names must be short: the path of a Unix socket is limited to about 100 bytes.
     return base64.b32encode(hashlib.sha256(text.encode()).digest())[:NAME_LETTERS].decode().lower()
 
 
 def _can_judge(name: str) -> bool:
-    """Whether a free lock proves that the command of this session folder is dead."""
+    """Whether a free lock proves that this session folder's command is dead."""
     host, boot = _host_and_boot()
-    # snapshot-session-HHHHHBBBBB-drawn
+    # The name is snapshot-session-HHHHHBBBBB-random.
     its_host, its_boot = name[len(PREFIX) :][:NAME_LETTERS], name[len(PREFIX) + NAME_LETTERS :][: NAME_LETTERS + 1]
     return name.startswith(PREFIX) and (its_boot == f"{boot}-" or its_host == host)
 
 
 @contextmanager
 def claimed_folder(parent: Path) -> Iterator[Path]:
-    """Make a folder in `parent` that counts as in use while this process lives; delete it at the end."""
+    """Create a folder in `parent` that counts as in use while this process lives; delete it at the end."""
     folder, descriptor = _claim(parent)
     try:
         yield folder
@@ -167,28 +169,28 @@ def _claim(parent: Path) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{''.join(_host_and_boot())}-", dir=parent))
         try:
-            # Not inheritable: a child that survives this process does not hold the lock.
+            # The descriptor is not inheritable, so a child that survives this process does not hold the lock.
             descriptor = os.open(folder, FOLDER_FLAGS)
         except FileNotFoundError:
             continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
             return folder, descriptor
-        # Before it was locked, another command took it for a dead one's.
+        # Before it was locked, another command took it for a dead command's folder.
         os.close(descriptor)
 
 
 def delete_dead_sessions(parent: Path) -> None:
-    """Delete the folders in `parent` of this user's commands that were killed, and end the servers that run there.
+    """Delete the folders in `parent` of this user's killed commands, and end the servers that run there.
 
-    Those of other hosts stay.
+    Other hosts' folders stay.
     """
     dead: list[Path] = []
-    # It may be a folder that nobody can list.
+    # The folder may not be listable.
     with suppress(OSError), os.scandir(parent) as entries:
         dead = [Path(entry.path) for entry in entries if _can_judge(entry.name)]
     for folder in dead:
-        # A folder that can't be deleted is left to a later command, because this command is to run all the same.
+        # A folder that can't be deleted must not stop this command, so it is left to a later command.
         with suppress(OSError, SnapshotError):
             _delete_if_dead(folder)
 
@@ -206,11 +208,12 @@ def _delete_if_dead(folder: Path) -> None:
 
 
 def _awaits_jvm(folder: Path) -> bool:
-    """Whether a JVM that the killed command was starting may still come to write there how to reach it.
+    """Whether a JVM that the killed command was starting may still write its connection file there.
 
-    It ends when it has done so and finds nobody. Without the folder it would not end at all (spark/start.py).
+    Such a JVM ends once it has written the file and nobody connects. Without the folder it would never end
+    (spark/start.py).
     """
-    # pyspark makes a folder of its own for that file.
+    # pyspark creates a separate folder for that file.
     for place in folder.glob("tmp*"):
         with suppress(OSError):
             if not any(place.iterdir()) and time.time() - place.stat().st_mtime < JVM_SECONDS_MAX:

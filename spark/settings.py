@@ -1,12 +1,12 @@
-"""Spark's configuration: the session's settings and how they are protected, the JVM's options, the environment.
+"""Spark's configuration: the session's settings and their protection, the JVM's options, and the environment.
 
-Settings in [spark] of fleet.toml override those chosen here. pyspark puts settings on the command lines of a shell and
-two JVMs, which every user of the machine can read.
+Settings in [spark] of fleet.toml override the settings chosen here. pyspark puts settings on the command lines of a
+shell and two JVMs, which every user of the machine can read, so secrets are passed in private files.
 
-A driver listens even if everything runs on one machine, where other users could connect to it; so authentication is
-always on. A cluster is also on a network and writes to the disks of other machines: there, no protection can be
-switched off, nor at a `local-cluster`, which imitates a cluster. Spark's manual describes the processes of a cluster
-("Security"). Nothing here starts anything.
+A driver listens even if everything runs on one machine, where other users could connect to it, so authentication is
+always on. A cluster also communicates over a network and writes to the disks of other machines. So no protection can be
+disabled there, or with a `local-cluster`, which imitates a cluster. Spark's manual describes the processes of a cluster
+("Security"). Nothing here starts a process.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DRIVER_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJav
 
 @contextmanager
 def in_private_file(settings: Mapping[str, str], folder: Path) -> Iterator[None]:
-    """Let the JVM that is launched in the block read `settings` from a file in `folder`."""
+    """Make the JVM that is launched in the block read `settings` from a private file in `folder`."""
     file = folder / "spark.properties"
     lines = [f"{_escaped(name, of_name=True)}={_escaped(value)}\n" for name, value in settings.items()]
     write_private(file, "".join(lines))
     before = os.environ.get(SUBMIT_ARGUMENTS)
-    # A properties file replaces the defaults of the Spark installation, unless they are asked for.
+    # A properties file replaces the defaults of the Spark installation unless they are requested.
     ours = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
     os.environ[SUBMIT_ARGUMENTS] = f"{ours} {before or 'pyspark-shell'}"
     try:
@@ -53,7 +53,10 @@ def in_private_file(settings: Mapping[str, str], folder: Path) -> Iterator[None]
 
 
 def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """`settings`, with the driver's JVM options in a file that java reads: names don't show reliably what is secret."""
+    """Return `settings` with the driver's JVM options moved to a private file that java reads.
+
+    All options are moved, because their names don't reliably show which are secret.
+    """
     changed = dict(settings)
     for name in DRIVER_JAVA_OPTIONS:
         if settings.get(name):
@@ -65,13 +68,13 @@ def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str,
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first moment on."""
+    """Write a file that from its creation only its owner can read."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)
 
 
 def _escaped(text: str, *, of_name: bool = False) -> str:
-    """`text` as in a Java properties file. Source: the documentation of java.util.Properties."""
+    """Escape `text` for a Java properties file. Source: the documentation of java.util.Properties."""
     for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"), ("\f", "\\f")):
         text = text.replace(plain, escaped)
     for mark in "=: #!" if of_name else "":
@@ -82,9 +85,10 @@ def _escaped(text: str, *, of_name: bool = False) -> str:
 AUTHENTICATE = "spark.authenticate"
 SECRET = "spark.authenticate.secret"
 SECRET_FILE = "spark.authenticate.secret.file"
-# These hand every session a secret of its own.
+# Masters that give every session its own secret.
 MAKE_SECRETS = ("k8s://", "yarn")
-# Version 2 derives its keys as it should, and GCM notices changed bytes: Spark's defaults do neither, to fit old peers.
+# Version 2 derives keys securely, and GCM detects changed bytes. Spark's defaults do neither, for compatibility with
+# old peers.
 PROTECTION = {
     AUTHENTICATE: "true",
     "spark.network.crypto.enabled": "true",
@@ -92,7 +96,7 @@ PROTECTION = {
     "spark.network.crypto.authEngineVersion": "2",
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
 }
-# Settings that no fleet.toml may switch off where there are executors. Spark's pages know no passwords.
+# Settings that no fleet.toml may change if there are executors. Spark's web pages are off: they need no password.
 REQUIRED_ON_A_CLUSTER = {
     AUTHENTICATE: "true",
     "spark.network.crypto.enabled": "true",
@@ -103,7 +107,7 @@ REQUIRED_ON_A_CLUSTER = {
 
 
 class SparkUnprotectedError(UsageError):
-    """The settings in [spark] would let others on the network read or join the session, or show a secret."""
+    """The settings in [spark] would reveal a secret, or let other users of the network read or join the session."""
 
 
 def check_protection(master: str, given: Mapping[str, str]) -> None:
@@ -113,7 +117,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
         if is_shown and any(secrets_in_options(value)):
             raise SparkUnprotectedError(
                 f"{name} seems to contain a secret, which Spark would put on a command line",
-                hint="put the option into a file on the machines of the executors, and name that: @/path/of/file",
+                hint="put the option into a file on the executors' machines, and name the file: @/path/of/file",
                 details={"setting": name},
             )
     if not has_executors(master):
@@ -132,14 +136,14 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
         raise SparkUnprotectedError(
             f"there is no {SECRET} for {master}: rows and credentials travel to its executors",
             hint='set authenticate.secret = "${VARIABLE}" or authenticate.secret.file in [spark] of fleet.toml to the'
-            " secret of the cluster: docs/spark.md",
+            " cluster's secret: docs/spark.md",
             details={"setting": SECRET},
         )
     _read_secret(Path(given[SECRET_FILE]))
 
 
 def protection_settings(master: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The settings that protect a session at `master`, for those that `given` lacks; raises SparkUnprotectedError."""
+    """Return settings that protect a session at `master`, as defaults for `given`; raise SparkUnprotectedError."""
     check_protection(master, given)
     settings = PROTECTION | REQUIRED_ON_A_CLUSTER if has_executors(master) else PROTECTION
     if master.startswith(MAKE_SECRETS):
@@ -150,7 +154,7 @@ def protection_settings(master: str, given: Mapping[str, str]) -> dict[str, str]
 
 
 def _needs_shared_secret(master: str) -> bool:
-    """Whether all sessions share the secret of the cluster, with its masters and workers."""
+    """Whether all sessions share one secret with the cluster's masters and workers."""
     return master.startswith("spark://")
 
 
@@ -160,11 +164,11 @@ def _read_secret(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SparkUnprotectedError(
-            f"{SECRET_FILE}: {path} can't be read: {reason}", hint="name a file with the secret of the cluster"
+            f"{SECRET_FILE}: {path} can't be read: {reason}", hint="name a file that contains the cluster's secret"
         ) from error
     if not secret:
         raise SparkUnprotectedError(
-            f"{SECRET_FILE}: {path} is empty", hint="name a file with the secret of the cluster"
+            f"{SECRET_FILE}: {path} is empty", hint="name a file that contains the cluster's secret"
         )
     remember_secret(secret)
     return secret
@@ -178,17 +182,17 @@ SHUFFLE_PARTITIONS_MIN = 8
 TASK_ATTEMPTS_MAX = 4
 DRIVER_MEMORY_BYTES_MIN = 1024**3
 DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
-# The path of a socket has at most 104 bytes (macOS; Linux: 108), of which Spark's name for it takes 43.
+# The path of a socket is at most 104 bytes long on macOS (108 on Linux), including 43 bytes for Spark's name.
 SOCKET_FOLDER_BYTES_MAX = 60
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-# The C locale's names for its encoding, on Linux and on macOS; and the locale that differs from it only in that.
+# The names of the C locale's encoding on Linux and macOS, and the locale that differs from C only in its encoding.
 ASCII, UTF8_LOCALE = ("ANSI_X3.4-1968", "US-ASCII"), "C.UTF-8"
 WORKER_PYTHON = "spark.pyspark.python"
 DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 
-# Notebooks and clusters leave these in the environment. On any master a session with a JVM of its own has no use for
-# them: they lead to a Spark Connect server, or to the JVM of another program.
+# Notebooks and clusters leave these variables in the environment. They lead to a Spark Connect server or to another
+# program's JVM, so a session with its own JVM must not use them on any master.
 FOREIGN_VARIABLES = (
     "SPARK_REMOTE",
     "SPARK_LOCAL_REMOTE",
@@ -199,8 +203,9 @@ FOREIGN_VARIABLES = (
     "PYSPARK_GATEWAY_SECRET",
     "PYSPARK_PIN_THREAD",
 )
-# On this machine these don't count either: they would add packages, agents, classes and settings of others to the JVM
-# that has the credentials, or let it keep its files elsewhere. On a cluster they are how a platform describes it.
+# If everything runs on this machine, these variables are dropped, too: they would add foreign packages, agents, classes
+# and settings to the JVM that has the credentials, or move its files elsewhere. On a cluster they are how the platform
+# describes itself.
 FOREIGN_VARIABLES_HERE = (
     "PYSPARK_SUBMIT_ARGS",
     "SPARK_CONF_DIR",
@@ -237,7 +242,8 @@ FOREIGN_VARIABLES_HERE = (
     "_JAVA_OPTIONS",
 )
 
-# Spark's log goes to a file: a user could not act on it, and errors reach the command as exceptions.
+# The configuration of Spark's log, which goes to a file: users could not act on it, and errors reach the command as
+# exceptions.
 LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.file.ref = console
 appender.console.type = Console
@@ -249,7 +255,7 @@ appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
 
 
 def cores_of(master: str) -> int | None:
-    """How many tasks run at once in the driver; None if executors run them."""
+    """Return how many tasks run at once in the driver; None if executors run them."""
     if master == "local":
         return 1
     if threads := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
@@ -258,7 +264,7 @@ def cores_of(master: str) -> int | None:
 
 
 def with_retries(master: str) -> str:
-    """`master`, with task retries as on a cluster; plain `local[4]` fails when a task's process dies."""
+    """Return `master` with task retries as on a cluster; plain `local[4]` fails when a task's process dies."""
     if threads := re.fullmatch(r"local(?:\[\s*(\d+|\*)\s*\])?", master):
         return f"local[{threads.group(1) or 1},{TASK_ATTEMPTS_MAX}]"
     return master
@@ -267,9 +273,9 @@ def with_retries(master: str) -> str:
 def session_settings(
     master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
 ) -> dict[str, str]:
-    """All settings of the session. `given` overrides the rest, but is appended to the options of JVMs.
+    """Return all settings of the session; raise SparkUnprotectedError.
 
-    Raises SparkUnprotectedError.
+    The settings `given` override all others, except that options of JVMs are appended.
     """
     settings = {
         "spark.master": with_retries(master),
@@ -300,15 +306,16 @@ def session_settings(
 
 
 def jvm_options(temporary: Path, *, runs_tasks: bool) -> list[str]:
-    """The driver's JVM options, except those of the class archive. Writes the log configuration.
+    """Return the driver's JVM options, except those of the class archive, and write the log configuration.
 
-    `runs_tasks`: it is the JVM of all tasks, as there are no executors.
+    `runs_tasks`: the driver runs all tasks, because there are no executors.
     """
     log4j = temporary / "log4j2.properties"
     log4j.write_text(LOG4J, encoding="utf-8")
     options = [f'"-Dlog4j2.configurationFile=file:{log4j}"', "-Xlog:disable", "-Xlog:all=error:stderr"]
     options += files_options(temporary)
-    # Measured on 8 million rows: hashing and Arrow transfer take half the time of G1. A cluster chooses its own.
+    # Measured on 8 million rows, hashing and Arrow transfer take half as long as with G1. A cluster chooses its own
+    # collector.
     return [*options, "-XX:+UseParallelGC"] if runs_tasks else options
 
 
@@ -322,22 +329,22 @@ def is_unnamed_user() -> bool:
 
 
 def files_options(temporary: Path) -> list[str]:
-    """The options that make a JVM keep its files in `temporary`: native libraries, and none about itself in /tmp."""
+    """Return options that make a JVM keep native libraries in `temporary`, and write no performance data to /tmp."""
     options = [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
-    # Without a home, Java's is "?", and Spark would keep a folder there.
+    # For a user without a home, Java's user.home is "?", and Spark would create a folder of that name.
     return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options
 
 
 def set_encoding_of_paths() -> None:
-    """Let the JVM name files in UTF-8 where the locale knows ASCII alone, as LC_ALL=C does; Python does so anyway."""
+    """Make the JVM name files in UTF-8, as Python does, in a locale that has only ASCII, such as LC_ALL=C."""
     if locale.nl_langinfo(locale.CODESET) in ASCII:
         os.environ["LC_ALL"] = UTF8_LOCALE
 
 
 def drop_foreign_variables(master: str) -> None:
-    """Remove from the environment, for the life of this process, what other programs have set for theirs.
+    """Remove variables from the environment that other programs have set for their own sessions.
 
-    To be called before pyspark is imported, which reads some of it.
+    Must be called before pyspark is imported, which reads some of the variables.
     """
     for name in (*FOREIGN_VARIABLES, *(FOREIGN_VARIABLES_HERE if runs_on_this_machine(master) else ())):
         os.environ.pop(name, None)
@@ -346,10 +353,10 @@ def drop_foreign_variables(master: str) -> None:
 def set_environment(master: str, given: Mapping[str, str], java: Java, spark_home: Path) -> None:
     """Set the environment variables that Spark's launcher reads, for the life of this process.
 
-    `given` or the user's environment may name another Python for the workers of executors than the driver's.
+    `given` or the user's environment may name a different Python for the executors' workers than the driver's.
     """
     set_encoding_of_paths()
-    # The launcher is a JVM as well; it writes no files but those about itself.
+    # The launcher is a JVM as well, which would otherwise write a file in /tmp.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:-UsePerfData"
     os.environ["JAVA_HOME"] = str(java.launch_home)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -363,7 +370,7 @@ def set_environment(master: str, given: Mapping[str, str], java: Java, spark_hom
 
 
 def driver_memory_bytes() -> int:
-    """A quarter of the memory of the machine or container, within the bounds that Spark needs."""
+    """Return a quarter of the memory of the machine or container, within the bounds that Spark needs."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or its content is "max"
         available = min(available, int(CGROUP_MEMORY_LIMIT.read_text()))
@@ -376,7 +383,7 @@ def _places_on_this_machine(temporary: Path) -> dict[str, str]:
         "spark.driver.bindAddress": LOOPBACK,
         "spark.local.dir": str(temporary / "local"),
         EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
-        # Executors import the same packages as this process, installed or not.
+        # Executors import the same packages as this process, even if they are not installed.
         "spark.executorEnv.PYTHONPATH": str(Path(cutline.__file__).resolve().parents[1]),
         # Otherwise a folder `cutline` in the working directory would come first.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
@@ -386,7 +393,7 @@ def _places_on_this_machine(temporary: Path) -> dict[str, str]:
 def _settings_without_executors(master: str, temporary: Path) -> dict[str, str]:
     settings = {"spark.python.daemon.module": DAEMON_MODULE}
     if len(os.fsencode(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
-        # Over TCP, a task waits 40 ms for a delayed acknowledgement: longer than a small task takes.
+        # Over TCP, a task waits 40 ms for a delayed acknowledgement, which is longer than a small task takes.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = str(temporary)
     if cores := cores_of(master):

@@ -1,9 +1,9 @@
-"""Run plain tasks as a Spark job, with progress, and with no more at a time on a node than it can take.
+"""Run plain tasks as a Spark job, with progress, and with a limited number of tasks per node at a time.
 
-A Spark task costs 10 to 50 ms of processor time, however little it does, and a session of a node has to be free while
-it runs. So tasks are dealt to lanes. A lane is one Spark task, which does its tasks one after the other.
+A Spark task costs 10 to 50 ms of processor time, however little it does, and needs a free session on its node while it
+runs. So tasks are distributed to lanes. A lane is one Spark task, which runs its tasks one after the other.
 
-An accumulator of the Spark context tells the driver which lanes have ended. Spark may run a lane twice; it counts once.
+An accumulator of the Spark context tells the driver which lanes have ended. If Spark runs a lane twice, it counts once.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ _jobs = itertools.count()
 
 
 class LanesParam:
-    """How Spark adds up lanes: as an AccumulatorParam, whose module is not imported for it."""
+    """Tells Spark how to add up lanes. It acts as an AccumulatorParam, without importing that class's module."""
 
     def zero(self, _: Lanes) -> Lanes:
-        """The value with which a task begins."""
+        """Return the value with which a task begins."""
         return {}
 
     def addInPlace(self, total: Lanes, more: Lanes) -> Lanes:  # noqa: N802  # Spark's name
-        """Add what another task says."""
+        """Add another task's lanes."""
         for job, lanes in more.items():
             total.setdefault(job, set()).update(lanes)
         return total
 
 
 class EndedLanes:
-    """A job's lanes that have ended. Tasks are sent `accumulator` and `job`, and call `say_ended`."""
+    """A job's lanes that have ended. Tasks receive `accumulator` and `job`, and call `say_ended`."""
 
     def __init__(self, context: SparkContext) -> None:
         self.accumulator, self.job = _accumulator_of(context), next(_jobs)
         self._seen: set[int] = set()
 
     def new(self) -> set[int]:
-        """Those that have ended since the last call."""
+        """Return the lanes that have ended since the last call."""
         lanes = self.accumulator.value.get(self.job, set()) - self._seen
         self._seen |= lanes
         return lanes
 
     def left(self, count: int) -> set[int]:
-        """Those of the first `count` lanes, which have all ended, that no call has returned."""
+        """Return the lanes below `count`, all of which have ended, that no call has returned yet."""
         return set(range(count)) - self._seen
 
     def close(self) -> None:
@@ -80,13 +80,13 @@ class EndedLanes:
 
 
 def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int) -> None:
-    """Let the driver know, with the task's result, that the lane has ended; in an executor."""
+    """In an executor, report with the task's result that the lane has ended."""
     accumulator.add({job: {lane}})
 
 
 @lru_cache(maxsize=1)
 def _accumulator_of(context: SparkContext) -> Accumulator[Lanes]:
-    # One for all jobs: Spark never forgets an accumulator.
+    # Share one accumulator among all jobs, because Spark never frees accumulators.
     param: Any = LanesParam()
     accumulator: Accumulator[Lanes] = context.accumulator({}, param)
     return accumulator
@@ -100,10 +100,10 @@ def _one(_: object) -> int:
 
 
 class NodeShares(Generic[Task]):
-    """Reports to `progress` how much is done on each node and on all together, as tasks end.
+    """Reports to `progress` how much work is done on each node and in all, as tasks end. Thread-safe.
 
-    `totals` is the amount of work by node, in `unit`s; a task counts for `amount_of` it, on the node `node_of` it.
-    Tasks are advanced, too. Any thread may say that some have ended.
+    `totals` is the amount of work by node in `unit`; `node_of` and `amount_of` return a task's node and amount.
+    `progress` is also advanced by the number of tasks.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class NodeShares(Generic[Task]):
         node_of: Callable[[Task], str],
         bytes_of: Callable[[Task], int] | None = None,
     ) -> NodeShares[Task]:
-        """The shares of these tasks, which are all that there is to do; by their number if bytes are not known."""
+        """Create the shares of a job with exactly these tasks, measured by their number if bytes are unknown."""
         amount_of, unit = (bytes_of, "bytes") if bytes_of else (_one, "tasks")
         totals = Counter[str]()
         for task in tasks:
@@ -155,11 +155,11 @@ class NodeShares(Generic[Task]):
         self.progress.tell(Reading(self._done.total(), sum(self._totals.values()), self._unit))
 
 
-# A lane of objects or pages has at least this many bytes, unless there are too few lanes for all cores.
+# A lane of objects or pages has at least this many bytes, unless that would make too few lanes for all cores.
 LANE_BYTES = 4 << 20
-# Per core: enough that the lanes' different lengths even out.
+# Enough lanes per core that their different lengths even out.
 LANES_PER_CORE_MIN, LANES_PER_CORE_MAX = 4, 16
-# Up to so many lanes cost little, and show how far a job is.
+# This many lanes cost little and show a job's progress.
 LANES_AT_LEAST = 256
 LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 
@@ -168,10 +168,10 @@ def _no_nodes(_: Any) -> Iterable[str]:
     return ()
 
 
-# In Python 3.11 a class that is generic and frozen can't have slots, too.
+# In Python 3.11 a generic frozen dataclass can't have slots.
 @dataclass(frozen=True)
 class Dealing(Generic[Task]):
-    """The bytes of a task, and the nodes that it has sessions on; `sessions` are by node the most at a time."""
+    """How to distribute tasks: a task's bytes, the nodes on which it opens sessions, and each node's limit of them."""
 
     bytes_of: Callable[[Task], int]
     nodes_of: Callable[[Task], Iterable[str]] = _no_nodes
@@ -180,31 +180,31 @@ class Dealing(Generic[Task]):
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """How many cores a session's executors have now, and the most tasks that they may ever run at once."""
+    """The present number of cores of a session's executors, and the most tasks that they may ever run at once."""
 
     now: int
     most: float
 
     @property
     def lanes_max(self) -> int:
-        """How many lanes a job has at most."""
+        """The most lanes that a job may have."""
         return max(LANES_AT_LEAST, LANES_PER_CORE_MAX * self.now)
 
 
 def cores_of(spark: SparkSession) -> Cores:
-    """The session's cores. On clusters more executors may come, unless `spark.cores.max` limits them."""
+    """Return the session's cores. On clusters executors may be added later, unless `spark.cores.max` limits them."""
     now, master = max(spark.sparkContext.defaultParallelism, 1), str(spark.sparkContext.master)
     if cluster := LOCAL_CLUSTER.match(master):
-        # Some of its executors may not have come yet.
+        # Some of its executors may not have registered yet.
         now = math.prod(map(int, cluster.groups()))
     limit = spark.conf.get("spark.cores.max", None)
     return Cores(now, now if master.startswith("local") else float(limit) if limit else math.inf)
 
 
 def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int = 1) -> dict[str, int]:
-    """`sessions` by node for each of so many jobs side by side; those that no number of tasks can exceed are left out.
+    """Divide `sessions` by node among `jobs` that run at the same time, leaving out limits that can't be exceeded.
 
-    A task that Spark runs twice, because it seems slow, has two sessions.
+    A task that Spark runs twice because it seems slow needs two sessions.
     """
     most = cores_of(spark).most
     copies = 2 if spark.conf.get("spark.speculation", "false") == "true" else 1
@@ -212,9 +212,9 @@ def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int
 
 
 def deal(tasks: Sequence[Task], dealing: Dealing[Task], cores: Cores) -> list[list[int]]:
-    """The lanes, as numbers of tasks; those that begin with the largest tasks come first.
+    """Distribute the tasks to lanes, given as indexes of tasks; lanes that begin with the largest tasks come first.
 
-    `dealing.sessions` has only nodes that the job could ask for more sessions than that.
+    `dealing.sessions` contains only limits that the job could exceed.
     """
     sizes = [max(dealing.bytes_of(task), 1) for task in tasks]
     total = sum(sizes)
@@ -227,7 +227,7 @@ def deal(tasks: Sequence[Task], dealing: Dealing[Task], cores: Cores) -> list[li
 
 
 def _together(tasks: Sequence[Task], dealing: Dealing[Task]) -> Iterable[tuple[list[int], float]]:
-    """The numbers of the tasks that share nodes with limits, directly or by others; each with the least limit."""
+    """Group the indexes of tasks that are connected by nodes with limits; return each group with its lowest limit."""
     parents = {node: node for node in dealing.sessions}
 
     def root(node: str) -> str:
@@ -251,7 +251,7 @@ def _together(tasks: Sequence[Task], dealing: Dealing[Task]) -> Iterable[tuple[l
 
 
 def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[list[int]]:
-    """These tasks in `count` lanes of about equal bytes: the largest first, each to the lane that has the least."""
+    """Distribute tasks to `count` lanes of about equal bytes: the largest first, each to the smallest lane."""
     lanes: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, lane) for lane in range(count)]
     for number in sorted(numbers, key=lambda number: -sizes[number]):
@@ -271,14 +271,15 @@ class SparkSource(Protocol):
     """A Spark session that may not be started yet."""
 
     def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
-        """Start it in the background, unless it was started before.
+        """Start the session in the background, unless it was started before.
 
-        On a cluster wait for it, and raise the error of any executor that can't take part: before anything is made.
+        On a cluster, wait for it and raise the error of any executor that can't take part. Must be called before
+        anything is created on a node or in the store.
         """
         ...
 
     def session(self) -> SparkSession:
-        """Start it unless it was started before, wait for it and return it."""
+        """Start the session unless it was started before, wait for it and return it."""
         ...
 
 
@@ -300,9 +301,9 @@ def run_tasks(
 ) -> list[Report]:
     """Run `work` on every task in Spark tasks; return the reports in the order of the tasks.
 
-    They are dealt to Spark tasks as `dealing` says; without it, each is one. If a node that `watch` asks falls silent,
-    the job is cancelled: a task may be waiting for that node. Reports are small (descriptions of objects), so
-    collecting them is bounded by the number of tasks.
+    The tasks are distributed according to `dealing`; without it, each becomes one Spark task. If `watch` finds a node
+    silent, the job is cancelled, because a task may be waiting for that node. Reports are small (descriptions of
+    objects), so collecting them is bounded by the number of tasks.
     """
     if not tasks:
         return []
@@ -322,7 +323,7 @@ def run_tasks(
                 [(lane, [tasks[number] for number in numbers]) for lane, numbers in enumerate(lanes)], len(lanes)
             )
             reports = dealt.map(partial(_run, work, first_work(), ended.accumulator, ended.job)).collect()
-        # Those that ended after the last poll.
+        # Count the lanes that ended after the last poll.
         count(ended.left(len(lanes)))
     by_task = dict(zip(chain.from_iterable(lanes), chain.from_iterable(reports), strict=True))
     return [by_task[number] for number in range(len(tasks))]
@@ -335,7 +336,7 @@ def run_many(
     progress: Progress | NodeShares[Task],
     dealing: Dealing[Task] | None = None,
 ) -> Iterator[list[Report]]:
-    """`run_tasks` of any number of tasks: TASKS_PER_JOB_MAX at a time are in memory. Yields the reports of each job."""
+    """Call `run_tasks` for any number of tasks, at most TASKS_PER_JOB_MAX at a time; yield the reports of each job."""
     left = iter(tasks)
     while some := list(islice(left, TASKS_PER_JOB_MAX)):
         yield run_tasks(spark, work, some, progress, dealing)
@@ -362,9 +363,9 @@ def job_progress(
     watch: Watch | None = None,
     count: Callable[[], object] | None = None,
 ) -> Iterator[None]:
-    """Report the tasks that end in the jobs of this block; or call `count` now and then, which does.
+    """Report the tasks that end in the jobs of this block, by calling `count` periodically if it is given.
 
-    The jobs are cancelled if the block raises, and if `watch` finds a node silent.
+    The jobs are cancelled if the block raises, or if `watch` finds a node silent.
     """
     with polling(count or _stage_count(spark, progress)):
         try:
@@ -382,13 +383,13 @@ def job_progress(
 
 @contextmanager
 def stage_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
-    """Report the tasks that end in the jobs of this block, which are protected elsewhere."""
+    """Report the tasks that end in the jobs of this block, without cancelling jobs as `job_progress` does."""
     with polling(_stage_count(spark, progress)):
         yield
 
 
 def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
-    """A function that advances `progress` by the tasks that have ended in the stages at work since its last call."""
+    """Return a function that advances `progress` by the tasks that have ended in active stages since its last call."""
     tracker = spark.sparkContext.statusTracker()
     seen: dict[int, int] = {}
 
@@ -404,7 +405,7 @@ def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
 
 @contextmanager
 def polling(count: Callable[[], object]) -> Iterator[None]:
-    """Call `count` every POLL_SECONDS while the block runs, in another thread, and tell what tasks wait for."""
+    """While the block runs, call `count` in a thread every POLL_SECONDS, and report the waits of tasks."""
     done = threading.Event()
 
     def poll() -> None:
@@ -422,7 +423,7 @@ def polling(count: Callable[[], object]) -> Iterator[None]:
 
 
 def raise_first(problems: Sequence[ErrorReport | None]) -> None:
-    """Raise the first error that a task reported, in its own class; its details have the other messages."""
+    """Raise the first error that a task reported, in its own class, with all other messages in its details."""
     reported = [problem for problem in problems if problem]
     if reported:
         error = error_of(reported[0])
@@ -431,7 +432,7 @@ def raise_first(problems: Sequence[ErrorReport | None]) -> None:
         raise error
 
 
-# Each task may hold as much memory as one in an executor.
+# Each thread may use as much memory as a task in an executor.
 THREADS_MAX = 8
 END_POLL_SECONDS = 0.1
 
@@ -443,11 +444,11 @@ def run_own_tasks(
     progress: Progress,
     at_once: int = THREADS_MAX,
 ) -> list[Report]:
-    """Run `work` on every task, so many `at_once`; return the reports in the order of the tasks.
+    """Run `work` on every task in threads, `at_once` at a time; return the reports in the order of the tasks.
 
-    If this thread is interrupted, the tasks' requests to the store, and all connections of this process to the nodes
-    but `sessions` are ended until the tasks have: they must release their slots before the caller cleans up the nodes.
-    The sessions' watch does the same to the connections if a node falls silent.
+    If this thread is interrupted, the tasks' requests to the store and all connections of this process to the nodes,
+    except `sessions`, are ended repeatedly until all tasks have ended. The tasks must release their slots before the
+    caller cleans up the nodes. If a node falls silent, the sessions' watch ends the connections to it.
     """
     stops: list[Callable[[], None]] = []
 

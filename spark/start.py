@@ -1,8 +1,8 @@
-"""The only place that builds a Spark session; everything else receives one.
+"""The only place that builds a Spark session; everything else receives it.
 
-Spark starts in a thread, so that the command can work meanwhile. The JVM runs in a separate process session: Ctrl-C
-reaches only this process, which then ends the JVM. If this process dies, the JVM reads the end of its input and exits.
-Importing this module does not import pyspark.
+Spark starts in a thread, so that the command can do other work in the meantime. The JVM runs in a separate process
+session: Ctrl-C reaches only this process, which then ends the JVM. If this process dies, the JVM reads the end of its
+input and exits. Importing this module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ LAUNCH_SECONDS_MAX = 10
 END_SECONDS_MAX = 10
 LOOK_SECONDS = 1.0
 UNNAMED_USER = "cutline"
-# What Spark logs when the other side knows another secret, or none, or uses another version or cipher.
+# Spark logs this if its peer has a different secret or none, or uses a different version or cipher.
 UNTRUSTED = "Exception while bootstrapping client"
-# What Spark logs before it ends because executors on Kubernetes ended one after the other.
+# Spark logs this before it ends because executors on Kubernetes ended one after the other.
 EXECUTORS_FAILED = "Max number of executor failures"
-# The same on a standalone cluster.
+# Spark logs this in the same case on a standalone cluster.
 APPLICATION_REMOVED = "Master removed our application: FAILED"
 CAUSED_BY = "Caused by: "
 IN_MAIN, INITIALIZER = 'Exception in thread "main" ', "java.lang.ExceptionInInitializerError"
@@ -76,18 +76,17 @@ class SparkStartError(RefusedError):
 
 
 class NoLoopbackError(RefusedError):
-    """The machine has no IPv4 loopback address, at which Spark's processes talk to each other."""
+    """The machine has no IPv4 loopback address, which Spark's processes use to communicate."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"spark did not start: its processes talk to each other at {LOOPBACK}, which this machine doesn't have:"
-            f" {reason}",
+            f"spark did not start: its processes communicate at {LOOPBACK}, which this machine doesn't have: {reason}",
             hint=f"add the address to the loopback interface: ip address add {LOOPBACK}/8 dev lo",
         )
 
 
 def check_loopback() -> None:
-    """Raise NoLoopbackError unless this process can listen at LOOPBACK: py4j knows no other address."""
+    """Raise NoLoopbackError unless this process can listen at LOOPBACK, the only address that py4j supports."""
     with socket.socket() as probe:
         try:
             probe.bind((LOOPBACK, 0))
@@ -96,26 +95,28 @@ def check_loopback() -> None:
 
 
 def start_spark(fleet: Fleet, name: str) -> SparkStart:
-    """Begin to start Spark as fleet.toml configures it, for the command `name`, and return at once."""
+    """Begin to start Spark as fleet.toml configures it, for the command `name`; return at once."""
     return start_spark_at(fleet.spark_master, fleet.spark_settings, name)
 
 
 def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
     """Begin to start Spark at `master` and return at once; `settings` override the chosen settings.
 
-    Raises SparkUnprotectedError if they leave the session unprotected, and UsageError if the current folder is gone,
-    without which no JVM starts.
+    Raises SparkUnprotectedError if `settings` leave the session unprotected, and UsageError if the current folder was
+    deleted, because no JVM starts in a deleted folder.
     """
     check_protection(master, settings)
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the current folder is gone", hint="change to a folder that exists, then repeat") from None
+        raise UsageError(
+            "the current folder no longer exists", hint="change to an existing folder, then repeat the command"
+        ) from None
     return SparkStart(master, settings, name)
 
 
 class SparkStart:
-    """A Spark session that is starting, running or stopped. A process can have one at a time."""
+    """A Spark session that is starting, running or stopped. A process can have only one at a time."""
 
     def __init__(self, master: str, settings: Mapping[str, str], name: str) -> None:
         self._master = master
@@ -131,14 +132,14 @@ class SparkStart:
         self._work: Path | None = None
         self._archive: ServedArchive | None = None
         self._is_unwanted = threading.Event()
-        # Up to Python 3.12 an interrupted join marks the thread as ended, so don't join it.
+        # Wait for this event instead of the thread: up to Python 3.12 an interrupted join marks the thread as ended.
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._start, name="start spark", daemon=True)
         self._thread.start()
 
     def session(self) -> SparkSession:
-        """The session; waits until it has started. Raises NoJavaError, SparkStartError or TooLittleMemoryError."""
-        # Without memory the thread may end before it can say so.
+        """Wait for the session and return it; raise NoJavaError, SparkStartError or TooLittleMemoryError."""
+        # If memory is short, the thread may end before it can set the event.
         while not self._is_over.wait(LOOK_SECONDS) and self._thread.is_alive():
             pass
         if self._error is not None:
@@ -150,9 +151,9 @@ class SparkStart:
         return self._session
 
     def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
-        """End the session and its JVM, and delete its files. Safe to repeat, also while the session is starting.
+        """End the session and its JVM, and delete its files. Safe to repeat, even while the session is starting.
 
-        If not `graceful`, kill the JVM without asking Spark: after an error nothing it holds is needed. A JVM that
+        If not `graceful`, kill the JVM without asking Spark, because after an error nothing in it is needed. A JVM that
         writes its class archive (once per machine) gets `archive_seconds_max`, then finishes unattended.
         """
         self._is_unwanted.set()
@@ -189,7 +190,7 @@ class SparkStart:
         except SnapshotError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001  # session() raises it
-            # If stop() ended the JVM during its start, that is no error.
+            # An exception because stop() ended the JVM during its start is no error.
             if not self._is_unwanted.is_set():
                 self._error = _start_error(error, self._log)
                 self._error.__cause__ = error
@@ -215,7 +216,7 @@ class SparkStart:
             self._archive = ServedArchive(settings, host)
             settings |= self._archive.settings
         if is_unnamed_user():
-            # Hadoop asks the system for the name of the current user, unless it is given one.
+            # Hadoop looks up the name of the current user in the system unless a name is set.
             users = self._gateway.jvm.org.apache.hadoop.security.UserGroupInformation
             users.setLoginUser(users.createRemoteUser(UNNAMED_USER))
         from pyspark.sql import SparkSession
@@ -229,9 +230,10 @@ class SparkStart:
         self._session = SparkSession.builder.getOrCreate()
 
     def _launch_gateway(self, output: dict[str, Any]) -> None:
-        """Start the JVM, and connect to it; stop() knows its process at once: it may be long until it can be reached.
+        """Start the JVM and connect to it.
 
-        Left alone, it would not end: without the folder where it reports how to reach it, its first thread dies alone.
+        The process is stored in `_jvm` at once, because it may take long until the JVM can be reached, and stop() must
+        be able to end it. A JVM that can't write its connection file would not end: only its first thread would die.
         """
         from pyspark import java_gateway
 
@@ -251,14 +253,14 @@ class SparkStart:
         self.is_recording = is_recording(archive)
         set_environment(self._master, self._settings, java, spark_home)
         if runs_on_this_machine(self._master):
-            # Tasks inherit it.
+            # Tasks inherit this variable.
             os.environ[waits.VARIABLE] = str(self.temporary / "store-waits")
         options = [*archive, *jvm_options(self.temporary, runs_tasks=not has_executors(self._master))]
         settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
         return with_private_options(settings, self.temporary)
 
     def _await_jvm(self, *, and_session: bool) -> None:
-        """Wait until there is a JVM to end, or there will be none."""
+        """Wait until there is a JVM to end, or until it is certain that there will be none."""
         deadline = time.monotonic() + LAUNCH_SECONDS_MAX
         while and_session or self._jvm is None:
             if self._is_over.wait(0.05) or time.monotonic() > deadline:
@@ -267,12 +269,12 @@ class SparkStart:
     def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
         """Ask the JVM to end; kill it and its children if it does not, or if not `graceful`."""
         if graceful and self._gateway is not None:
-            # Only if graceful: after an aborted call this would wait for the call's answer.
+            # Don't do this after an aborted call: shutdown would wait for the call's answer.
             self._gateway.shutdown()
         if jvm.stdin is not None:
             jvm.stdin.close()
         if graceful or not runs_on_this_machine(self._master):
-            # Its shutdown hooks release our resources on a cluster.
+            # On SIGTERM the JVM's shutdown hooks release our resources on a cluster.
             jvm.terminate()
             if self.is_recording and archive_seconds_max == 0:
                 return
@@ -295,7 +297,7 @@ def _start_error(error: Exception, log: Path) -> SnapshotError:
 
 
 def _keep(log: Path) -> Path:
-    """Copy the log to where it outlives the command; only its owner can read it."""
+    """Copy the log to a file that outlives the command and that only its owner can read."""
     handle, kept = tempfile.mkstemp(prefix="snapshot-spark-", suffix=".log", dir=lasting_folder())
     with os.fdopen(handle, "w", errors="backslashreplace") as copy, contextlib.suppress(FileNotFoundError):
         copy.write(redact(log.read_text(errors="replace")))
@@ -303,10 +305,10 @@ def _keep(log: Path) -> Path:
 
 
 def _silence_pyspark() -> None:
-    """Keep Spark's logging off stderr: the logged exceptions are raised as well."""
+    """Keep Spark's logging off stderr, because the logged exceptions are raised as well."""
     from pyspark.logger import PySparkLogger
 
-    # The warning concerns pandas objects, which are not used: rows travel as Arrow batches.
+    # The warning concerns pandas objects, which Cutline does not use: rows travel as Arrow batches.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
@@ -323,7 +325,7 @@ def _forget_session() -> None:
 
 
 def _keep_text(error: BaseException | None) -> None:
-    """Add the text of Spark's exceptions as notes: they would ask the JVM for it, which is about to end."""
+    """Add the text of Spark's exceptions as notes, because they would ask the JVM for it, which is about to end."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -334,8 +336,8 @@ def _keep_text(error: BaseException | None) -> None:
 
 
 def _reason(error: Exception, log: Path) -> str:
-    """The line that says what happened: a Java exception's message and first cause, or the last of a dead JVM's log."""
-    # Spark's exceptions ask the JVM for their text, which may have ended.
+    """Return the line that explains the error: a Java exception with its first cause, or a line of a dead JVM's log."""
+    # Spark's exceptions ask the JVM for their text, but the JVM may have ended.
     text = ""
     with contextlib.suppress(Exception):
         text = str(error)
@@ -345,11 +347,11 @@ def _reason(error: Exception, log: Path) -> str:
     logged = log.read_text(errors="replace").splitlines() if log.exists() else []
     if any(EXECUTORS_FAILED in line for line in logged):
         return (
-            "its executors end as soon as they begin; their pods' logs say why, which"
-            ' "kubernetes.executor.deleteOnTermination" = "false" in [spark] keeps'
+            "its executors end as soon as they begin; see their pods' logs, which are kept if"
+            ' "kubernetes.executor.deleteOnTermination" = "false" in [spark]'
         )
     if any(APPLICATION_REMOVED in line for line in logged):
-        return "its executors end as soon as they begin; the logs of the cluster's workers say why"
+        return "its executors end as soon as they begin; see the logs of the cluster's workers"
     if any(map(says_used_up, logged)):
         return "too many open files"
     if lacking := next(filter(says_no_memory, [*logged, *lines]), ""):
@@ -357,9 +359,9 @@ def _reason(error: Exception, log: Path) -> str:
     if text and "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
         return f"{reason}: {causes[-1]}" if causes else reason
     if any(UNTRUSTED in line for line in logged):
-        return "it and the cluster have different secrets (spark.authenticate.secret), or encrypt in different ways"
+        return "it and the cluster have different secrets (spark.authenticate.secret) or different encryption settings"
     reasons = [line for line in logged if "Exception" in line or "Reason: " in line]
     first = next(iter([*reasons, *logged[-1:], reason])).rpartition("Reason: ")[2]
-    # A JVM that dies while a class is loaded says in its first line only that.
+    # If a JVM dies while it loads a class, the first line says only that, so add the last cause.
     causes = [line.removeprefix(CAUSED_BY) for line in logged if line.startswith(CAUSED_BY)]
     return f"{first}: {causes[-1]}" if causes and first == IN_MAIN + INITIALIZER else first

@@ -125,8 +125,8 @@ def test_a_store_that_is_not_shared_and_another_build_are_named_and_nothing_is_m
         assert message.startswith("2 of 3 executors can't take part: ")
         parts = message.partition(": ")[2].split("; ")
         assert sorted(re.sub(r"executor on \S+ \(process \d+\): ", "", part) for part in parts) == [
-            "it has another build of Cutline",
-            f"its store file://{folder}/store is not the one of this machine",
+            "it has a different build of Cutline",
+            f"its store file://{folder}/store is not the store of this machine",
         ]
         # The lock has recorded the primaries that granted it.
         assert {key: one for key, one in read_changeable(fleet).items() if not key.startswith("baselines/")} == before
@@ -140,7 +140,7 @@ def test_without_executors_the_command_says_so_and_ends_with_nothing_made(
         code, found = run_command(folder, "create", "never", "--wait", "3")
         assert code == 6, found
         granted = f"{master} has granted no executor of 512m memory and 1 cores in 3 s"
-        assert found["message"] == f"{granted}; it has no worker"
+        assert found["message"] == f"{granted}; it has no workers"
         assert "operations" not in fleet.store.open().list_children("")
         assert not any(slots_of(node.dsn) for node in fleet.nodes)
 
@@ -183,5 +183,5 @@ def test_an_executor_that_comes_later_is_asked_before_its_first_task(shared_flee
             assert found["saw"] == [True] * 8
             return
         assert found["slug"] == "store-not-shared"
-        assert f"its store file://{folder}/store is not the one of this machine" in found["message"]
+        assert f"its store file://{folder}/store is not the store of this machine" in found["message"]
         assert found["message"].startswith("executor on ")

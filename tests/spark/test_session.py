@@ -272,4 +272,4 @@ def test_a_current_folder_that_is_gone_is_told_before_a_jvm_starts(tmp_path: Pat
         "except UsageError as error: print(error.message)"
     )
     done = subprocess.run([sys.executable, "-c", lines], cwd=gone, capture_output=True, text=True, check=False)
-    assert done.stdout == "the current folder is gone\n", done.stderr
+    assert done.stdout == "the current folder no longer exists\n", done.stderr

@@ -56,7 +56,7 @@ def test_the_variables_become_options_in_the_order_of_their_numbers(tmp_path: Pa
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("name", ["SPARK_DRIVER_URL", "SPARK_EXECUTOR_MEMORY"])
 def test_a_missing_variable_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(NotInPodError, match=f"no pod of an executor: {name} is not set"):
+    with pytest.raises(NotInPodError, match=f"not an executor's pod: {name} is not set"):
         executor_command(JAVA, HOME, {key: value for key, value in GIVEN.items() if key != name}, tmp_path)
 
 
@@ -70,5 +70,5 @@ def test_outside_of_a_pod_the_program_ends_with_a_hint() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: this is no pod of an executor: SPARK_DRIVER_URL, ")
+    assert done.stderr.startswith("error: this is not an executor's pod: SPARK_DRIVER_URL, ")
     assert "docs/kubernetes.md" in done.stderr

@@ -42,13 +42,13 @@ RIGHT: dict[str, Any] = {
             {"archive": "http://m1:7/ab: timed out", "lacks": "pyarrow"},
             "it has no archive of Cutline: http://m1:7/ab: timed out",
         ),
-        ({"build": "another"}, "it has another build of Cutline"),
+        ({"build": "another"}, "it has a different build of Cutline"),
         ({"pyarrow": "1.0"}, f"its pyarrow is 1.0, here it is {pyarrow.__version__}"),
         ({"pyspark": "3.5"}, f"its pyspark is 3.5, here it is {pyspark.__version__}"),
         ({"time": 301.0}, "its clock is off by +301 s"),
         ({"time": -302.0}, "its clock is off by -302 s"),
         ({"time": 299.0}, None),
-        ({"key": "probes/x/lost"}, "its store {} is not the one of this machine"),
+        ({"key": "probes/x/lost"}, "its store {} is not the store of this machine"),
         ({"key": "probes/x/stored"}, None),
     ],
 )
@@ -109,14 +109,14 @@ def test_an_executor_that_gets_no_more_memory_is_no_bug(text: str) -> None:
 def test_an_executor_without_room_for_a_process_is_no_lack_of_python() -> None:
     found = find_executor_error(f'{LOST}Cannot run program "/opt/python": Exec failed, error: 11 (Try again)')
     assert found is not None
-    assert found.hint == "give its user more processes (ulimit -u) or its machine more memory"
+    assert found.hint == "allow its user more processes (ulimit -u), or give its machine more memory"
 
 
 def test_an_error_of_a_worker_crosses_with_its_class_and_the_executor() -> None:
     error = of_executor(StoreNotSharedError("file:///store"), "w2", 7)
     found = find_executor_error(f"{LOST}PythonException: {ExecutorTaskError(error)}\n\tat org.apache.spark")
     assert isinstance(found, StoreNotSharedError)
-    assert found.message == "executor on w2 (process 7): its store file:///store is not the one of this machine"
+    assert found.message == "executor on w2 (process 7): its store file:///store is not the store of this machine"
     assert found.details == {"store": "file:///store", "host": "w2", "process": 7}
 
 
@@ -125,9 +125,9 @@ def test_a_worker_refuses_another_build_and_another_store(tmp_path: Path) -> Non
     store.create("fleet.json", b"ours")
     needs = ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"ours")
     check_worker(build_digest(), needs)
-    with pytest.raises(ExecutorTaskError, match="another build"):
+    with pytest.raises(ExecutorTaskError, match="different build"):
         check_worker("another", needs)
-    with pytest.raises(ExecutorTaskError, match="is not the one of this machine"):
+    with pytest.raises(ExecutorTaskError, match="is not the store of this machine"):
         check_worker(build_digest(), ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"theirs"))
 
 

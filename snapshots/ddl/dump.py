@@ -6,7 +6,7 @@ search_path.
 
 The statement of a faulty identity sequence is rewritten from the catalogs. In the statement of a faulty table,
 constraints are corrected where the text is exactly what pg_dump writes for them according to the catalogs, and only
-outside of quotes: names and defaults, which the owner of a table can choose, are never outside of quotes. Texts are raw
+outside of quotes: nothing else that a table's owner can choose (names, defaults) is outside of quotes. Texts are raw
 (nodes.encodings), and all identifiers are quoted.
 """
 
@@ -138,7 +138,7 @@ class OtherType:
 
 @dataclass(frozen=True, slots=True)
 class DumpFaults:
-    """The relations whose entries pg_dump writes incorrectly, by oid: tables with constraints, and sequences."""
+    """The relations whose entries pg_dump writes incorrectly, by oid: tables with faulty constraints, and sequences."""
 
     names: Mapping[int, list[UnquotedName]] = field(default_factory=dict)
     inherited: Mapping[int, list[InheritedNotNull]] = field(default_factory=dict)
@@ -336,7 +336,7 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
     except DumpFormatError as error:
         raise ArchiveUnknownError(
             f"node {node.id}: the archive of {programs.folder}/pg_dump can't be read: {error}",
-            hint="use pg_dump of a version that this version of Cutline knows: [tools] postgresql in fleet.toml",
+            hint="use a pg_dump that this version of Cutline supports: set [tools] postgresql in fleet.toml",
             details={"node": node.id},
         ) from error
     return rewrite(body, contents, faults.correct(body, contents), first)

@@ -41,7 +41,7 @@ from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
-# A server needs 150 MB to run a script that is a message of 16 MiB.
+# A server needs 150 MB to run a script sent as one message of 16 MiB.
 BYTES_MAX = 16 << 20
 # For all tables of a shard together, when they are read back.
 SCRIPT_BYTES_MAX, HEADER_BYTES_MAX = 256 << 20, 16 << 20
@@ -272,7 +272,7 @@ class _TableReader:
         for table in tables:
             # A query runs code of the owner: casts and operators in the condition, and indexes.
             if table.has_condition and not table.is_trusted:
-                refused[table.oid] = "it is dumped by a condition, and its owner or its extension's is not a superuser"
+                refused[table.oid] = "its dump has a condition, and its owner or its extension's is not a superuser"
             else:
                 chosen.append(table)
         with _reading(self._connection):
@@ -313,7 +313,7 @@ class _TableReader:
         except _UnfitTableError as error:
             self.reasons[table.oid] = str(error)
         except psycopg.errors.LockNotAvailable:
-            what = "it, or what its condition needs," if table.has_condition else "it"
+            what = "it, or a relation that its condition needs," if table.has_condition else "it"
             self.reasons[table.oid] = f"other sessions had {what} locked for {LOCK_SECONDS_MAX} s"
             return False
         except psycopg.Error as error:

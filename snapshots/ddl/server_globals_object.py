@@ -1,7 +1,7 @@
 """Read a server's globals (the objects outside its databases), store them, and read them back.
 
 They are read once per create. The fingerprint does not cover them: their changes never invalidate a cut. The verifiers
-of passwords are in pg_authid, which managed services show to nobody. In that case everything else is stored.
+of passwords are stored only if our role may read pg_authid, which managed services allow nobody.
 """
 
 from __future__ import annotations

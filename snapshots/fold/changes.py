@@ -256,7 +256,7 @@ LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to read. Rows of groups in `multisets` have no key. At most `bytes_max` bytes of keys are reported."""
+    """A segment to read. Rows of groups in `multisets` have no key. More than `bytes_max` of keys is not reported."""
 
     segment: SegmentSource
     multisets: frozenset[int]
@@ -332,9 +332,9 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
 
 
 def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
-    """Return each segment's share of REPORTED_BYTES_MAX, in proportion to its number of changes.
+    """Divide REPORTED_BYTES_MAX among the segments: REPORTED_BYTES_MIN each, and the rest by number of changes.
 
-    Returns None if there are too many segments for a share of REPORTED_BYTES_MIN each.
+    Returns None if there are too many segments for that.
     """
     shared = REPORTED_BYTES_MAX - REPORTED_BYTES_MIN * len(segments)
     if shared < 0:

@@ -125,7 +125,7 @@ BROADCAST_KEYS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
-    """The keys under which rows were stored, with the periods of time.
+    """The keys under which rows were stored, and the period of each.
 
     `entries` (KEY_HISTORY_SCHEMA) has at most `count` rows; `keys` are the keys in it.
     """
@@ -225,7 +225,7 @@ def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
 
 
 def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int) -> KeyHistory:
-    """Find the key history of all `wanted` rows, at most `changes` rows.
+    """Find the key history of all `wanted` rows; `changes` is an upper bound for their number.
 
     The driver holds only the moves, and the wanted keys that a row moved to.
     """
@@ -246,7 +246,7 @@ def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, 
 
 
 def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
-    """Compute the keys under which each wanted row was stored, with the periods of time, as KEY_HISTORY_SCHEMA.
+    """Compute the keys under which each wanted row was stored, and the period of each, as KEY_HISTORY_SCHEMA.
 
     Takes about 700 bytes per move, including the tables (measured with a million moves and keys of 16 bytes). The
     number of iterations is the largest number of moves of a row.

@@ -1,7 +1,7 @@
 """The limits for folding changes in the driver, without Spark. Imports nothing, so that plans can show the limits."""
 
 CHANGES_MAX = 500_000
-# Above CHANGES_MAX, the driver compares only the keys, if segments are large enough on average to deserve a task each.
+# Above CHANGES_MAX, the driver compares only the keys, if segments are large enough on average to justify a task each.
 CHOSEN_CHANGES_MAX, CHANGES_PER_SEGMENT = 5_000_000, 5_000
 # The keys of tables with base rows, on all nodes together: they are sent to the tasks that read these rows.
 CHOSEN_KEYS_BYTES_MAX = 192 << 20

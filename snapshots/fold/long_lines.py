@@ -258,7 +258,7 @@ class LongImageReader:
 
 
 def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
-    """Complete the newest line of a row with values of earlier lines; return None if no line contains a value.
+    """Complete the newest line of a row with values of earlier lines; return None if all lines lack a value.
 
     Reads no more lines than necessary. An empty line means that the row was deleted and has no earlier values.
     """

@@ -395,7 +395,7 @@ class NodeBases:
 # No slots: a cached property needs a dictionary.
 @dataclass(frozen=True)
 class BaseSources:
-    """The base sources of all nodes of a job, numbered from 0 on."""
+    """The base sources of all nodes of a job, numbered from 0."""
 
     nodes: tuple[NodeBases, ...] = ()
 

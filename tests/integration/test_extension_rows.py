@@ -458,7 +458,7 @@ def test_tables_that_stay_locked_are_left_out(runs: Runs, monkeypatch: pytest.Mo
         connection.execute("SET statement_timeout = '5s'")
         body, left_out = _read_rows(node, connection, rules=GroupRules())
     assert {one.name: one.why.partition("(")[2].partition(")")[0] for one in left_out} == {
-        "kept.kind": "other sessions had it, or what its condition needs, locked for 1 s",
+        "kept.kind": "other sessions had it, or a relation that its condition needs, locked for 1 s",
         "kept.loose": "other sessions had it locked for 1 s",
     }
     assert {one.table.name for one in _divide(uncompressed(body)).tables} == {*TABLES} - {"kind", "loose"}

@@ -122,7 +122,7 @@ COMMANDS: dict[str, CommandEntry] = {
 }
 
 
-# How `--help` groups them.
+# The sections of `--help`.
 SECTIONS = {
     "Set up": ("init", "key", "cluster", "demo"),
     "Take snapshots": ("create", "watch", "resume"),

@@ -40,7 +40,7 @@ def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
-    """Run this command line in the background. Exit once its operation has begun, or with its exit code if it ends."""
+    """Run this command line in the background; exit once its operation has begun, or with its code if it ends first."""
     from cutline.cli.process.detaching import EndedEarly, detach_command
 
     if is_dry:

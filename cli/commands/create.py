@@ -283,7 +283,6 @@ def plan_lines(plan: FullPlan) -> list[str]:
 
 
 def _rows_text(estimates: list[int | None]) -> str:
-    """Return the estimated number of rows, and the number of tables without an estimate."""
     known = [rows for rows in estimates if rows is not None]
     if not (unknown := len(estimates) - len(known)):
         return f"about {quantity_text(sum(known), 'rows')}"

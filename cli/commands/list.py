@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
-# How many increments of each snapshot are listed: of all snapshots, of one named snapshot, and at most.
+# The number of listed increments per snapshot: if all snapshots are listed, if one is named, and at most.
 LAST, LAST_OF_ONE, LAST_MAX = 3, 20, 1_000_000
 Flat = Annotated[bool, typer.Option("--flat", help="Print one row per restore point, with all columns.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print these rows as CSV, for spreadsheets and scripts.")]

@@ -188,7 +188,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
         going = by_name.get(verdict.name)
         label = LABELS[verdict.fate]
         if verdict.fate is RetentionFate.ONLY_FULL and len(plan.held[verdict.name].points) == 1:
-            label = "kept, and ended"
+            label = "kept, chain ended"
         lines.append(f"{verdict.name}: {label}: {why}")
         if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]

@@ -160,7 +160,6 @@ def restore_resume(
 
 
 def _show_plan(context: typer.Context, plan: RestorePlan) -> None:
-    """Run all checks, and print the plan of the restore."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
     answer(context, preview_document(plan, preview), dry_run_lines(plan, preview))

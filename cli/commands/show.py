@@ -291,7 +291,7 @@ def _groups(chain: Chain) -> FittingTable:
 
 
 def _comments(chain: Chain) -> list[str | RenderableType]:
-    """Return the comments of increments. The first line shows the full snapshot's comment."""
+    """Return the comments of increments; the full snapshot's comment is in the first line of the output."""
     return [
         f"increment {increment.increment} — {shortened(increment.comment)}"
         for increment in chain.increments
@@ -300,7 +300,6 @@ def _comments(chain: Chain) -> list[str | RenderableType]:
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:
-    """Return the causes for which cuts were retried."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: {line}"
         for commit in chain.commits

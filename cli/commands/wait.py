@@ -138,7 +138,6 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
 
 
 def _show(found: UnderWay, phase: str, progress: Progress) -> str:
-    """Show how far the operation is, and return its phase."""
     sign = found.sign
     if sign is None:
         return phase

@@ -74,7 +74,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
                 watcher.notices.is_beside = False
                 watcher.notices.waits(None)
                 if said:
-                    watcher.log("it is this watch's turn")
+                    watcher.log("this watch now has the turn")
                 said, seconds = "", STAND_BY_SECONDS
                 nodes, dead = watcher.source.fleet.nodes, DeadWatches()
                 while watcher.source.fleet.nodes == nodes:

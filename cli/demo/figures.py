@@ -155,7 +155,7 @@ class CutWatch(Forwarding):
         self._began: float | None = None
 
     def windows(self) -> tuple[Window, ...]:
-        """One window per attempt at the cut so far."""
+        """Return one window per attempt at the cut so far."""
         return tuple(self._windows)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
@@ -284,7 +284,6 @@ def lines_of(report: StoryReport) -> Iterator[str | RenderableType]:
 
 
 def _timeline(report: StoryReport, bank: BankFigures) -> Iterator[str | RenderableType]:
-    """Draw the bank's rate over time, and the cuts below it."""
     rate = rates(bank.ends, bank.began, bank.ended, TIMELINE_COLUMNS)
     signs = {str(cut.commit.increment): cut.windows[0][0] for cut in report.cuts}
     if report.disaster:
@@ -318,7 +317,6 @@ def _cut_table(report: StoryReport, bank: BankFigures) -> Table:
 
 
 def _latency_lines(report: StoryReport, bank: BankFigures) -> Iterator[str]:
-    """Describe the latencies that the clients observed."""
     yield f"longest commit any client saw during a cut   {_milliseconds(report.longest_commit_seconds):>10}"
     yield f"p99 of the commits outside the cuts          {_milliseconds(bank.p99_seconds):>10}"
     yield f"p99 of the commits while no command ran      {_milliseconds(bank.p99_idle_seconds):>10}"
@@ -338,7 +336,6 @@ def _closing_table(report: StoryReport) -> Table:
 
 
 def _findings(report: StoryReport) -> dict[ChapterName, str]:
-    """Return the result of each chapter by its name."""
     findings = {
         ChapterName.FLEET: f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
         ChapterName.DOWN: "servers and Spark stopped, all files deleted",

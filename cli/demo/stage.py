@@ -77,7 +77,7 @@ class Stage:
             raise interrupt from value
 
     def start_source(self) -> EmbeddedFleet:
-        """Start the fleet that is snapshotted."""
+        """Start the source fleet."""
         return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS, programs=self._programs)
 
     def begin_target(self) -> None:

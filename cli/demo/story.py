@@ -1,6 +1,6 @@
 """The demo's story, chapter by chapter; every figure in it is measured during the run.
 
-Colour never carries information alone.
+Colour is never the only carrier of information.
 """
 
 from __future__ import annotations
@@ -256,7 +256,6 @@ class Story:
             write(f"balances not explained by transfers: {count_text(len(invariants.unexplained_accounts))}")
 
     def _take(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Take the full snapshot, or its next increment."""
         create = create_increment if self.report.cuts else create_full
         watched, began = CutWatch(self._lines), time.monotonic()
         commit = create(fleet, CreateRequest(SNAPSHOT), stage, watched)

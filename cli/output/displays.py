@@ -223,8 +223,6 @@ class _Amount(ProgressColumn):
 
 
 class _Seconds(ProgressColumn):
-    """The time since the step began."""
-
     def render(self, task: Task) -> Text:
         return Text(seconds_text(task.elapsed or 0.0), style="dim")
 

@@ -58,7 +58,7 @@ COLUMNS = (
     "comment",
     "checked_increment",
 )
-# The characters with which a spreadsheet takes a text for a formula.
+# For a spreadsheet, a text that begins with one of these characters is a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
 TITLES = (
     "snapshot",

@@ -55,7 +55,7 @@ class _Run:
 def leaving_metrics(
     context: typer.Context, fleet: Fleet, command: str, file: Path | None, *, is_dry: bool = False
 ) -> Iterator[None]:
-    """Write the metrics when the block has ended, unless it `is_dry`, to `file` or else to the file in fleet.toml."""
+    """At the end of the block, write the metrics to `file` or else to the file in fleet.toml, unless it `is_dry`."""
     path = file or fleet.metrics.file
     if path is None or is_dry:
         yield

@@ -50,7 +50,7 @@ NOT_SQL = (
     " outside of quotes, an open quote or comment, or COPY FROM STDIN. pg_dump writes no such statement:"
     " see: snapshot check"
 )
-# The statements are the server's own bytes, in the database's encoding, and qualify names as a dump does.
+# The statements are the server's own bytes, in the database's encoding, with names qualified as in a dump.
 SETTINGS = f"""\
 {READING}\
 SET check_function_bodies = off;

@@ -257,7 +257,7 @@ def lines_of(
         )
         lines.append(owner_change.statement)
     lines += [f"previous database kept: {name} on {nodes}" for name, nodes in _by_name(report.aside)]
-    lines += [f"its chain has ended: slot {name} dropped on {nodes}" for name, nodes in _by_name(report.slots_dropped)]
+    lines += [f"chain ended: slot {name} dropped on {nodes}" for name, nodes in _by_name(report.slots_dropped)]
     lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
     if report.slots_dropped or report.slots_left:
         lines.append(f"for further increments, {NEW_CHAIN}")

@@ -178,7 +178,6 @@ class _Printable:
 
 
 def _naming_fleet(lines: Iterable[str | RenderableType], fleet_file: str | None) -> Iterator[str | RenderableType]:
-    """Add the given fleet file to the commands in the lines."""
     for line in lines:
         yield name_fleet(line, fleet_file) if isinstance(line, str) else line
 

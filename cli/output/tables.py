@@ -197,7 +197,7 @@ def causes_lines(causes: Iterable[str]) -> list[str]:
 
 
 GAP, INDENT = "  ", "    "
-# The share of the terminal's width that a cell may take in its row, and the characters that it always may: a time fits.
+# A cell in a row may take this share of the terminal's width, but always CELL_MIN characters, so that a time fits.
 CELL_SHARE, CELL_MIN = 0.4, 20
 
 

@@ -29,7 +29,7 @@ from cutline.storage.errors import RefusedError
 PROGRAM = ("-P", "-c", "from cutline.cli.entry import main; main()")
 
 
-# Passes the pipe to the starter to the background process.
+# The environment variable that tells the background process which pipe leads to its starter.
 VARIABLE = "CUTLINE_STARTED_BY"
 
 
@@ -159,7 +159,7 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """Copies the output that a process writes to a file to a stream."""
+    """Copies a process's output from its file to a stream."""
 
     log: IO[bytes]
     stream: TextIO

@@ -611,7 +611,6 @@ def _compared_text(name: str, amount: int) -> str:
 
 
 def _skipped_table(checks: Sequence[EndedCheck]) -> DataTable:
-    """Return a table of the parts that the newest check of each snapshot skipped."""
     newest: dict[str, EndedCheck] = {}
     for check in checks:
         newest.setdefault(check.point.snapshot, check)

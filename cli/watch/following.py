@@ -83,7 +83,7 @@ def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None
     except StoreEncryptedError:
         raise
     except ManifestError as error:
-        # No increment can be added to it.
+        # No increment can be added to this chain.
         last_at, ended = cut_time(newest), ended or error.message
     return WatchedChain(newest.snapshot, cut_time(newest), last_at, ended, replaced)
 

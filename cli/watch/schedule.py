@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
-# How long another operation may block a task before it is reported: this many intervals, but at least these seconds.
+# How long another operation may block a task before it is reported: so many intervals, and at least so many seconds.
 WAITING_INTERVALS_MAX, WAITING_SECONDS_MAX = 3, 600.0
 # A chain that ends within this time after it began is young.
 YOUNG_SECONDS = 3600.0

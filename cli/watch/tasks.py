@@ -166,7 +166,7 @@ def accepting(result: TaskResult, fleet: Fleet) -> TaskResult:
 
 
 def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> Task:
-    """Return the task after it was done with this result; `before` is the task before, whose failures count on."""
+    """Return the task after it was done with this result, continuing the count of failures of `before`."""
     if result.finding is None:
         return task
     before = before or task

@@ -154,7 +154,7 @@ class Turn:
             renewal.set_result(None)
 
     def _why(self, error: NodeUnreachableError) -> SnapshotError:
-        """Return the reason why a node can't be asked, which may be that it was silent and its session was ended."""
+        """Return the reason why a node can't be asked; if it was silent, this process has ended its session."""
         try:
             self.lock.sessions.watch.check()
         except SilentNodeError as silent:

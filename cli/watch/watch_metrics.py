@@ -43,8 +43,6 @@ def metrics_of(watcher: Watcher) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Publisher:
-    """Gathers and publishes metrics."""
-
     watcher: Watcher
     endpoint: MetricsEndpoint | None = None
     gatherer: MetricsGatherer = field(default_factory=MetricsGatherer)
@@ -91,7 +89,6 @@ class _Publisher:
         self._log_new(what, problems)
 
     def _log_new(self, what: str, problems: Set[str]) -> None:
-        """Log the problems that are new in this round."""
         for problem in sorted(problems - self._problems.get(what, set())):
             self.watcher.log(problem)
         self._problems[what] = problems

@@ -238,14 +238,13 @@ class Watcher:
         if self.following.is_over(task.kind, ends_chain):
             self._end_chain(task, failed, failure)
             return
-        again = f"; again at {clock_text(failed.retry_at)}" if failed.retry_at else ""
+        again = f"; next attempt at {clock_text(failed.retry_at)}" if failed.retry_at else ""
         text = f"{task.kind}: {failure.message}{again}"
         self.log(text, task=task.kind, hint=failure.hint, code=failure.code, error=failure.slug)
         if task.failing_since is None and not is_cancelled:
             self._tell("failed", failed, failure)
 
     def _end_chain(self, before: Task, failed: Task, failure: CommandFailure) -> None:
-        """Report that the chain can't continue, and plan the next tasks."""
         told = failure
         if self.source.rules.full > 0:
             told = replace(failure, hint="nothing to do: the watch begins a new chain with a full snapshot")

@@ -7,17 +7,17 @@ most READS_AT_ONCE segments that are being read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
 from cutline.check.report import Conflict, Findings
 from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
@@ -31,17 +31,27 @@ from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
 
-EventReader = Callable[[Segment], pa.Table]
 # Reading a small segment is mostly waiting for the store.
 READS_AT_ONCE = 8
 NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions", "last_commit_at")
 TOTALS = ("global_transactions", "included_early", "in_flight")
 
 
-def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Progress) -> None:
-    """Report a conflict for every cut that its archived events don't confirm; stop if a primary's archive is damaged.
+@dataclass(frozen=True, slots=True)
+class StoredEvents:
+    """The events of segments in the store. `kept` has Arrow streams of those that were read before, by object key."""
 
-    `read` returns a segment's events, like `read_events`, from the chain's store or from memory.
+    store: ObjectStore
+    kept: Mapping[str, bytes] = field(default_factory=dict)
+
+    def read(self, segment: Segment) -> pa.Table:
+        """Return the segment's events, read from the store if they were not kept; raises ObjectDamagedError."""
+        stream = self.kept.get(segment.key)
+        return read_events(self.store, segment) if stream is None else from_stream(stream)
+
+
+def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress: Progress) -> None:
+    """Report a conflict for every cut that its archived events don't confirm; stop if a primary's archive is damaged.
 
     Raises StoreUnreachableError if the store does not answer: that proves nothing about a cut.
     """
@@ -51,7 +61,7 @@ def check_cuts(chain: Chain, read: EventReader, findings: Findings, progress: Pr
         if findings.damaged & set(chain.full.primaries):
             return
         try:
-            windows = _read_windows(archives, commit, read)
+            windows = _read_windows(archives, commit, events)
             cut = resolve(windows)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
@@ -88,11 +98,11 @@ class _ShardArchive:
         self.last_commit_at = cut.last_commit_at
 
 
-def _read_windows(archives: list[_ShardArchive], commit: Commit, read: EventReader) -> dict[str, NodeWindow]:
+def _read_windows(archives: list[_ShardArchive], commit: Commit, stored: StoredEvents) -> dict[str, NodeWindow]:
     """Read every shard's events between the previous cut and the commit's cut; raises ObjectDamagedError."""
     listed = [(archive.shard, segment) for archive in archives for segment in archive.extend(commit)]
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        event_tables = threads.map(lambda entry: read(entry[1]).cast(SEGMENT_SCHEMA), listed)
+        event_tables = threads.map(lambda entry: stored.read(entry[1]).cast(SEGMENT_SCHEMA), listed)
         tables = {archive.shard: [pa.Table.from_batches([], SEGMENT_SCHEMA)] for archive in archives}
         for (shard, _), table in zip(listed, event_tables, strict=True):
             tables[shard].append(table)
@@ -166,7 +176,7 @@ def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, pr
             findings.count(objects=1, size_bytes=segment.size)
         progress.advance(1)
     check_markers(chain, markers, findings)
-    check_cuts(chain, partial(read_events, store), findings, progress)
+    check_cuts(chain, StoredEvents(store), findings, progress)
     findings.report.compared.transactions += chain.last.cut.global_transactions
 
 

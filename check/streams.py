@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.cuts import READS_AT_ONCE
+from cutline.check.cuts import READS_AT_ONCE, StoredEvents
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
@@ -278,13 +278,12 @@ class StreamHashes:
 
     @property
     def has_events(self) -> bool:
-        """Whether `read_events` works without requests to the store."""
+        """Whether all events are in memory."""
         return self.events is not None or self.held is not None
 
-    def read_events(self, segment: Segment) -> pa.Table:
-        """Return the segment's events, read from the store if they were not kept; raises ObjectDamagedError."""
-        stream = (self.events or {}).get(segment.key)
-        return from_stream(stream) if stream is not None else read_events(self.store.open(), segment)
+    def stored_events(self) -> StoredEvents:
+        """Return the events of all segments; raises the errors of opening the store."""
+        return StoredEvents(self.store.open(), self.events or {})
 
 
 def hash_streams(

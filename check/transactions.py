@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutline.check.cuts import EventReader
+from cutline.check.cuts import StoredEvents
 from cutline.check.hashing import hash_aggregates
 from cutline.check.report import Conflict
 from cutline.columns.arrow_numbers import to_mask, to_numpy
@@ -55,24 +55,24 @@ def compare_pairs(
     nodes: tuple[str, ...],
     segments: tuple[SegmentSource, ...],
     store: StoreLocation,
-    read: EventReader | None = None,
+    events: StoredEvents | None = None,
 ) -> PairReport:
     """Compare the parts of every transaction that two of the primaries share.
 
-    Runs in the driver if `read` returns the events from memory, otherwise as a Spark job.
+    Runs in the driver if it has the `events` in memory, otherwise as a Spark job.
     """
     if len(nodes) < 2 or not segments:
         return PairReport(0, [], [])
-    if read:
-        return _compare_held(nodes, segments, read)
+    if events:
+        return _compare_held(nodes, segments, events)
     return _compare_in_job(spark, nodes, segments, store)
 
 
-def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], read: EventReader) -> PairReport:
+def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], events: StoredEvents) -> PairReport:
     parts: list[pa.RecordBatch] = []
     try:
         for segment in segments:
-            parts += _part_batches(segment, read(segment.segment))
+            parts += _part_batches(segment, events.read(segment.segment))
     except SnapshotError as error:
         return PairReport(0, [], [report_of(error)])
     names = ["global_id", "node"]

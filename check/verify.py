@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cutline.check.compare import compare_copies, compare_streams
-from cutline.check.cuts import EventReader, check_cuts, check_markers, check_restore_point
+from cutline.check.cuts import StoredEvents, check_cuts, check_markers, check_restore_point
 from cutline.check.large_objects import check_large_objects
 from cutline.check.partitions import hash_partitions
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
@@ -178,13 +178,14 @@ def check_contents(
     sources = None if held else _sources_for_reports(copies, store)
     streams = hash_streams(session, copies, held or store, findings, progress, sources)
     check_markers(chain, streams.markers, findings)
-    check_cuts(chain, streams.read_events, findings, progress)
+    events = streams.stored_events()
+    check_cuts(chain, events, findings, progress)
     hashes = hash_partitions(session, copies, store, findings, progress, streams)
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     progress.step("compare transactions")
-    _compare_transactions(session, copies, store, findings, streams.read_events if streams.has_events else None)
+    _compare_transactions(session, copies, store, findings, events if streams.has_events else None)
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
@@ -208,7 +209,7 @@ def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None
 
 
 def _compare_transactions(
-    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, events: EventReader | None
+    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, events: StoredEvents | None
 ) -> None:
     primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
     pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store, events)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from cutline.fleet.messages import DRILL_COMMAND, SAME_TARGET, list_some
 from cutline.fleet.progress import Progress
-from cutline.nodes.groups import Group
+from cutline.restore.scope.scope import ChosenTables
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists
 from cutline.snapshots.records.chain import Chain
@@ -133,9 +133,8 @@ def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Map
         for stored_object in objects
         if isinstance(stored_object.stored, LostList) or listed.get(stored_object.key) != stored_object.stored.size
     ]
-    sizes = sizes_of(
-        store, (stored_object.key for stored_object in unsure if not isinstance(stored_object.stored, LostList))
-    )
+    asked = [stored_object.key for stored_object in unsure if not isinstance(stored_object.stored, LostList)]
+    sizes = sizes_of(store, asked)
     return {
         stored_object.key: damage
         for stored_object in unsure
@@ -202,7 +201,7 @@ class Wanted:
     that a primary's copy lacks may be taken from a standby's; `may_use_backup_copies`: the command allows that option.
     """
 
-    groups: Callable[[Chain, str], Iterable[Group]]
+    tables: ChosenTables
     large_objects: bool
     use_backup_copies: bool
     may_use_backup_copies: bool = True
@@ -212,7 +211,7 @@ class Wanted:
 
     def numbers(self, chain: Chain, shard: str) -> frozenset[int]:
         """Return the numbers of the shard's groups that are restored."""
-        return frozenset(group.number for group in self.groups(chain, shard))
+        return frozenset(group.number for group in self.tables.of(chain.groups(shard)))
 
     def takes(self, what: str) -> bool:
         """Whether the restore takes `what`, a part named by `needs_other`."""

@@ -94,10 +94,7 @@ class RestorePlan:
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups that are restored, by shard."""
-        return {
-            target.shard: tuple(filter(self.request.chooses, self.chain.groups(target.source)))
-            for target in self.targets
-        }
+        return {target.shard: self.request.tables.of(self.chain.groups(target.source)) for target in self.targets}
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -125,7 +122,7 @@ class RestorePlan:
         for shard in self.sources:
             lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
             if lent or not self.request.is_with_all_rows:
-                groups = filter(self.request.chooses, self.chain.groups(shard))
+                groups = self.request.tables.of(self.chain.groups(shard))
                 borrowed[shard] = frozenset(group.number for group in groups).difference(*lent)
         return borrowed
 
@@ -255,7 +252,7 @@ def plan_restore(
         check_routable(request, target)
         targets = find_targets(target, [node.id for node in target.primaries], intent.id)
         targets = tuple(replace(target, sources=tuple(shards)) for target in targets)
-        chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
+        chosen = request.tables.of(chain.groups(shards[0]))
         topology = plan_topology(shards, [target.shard for target in targets], chosen, request.routes)
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)

@@ -10,10 +10,9 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import DRILL_COMMAND
-from cutline.fleet.table_names import is_matching, quote_identifier
-from cutline.nodes.groups import Group
+from cutline.fleet.table_names import quote_identifier
 from cutline.restore.plan.copies import Wanted
-from cutline.restore.scope.scope import WHOLE, RestoreScope
+from cutline.restore.scope.scope import WHOLE, ChosenTables, RestoreScope
 from cutline.storage.errors import UsageError
 
 
@@ -97,7 +96,7 @@ class RestoreRequest:
     def wanted(self, *, is_routed: bool) -> Wanted:
         """Return the parts of a chain that it takes; `is_routed`: the targets are not the snapshot's shards."""
         return Wanted(
-            lambda chain, shard: filter(self.chooses, chain.groups(shard)),
+            self.tables,
             nodes=self.scope.nodes,
             command=self.command,
             large_objects=self.is_with_all_rows,
@@ -107,21 +106,19 @@ class RestoreRequest:
         )
 
     @property
+    def tables(self) -> ChosenTables:
+        """The tables whose rows are restored."""
+        return ChosenTables(self.groups, self.scope)
+
+    @property
     def is_partial(self) -> bool:
         """Whether only the rows of some tables are restored."""
-        return bool(self.groups or self.scope.schemas or self.scope.moves)
+        return self.tables.is_partial
 
     @property
     def is_with_all_rows(self) -> bool:
         """Whether new databases get the rows of all tables, and therefore the large objects."""
         return not self.is_partial and not self.scope.schema_only and not self.scope.data_only
-
-    def chooses(self, group: Group) -> bool:
-        """Whether the rows of this table are restored."""
-        if not self.is_partial:
-            return not self.scope.schema_only
-        moved = any((move.schema, move.table) == (group.schema, group.table) for move in self.scope.moves)
-        return moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)
 
 
 def _role(name: str) -> str:

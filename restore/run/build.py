@@ -13,10 +13,11 @@ from typing import Any
 import psycopg
 from psycopg.errors import Diagnostic
 
-from cutline.fleet.config import Node
+from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.encodings import RAW, raw_text
-from cutline.nodes.groups import Group, qualify
+from cutline.nodes.groups import Group, qualify, read_tables
 from cutline.nodes.server_errors import shorten_message
 from cutline.nodes.watch import Watch
 from cutline.restore.ddl.ddl import (
@@ -33,8 +34,9 @@ from cutline.restore.ddl.entries import move_statements
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.ddl.statements import NeededPath, run_with_paths
 from cutline.restore.rows.jobs import find_roots
-from cutline.restore.rows.load import LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
+from cutline.restore.rows.load import LoadError, LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
 from cutline.restore.scope.scope import TableMove
+from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
 
 # ANALYZE of a partitioned table's root includes its partitions.
@@ -46,6 +48,48 @@ SELECT textsend(format('%%I.%%I', n.nspname, c.relname)) FROM pg_class c JOIN pg
         OR c.oid IN (SELECT coalesce(pg_partition_root(t::regclass), t::regclass) FROM unnest(%s::text[]) AS t))
  ORDER BY c.oid
 """
+
+
+# Exclude sequences of extensions, which are as the target's extension creates them.
+SEQUENCES_QUERY = """
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'S' AND c.relpersistence = 'p' AND n.nspname !~ '^pg_'
+   AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
+                      AND e.objid = c.oid AND e.deptype = 'e')
+"""
+NAMED_MAX = 5
+
+
+def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
+    """Raise LoadError unless the database has all of `groups`, and no table or sequence that the commit lacks.
+
+    Otherwise such a table would be restored empty, or such a sequence at its start, without any other sign.
+    """
+    # Read the tables as at the source, so that names in any encoding have the same form.
+    present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
+    for group in groups:
+        created = present.get(group.name)
+        if created is None:
+            raise _contradiction(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
+        if {column.name for column in created.columns} != {column.name for column in group.columns}:
+            raise _contradiction(shard, f"table {group.name} has different columns in its DDL and the commit")
+    # A commit lacks tables that were dropped during its creation. Tables that the rules exclude have no rows.
+    listed = {group.name for group in chain.groups(shard)}
+    left_out = {out.name for out in chain.left_out if out.node == shard}
+    if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
+        raise _contradiction(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
+    sequences = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
+    created_sequences = {(schema, name) for schema, name in connection.execute(SEQUENCES_QUERY)}
+    if missing := sorted(table_name(*created_sequence) for created_sequence in created_sequences - sequences):
+        raise _contradiction(shard, f"its commit has no value of sequence {', '.join(missing[:NAMED_MAX])}")
+
+
+def _contradiction(shard: str, detail: str) -> LoadError:
+    return LoadError(
+        f"the commit and the stored DDL of shard {shard} contradict each other: {detail}",
+        hint="somebody changed the store: put its objects back from a copy; see: snapshot check",
+        details={"node": shard},
+    )
 
 
 @dataclass(slots=True)
@@ -64,18 +108,17 @@ class FinishedDatabase:
 
 
 def create_tables(
-    database: Node, ddl: Ddl, groups: Iterable[Group], check: Callable[[Any, Iterable[Group]], None], watch: Watch
+    database: Node, ddl: Ddl, chain: Chain, shard: str, groups: Iterable[Group], watch: Watch
 ) -> tuple[LoadTarget, DdlRun]:
     """Create everything that the rows need in the empty database, and the ledger of the load.
 
-    Groups whose tables are refused are left out. Calls `check` with a session in the database and the groups
-    (restore/run/loading.py), and raises its errors.
+    Groups whose tables are refused are left out. Raises LoadError if the DDL is not that of the chain's `shard`.
     """
     run = DdlRun(database, ddl, watch)
     run.before_rows()
     with raising_unreachable(database), connect(database) as connection:
         chosen = _without_refused(groups, run)
-        check(connection, chosen.values())
+        check_against_ddl(chain, shard, connection, chosen.values())
         ledger = create_ledger(connection)
         run.mark_refused(connection, ledger)
         return _load_target(database, connection, ddl, chosen, ledger), run

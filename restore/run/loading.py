@@ -12,20 +12,17 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.config import Node
 from cutline.fleet.messages import SAME_TARGET
-from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.free_connections import task_sessions
-from cutline.nodes.groups import Group, read_tables
 from cutline.nodes.problems import find_connect_problems
 from cutline.nodes.sessions import in_parallel
 from cutline.restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, ending, find_settable, set_sequences
@@ -62,7 +59,6 @@ from cutline.restore.targets.target import Connections, Target, check_xml, datab
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.snapshots.ddl.ddl_archive import SEQUENCE, read_contents
 from cutline.snapshots.ddl.dump import read_stored_ddl
-from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence, count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.spark.spark_jobs import SparkSource
@@ -71,48 +67,6 @@ from cutline.wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# Exclude sequences of extensions, which are as the target's extension creates them.
-SEQUENCES_QUERY = """
-SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'S' AND c.relpersistence = 'p' AND n.nspname !~ '^pg_'
-   AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
-                      AND e.objid = c.oid AND e.deptype = 'e')
-"""
-NAMED_MAX = 5
-
-
-def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
-    """Raise LoadError unless the database has all of `groups`, and no table or sequence that the commit lacks.
-
-    Otherwise such a table would be restored empty, or such a sequence at its start, without any other sign.
-    """
-    # Read the tables as at the source, so that names in any encoding have the same form.
-    present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
-    for group in groups:
-        created = present.get(group.name)
-        if created is None:
-            raise _contradiction(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
-        if {column.name for column in created.columns} != {column.name for column in group.columns}:
-            raise _contradiction(shard, f"table {group.name} has different columns in its DDL and the commit")
-    # A commit lacks tables that were dropped during its creation. Tables that the rules exclude have no rows.
-    listed = {group.name for group in chain.groups(shard)}
-    left_out = {out.name for out in chain.left_out if out.node == shard}
-    if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
-        raise _contradiction(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
-    sequences = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
-    created_sequences = {(schema, name) for schema, name in connection.execute(SEQUENCES_QUERY)}
-    if missing := sorted(table_name(*created_sequence) for created_sequence in created_sequences - sequences):
-        raise _contradiction(shard, f"its commit has no value of sequence {', '.join(missing[:NAMED_MAX])}")
-
-
-def _contradiction(shard: str, detail: str) -> LoadError:
-    return LoadError(
-        f"the commit and the stored DDL of shard {shard} contradict each other: {detail}",
-        hint="somebody changed the store: put its objects back from a copy; see: snapshot check",
-        details={"node": shard},
-    )
-
 
 IN_RECOVERY = "SELECT pg_is_in_recovery()"
 
@@ -567,8 +521,8 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
         ledger = run.records[shard].ledger
         if run.records[shard].phase != Phase.CREATED and ledger:
             return find_load_target(target.loaded, ddl[shard], groups[shard], ledger, run.watch)
-        check = partial(check_against_ddl, chain, target.source)
-        created, ddl_run = create_tables(target.loaded, ddl[shard], groups[shard], check, run.watch)
+        of_source = (chain, target.source, groups[shard])
+        created, ddl_run = create_tables(target.loaded, ddl[shard], *of_source, run.watch)
         run.enter(target, Phase.LOADING, ledger=created.ledger)
         return created, ddl_run
 

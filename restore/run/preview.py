@@ -255,7 +255,8 @@ def check_restore(
     }
     volumes |= {shard: begun[shard].volume_left(volume) for shard, volume in volumes.items() if shard in begun}
     sized = [one for one in readable if one.shard in volumes]
-    disks = check_space((_space_of(plan, one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
+    spaces = [_space_of(plan, one, connections[one.shard], volumes[one.shard]) for one in sized]
+    disks = check_space(spaces, obstacles)
     obstacles.raise_found()
     servers = {target.shard: server_of(connections[target.shard]) for target in targets}
     rows = sum(volume.row_count for volume in volumes.values())
@@ -316,7 +317,7 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
     """Return a target's volume: one shard's, or its share of all sources."""
     sources = target.sources or (target.source,)
     volumes = [
-        measure_volume(plan.chain, source, filter(plan.request.chooses, plan.chain.groups(source)), entries)
+        measure_volume(plan.chain, source, plan.request.tables.of(plan.chain.groups(source)), entries)
         for source in sources
     ]
     volume = volumes[0]
@@ -404,7 +405,8 @@ def left_rows(plan: RestorePlan) -> list[str]:
     rows = [f"all rows, and the values of all sequences{kept}"] if request.scope.schema_only else []
     if request.is_partial:
         for shard in plan.sources:
-            if others := sorted(group.name for group in plan.chain.groups(shard) if not request.chooses(group)):
+            groups = plan.chain.groups(shard)
+            if others := sorted({group.name for group in groups} - {group.name for group in request.tables.of(groups)}):
                 rows.append(f"rows of {len(others)} other tables on {shard}: {list_some(others, OTHERS_MAX)}")
     return (
         rows

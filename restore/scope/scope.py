@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cutline.fleet.record import Record
-from cutline.fleet.table_names import table_name
+from cutline.fleet.table_names import is_matching, table_name
+from cutline.nodes.groups import Group
 from cutline.storage.errors import UsageError
 
 
@@ -113,3 +114,29 @@ class RestoreScope(Record, frozen=True, kw_only=True):
 
 
 WHOLE = RestoreScope()
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTables:
+    """The tables whose rows are restored: those that match a pattern, and those that `scope` chooses."""
+
+    patterns: tuple[str, ...]
+    scope: RestoreScope = WHOLE
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only the rows of some tables are restored."""
+        return bool(self.patterns or self.scope.schemas or self.scope.moves)
+
+    def of(self, groups: Iterable[Group]) -> tuple[Group, ...]:
+        """Return the groups whose rows are restored."""
+        if not self.is_partial:
+            return () if self.scope.schema_only else tuple(groups)
+        moved = {(move.schema, move.table) for move in self.scope.moves}
+        return tuple(
+            group
+            for group in groups
+            if (group.schema, group.table) in moved
+            or group.schema in self.scope.schemas
+            or is_matching(group.name, self.patterns)
+        )

@@ -27,7 +27,7 @@ from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
 from cutline.snapshots.create.prepare_tables import PreparedTables, collect_definition_changes, prepare_tables
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
-from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, NodeTables, find_change
+from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
 from cutline.snapshots.records.commit import DefinitionChanges, Sequence
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
@@ -81,11 +81,7 @@ def take_cut(
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, Lsn] | None = None
     # The primaries' tables as last read, which includes this command's own changes of publications.
-    seen = state.seen
-
-    def see(node_tables: Mapping[str, NodeTables]) -> None:
-        nonlocal seen
-        seen = node_tables
+    seen = dict(state.seen)
 
     def check_unchanged(tables: DdlPlan) -> None:
         if cause := find_change(sessions, tables.node_tables, state.selection):
@@ -93,7 +89,7 @@ def take_cut(
 
     def prepare_and_cut() -> CutResult:
         nonlocal ends
-        prepared = prepare_tables(context, state, moved, spark, progress, see)
+        prepared = prepare_tables(context, state, moved, seen, spark, progress)
         archiving = None if is_little(read_waiting(sessions, slot_name(state.chain))) else spark
         if archiving is not None:
             archiving.begin(context.executor_needs, progress)

@@ -6,7 +6,7 @@ settled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -77,26 +77,26 @@ def prepare_tables(
     context: CreateContext,
     state: ChainState,
     moved: Mapping[str, set[int]],
+    seen: dict[str, NodeTables],
     spark: SparkSource,
     progress: Progress,
-    see: Callable[[Mapping[str, NodeTables]], object],
 ) -> PreparedTables:
     """Plan, publish new tables, and copy the tables that can't be converted.
 
-    `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `see`
-    is called with the primaries' tables whenever they are read: an error is due to DDL only if they have changed since
-    then. Raises ChangedError if DDL intervened. The slots of failed copies remain.
+    `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `seen`
+    holds the primaries' tables as they were last read, also after an error: it is due to DDL only if they have changed
+    since then. Raises ChangedError if DDL intervened. The slots of failed copies remain.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
-    node_tables = read_current_tables(sessions, state.selection, state.seen)
-    see(node_tables)
+    node_tables = read_current_tables(sessions, state.selection, seen)
+    seen.update(node_tables)
     plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if plan.unpublished:
         add_to_publications(sessions, plan.unpublished, state.selection, context.request.wait_seconds, progress)
         progress.reached(CrashPoint.TABLES_PUBLISHED)
-        node_tables = read_current_tables(sessions, state.selection, node_tables)
-        see(node_tables)
+        node_tables = read_current_tables(sessions, state.selection, seen)
+        seen.update(node_tables)
         plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
         if plan.unpublished:
             raise ChangedError("a table was created while new tables were published")

@@ -19,7 +19,7 @@ from cutline.fleet.progress import Noting
 from cutline.nodes.groups import SchemaChangedError
 from cutline.nodes.publications import ensure_publications
 from cutline.restore.rows.load import LoadError
-from cutline.restore.run.loading import check_against_ddl
+from cutline.restore.run.build import check_against_ddl
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.records.proven_chains import read_chain

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import cutline.check.transactions
+from cutline.check.cuts import StoredEvents
 from cutline.check.transactions import PairReport, compare_pairs
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.lsn import Lsn
@@ -19,7 +19,7 @@ from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.segments.damage import HeldObjects
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment, read_events, segment_key
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment, segment_key
 from tests.stores.damage import flip_byte
 from tests.wal import pgoutput_messages as pgoutput
 
@@ -62,8 +62,8 @@ def compare_shards(
         flip_byte(folder / segment_key(damaged, 1))
     location = StoreLocation(url)
     found = compare_pairs(spark, NODES, tuple(sources), location)
-    read = partial(read_events, HeldObjects(location).open())
-    held = compare_pairs(spark, NODES, tuple(sources), location, read)
+    in_memory = StoredEvents(HeldObjects(location).open())
+    held = compare_pairs(spark, NODES, tuple(sources), location, in_memory)
     # Of held objects, each has been verified before.
     assert damaged or held == found
     return found

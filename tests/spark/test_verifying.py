@@ -9,6 +9,7 @@ from msgspec import structs
 from cutline.fleet.progress import Silent
 from cutline.nodes.groups import Group
 from cutline.restore.plan.copies import Wanted, verify_copies
+from cutline.restore.scope.scope import ChosenTables
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, FullSnapshot, StoredObject
 from cutline.snapshots.records.documents import base_prefix
@@ -57,7 +58,7 @@ def test_many_objects_are_few_spark_tasks_and_damage_is_named(spark: SparkSessio
     context, progress = spark.sparkContext, Counting()
     context.setJobGroup(str(tmp_path), "verify")
     try:
-        wanted = Wanted(lambda _chain, _shard: groups, large_objects=False, use_backup_copies=True)
+        wanted = Wanted(ChosenTables(()), large_objects=False, use_backup_copies=True)
         choice = verify_copies(spark, chain, wanted, location, progress)
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)

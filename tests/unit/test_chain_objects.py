@@ -16,6 +16,7 @@ from cutline.restore.plan.copies import (
     needed_entries,
     needed_objects,
 )
+from cutline.restore.scope.scope import ChosenTables
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, FullSnapshot, NamedObject, StoredObject, listed_objects
@@ -61,8 +62,8 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def wanting(*numbers: int) -> Wanted:
-    groups = [group for group in GROUPS if group.number in numbers]
-    return Wanted(lambda _chain, _shard: groups, large_objects=False, use_backup_copies=True)
+    tables = ChosenTables(tuple(group.name for group in GROUPS if group.number in numbers))
+    return Wanted(tables, large_objects=False, use_backup_copies=True)
 
 
 def of_kind(found: list[ChainObject]) -> list[str]:

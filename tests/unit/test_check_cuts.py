@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 from msgspec import structs
 
-from cutline.check.cuts import READS_AT_ONCE, check_cuts
+from cutline.check.cuts import READS_AT_ONCE, StoredEvents, check_cuts
 from cutline.check.report import Findings, SnapshotReport
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
@@ -20,7 +19,7 @@ from cutline.snapshots.records.commit import Commit
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.segments import Segment, SegmentRange, create_segment, read_events
+from cutline.wal.segments.segments import Segment, SegmentRange, create_segment
 from tests.unit.made_commits import MARKED_AT, full_commit, increment_commit, memory, unused_url
 from tests.unit.made_segments import event, table
 
@@ -76,7 +75,7 @@ class Steps(Silent):
 
 def findings_of(store: ObjectStore, chain: Chain, steps: Steps | None = None) -> Findings:
     findings = Findings(SnapshotReport(chain.name, chain.last.increment))
-    check_cuts(chain, partial(read_events, store), findings, steps or Steps())
+    check_cuts(chain, StoredEvents(store), findings, steps or Steps())
     return findings
 
 

@@ -217,5 +217,5 @@ def test_every_pattern_of_a_group_has_to_match(copied: CopiedChain) -> None:
     with pytest.raises(UsageError, match=r"no group of snapshot \w+ matches public\.itme, nowhere\.\*$"):
         plan_restore(copied.fleet, copied.target, request)
     alone = plan_restore(copied.fleet, copied.target, replace(request, groups=("public.item", "public.l*")))
-    names = {group.name for groups in alone.groups.values() for group in groups if request.chooses(group)}
+    names = {group.name for groups in alone.groups.values() for group in request.tables.of(groups)}
     assert names == {"public.item", "public.log"}

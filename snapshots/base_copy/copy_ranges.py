@@ -232,7 +232,7 @@ def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, 
     keys = replace(part, group=structs.replace(part.group, columns=key))
     for lines in _copy(connection, node, keys):
         if rows < len(lines):
-            # The COPY has not ended.
+            # The COPY has not ended, so the session can't be reused.
             connection.close()
             begin, end = lines.offsets[rows : rows + 2].tolist()
             text = bytes(lines.data[begin:end]).decode(errors="replace").rstrip("\n")
@@ -259,7 +259,7 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
             raise
         if (error.sqlstate or "").startswith(OTHER_CAUSES):
             raise _stopped(node, ranges[0], str(error).encode(), error.sqlstate or "") from error
-        # A table was dropped, renamed or is no longer readable for our role, or a session that changes it deadlocked.
+        # A table was dropped or renamed, is no longer readable for our role, or there was a deadlock with its DDL.
         raise _replaced_error(node, str(error.diag.message_primary)) from error
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():

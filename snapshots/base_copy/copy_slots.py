@@ -92,7 +92,7 @@ def find_late_writers(
 def export_snapshots(
     fleet: Fleet, nodes: Sequence[Node], name: str, wait_seconds: float, progress: Progress
 ) -> Iterator[dict[str, ExportedSlot]]:
-    """Create the slot `name` on all `nodes`; yield the slots by node id, whose exported snapshots last for the block.
+    """Create the slot `name` on all `nodes`; yield the slots by node id. Their exported snapshots last for the block.
 
     Raises SlotWaitError if older transactions don't end within `wait_seconds`, SlotLostError and NodeUnreachableError.
     """

@@ -102,7 +102,7 @@ def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
 
 
 def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:
-    """Return the tasks that copy all sources, alternating between nodes; slightly more than `tasks_max` at most."""
+    """Return the tasks that copy all sources, alternating between nodes; they may be a few more than `tasks_max`."""
     task_pages = task_pages_for(sources, tasks_max)
     queues = [(source, plan_ranges(source.tables, task_pages, source.undivided)) for source in sources]
     tasks: list[CopyTask] = []

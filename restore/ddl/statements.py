@@ -141,7 +141,6 @@ def is_statements_alone(script: str) -> bool:
 
 
 def _is_open(match: re.Match[str], end: int, script: str) -> bool:
-    """Whether a quote or comment is not closed."""
     return match["open"] is not None or match["open_name"] is not None or end > len(script)
 
 

@@ -154,7 +154,6 @@ def _fetch(connection: psycopg.Connection[Any], rows_max: int) -> tuple[list[lis
 
 
 def _texts(cursor: psycopg.Cursor[tuple[object, ...]]) -> list[list[str | None]]:
-    """Return the rows in PostgreSQL's output format."""
     gresult = cursor.pgresult
     if gresult is None:
         return []

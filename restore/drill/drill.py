@@ -114,7 +114,6 @@ def run_drill(
 
 
 def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[AssertionResult]:
-    """Run every assertion on the restored databases."""
     progress.step("ask assertions", total=len(source.drill.assertion), unit="assertions")
     readers, ended = {target.shard: place.make_reader(target) for target in place.plan.targets}, set[str]()
     for table in source.drill.assertion:

@@ -180,7 +180,6 @@ def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Co
 
 
 def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:
-    """Return the plan with the new servers as its targets."""
     # Use random names, as the snapshot may have roles of any name. One role restores, the other queries.
     role, password = f"cutline_drill_{suffix_of(plan.intent.id)}", new_password()
     reader = f"{role}_reader"

@@ -382,7 +382,6 @@ def machine_load() -> float:
 
 
 def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigures]) -> bool:
-    """Whether the measured restore loaded about as many rows."""
     now, then = amounts.get(RestoreStep.ROWS, 0), taken.get(RestoreStep.ROWS)
     return then is not None and max(now, then.amount) <= SURE_SIZES_MAX * min(now, then.amount)
 

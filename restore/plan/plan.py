@@ -287,7 +287,6 @@ def _choose_copies(
 
 
 def _check_tables(plan: RestorePlan) -> None:
-    """Raise UsageError if a requested schema or table has no match in the restored shards."""
     request = plan.request
     known = {group.schema for target in plan.targets for group in plan.chain.groups(target.source)}
     if unknown := sorted(set(request.scope.schemas) - known):

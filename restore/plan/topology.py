@@ -113,7 +113,6 @@ def _definition(group: Group) -> object:
 
 
 def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the differences, with the names of the objects."""
     differences: list[tuple[str, str]] = []
     for name in sorted(first.keys() | other.keys()):
         if name not in other or name not in first:
@@ -302,5 +301,4 @@ def _route(routes: Mapping[str, TableRoute], relation: str) -> TableRoute | None
 
 
 def _names(text: str) -> list[str]:
-    """Return the names in a list of quoted identifiers."""
     return [identifier[1:-1].replace('""', '"') for identifier in re.findall(IDENTIFIER, text)]

@@ -186,7 +186,6 @@ class Filling:
         self._empty(f"TRUNCATE {self.ledger}")
 
     def _empty(self, last: str) -> list[_Filled]:
-        """Empty the tables, run the `last` statement, and return them."""
         self.end_loading()
         execute = self.connection.execute
         try:

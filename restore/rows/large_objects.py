@@ -173,7 +173,6 @@ def load_large(task: LargeLoadTask) -> LoadReport:
 
 
 def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: str, parts: list[StoredPart]) -> None:
-    """Load a batch, unless its `name` is in the ledger."""
     entry = f"INSERT INTO {task.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
     defined = [(part, part.definition) for part in parts if part.definition]
     with connection.transaction(), connection.cursor() as cursor:

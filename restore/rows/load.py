@@ -477,7 +477,6 @@ class Loaders:
 
 @contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Convert errors of the database into errors that name the node."""
     try:
         yield
     except psycopg.Error as error:

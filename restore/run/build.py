@@ -143,7 +143,6 @@ def _load_target(
 
 
 def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
-    """Return the groups by number, without those whose tables were refused."""
     refused = {
         (show_name(refusal.entry.schema), show_name(refusal.entry.name))
         for refusal in run.refusals.values()

@@ -128,7 +128,6 @@ def _claims(
     routes: Mapping[int, SourceRoutes],
     store: StoreLocation,
 ) -> DataFrame:
-    """Return the CLAIMS of all rows at the cut."""
     groups = {number: frozenset(source_routes.by_group) for number, source_routes in routes.items()}
     changed = broadcast(session, folded.changed)
 

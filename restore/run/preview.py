@@ -314,7 +314,6 @@ def find_globals(
 
 
 def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
-    """Return a target's volume: one shard's, or its share of all sources."""
     sources = target.sources or (target.source,)
     volumes = [
         measure_volume(plan.chain, source, plan.request.tables.of(plan.chain.groups(source)), entries)

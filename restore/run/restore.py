@@ -166,7 +166,6 @@ def _restore(
     is_resumed: bool,
     verify: Callable[[RestoreReport], int] | None = None,
 ) -> None:
-    """Load the databases that are not loaded, publish all, and verify them."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:

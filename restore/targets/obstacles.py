@@ -79,7 +79,6 @@ def _alike(errors: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
 
 
 def _with_nodes(alike: list[SnapshotError]) -> str:
-    """Return the common message, with the nodes if there are several."""
     nodes = [str(error.details["node"]) for error in alike if error.details.get("node")]
     return f"{alike[0].message} (on nodes {', '.join(nodes)})" if len(nodes) > 1 else alike[0].message
 

@@ -308,7 +308,6 @@ def _is_named(label: str, operations: Iterable[str]) -> bool:
 
 
 def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progress, report: AbandonReport) -> None:
-    """Undo a restore of rows only."""
     store, targets, inside = undoable.store, undoable.own[found.suffix], undoable.inside
     record, intent = found.last_record, None
     if record.in_store:
@@ -389,7 +388,6 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
 
 @contextmanager
 def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> Iterator[None]:
-    """If the block fails, reopen the databases that it may have closed."""
     try:
         yield
     except BaseException:

@@ -45,7 +45,7 @@ def gc(
     context: typer.Context,
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the garbage, and change nothing. Only the store is read.")
+        bool, typer.Option("--dry-run", help="List the garbage, and change nothing. Only the store is read.")
     ] = False,
     grace: Annotated[
         str | None,

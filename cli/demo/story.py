@@ -152,9 +152,9 @@ class Story:
     def bank_opens(self, stage: Stage, source: EmbeddedFleet) -> BankWorkload:
         """Prepare the fleet for snapshots and start the clients."""
         text = (
-            f"{CLIENTS} clients move money between {ACCOUNTS} accounts, half of it from one shard to another by "
-            f"two-phase commit. Money only moves: at every moment all accounts together hold {TOTAL}. From here "
-            "to the disaster nothing pauses the clients."
+            f"{CLIENTS} clients move money between {ACCOUNTS} accounts; half of the transfers cross shards by "
+            f"two-phase commit. Money only moves: at every moment, all accounts together hold {TOTAL}. From here "
+            "to the disaster, nothing pauses the clients."
         )
         with self._chapter(ChapterName.BANK, "A bank that never closes", text):
             ready = initialise(load_fleet(source.fleet_toml), self._lines)
@@ -194,7 +194,7 @@ class Story:
         )
         # Starting servers earlier would disturb the measured cuts.
         stage.begin_target()
-        with self._chapter(ChapterName.CHECK, "Is it complete? The check", text):
+        with self._chapter(ChapterName.CHECK, "The check: is it complete?", text):
             self.report.check = check = check_snapshots(fleet, CheckRequest(SNAPSHOT), stage, self._lines)
             compared = check.snapshots[0].compared
             write = self._lines.result if check.result == VALID else self._lines.warning
@@ -242,7 +242,7 @@ class Story:
     def verdict(self, target: EmbeddedFleet) -> None:
         """Compute the bank's invariants on the restored shards."""
         text = (
-            "For three questions only a consistent state has the answer yes. Is all the money there? Is "
+            "Only a consistent state answers yes to three questions. Is all the money there? Is "
             "every transfer on both of its shards or on neither? Does every balance follow from its transfers?"
         )
         with self._chapter(ChapterName.INVARIANTS, "Do the books balance?", text):

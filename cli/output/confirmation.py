@@ -105,7 +105,7 @@ def _why_nobody_is_asked(context: typer.Context) -> str:
     if command_context(context).json:
         return "with --json no question is asked"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        return "there is no terminal to ask"
+        return "stdin or stderr is not a terminal"
     if not sys.stdout.isatty():
         return "its plan would go to a file or a pipe, where nobody can read it before answering"
     return ""

@@ -21,7 +21,7 @@ QUIT = "\\quit"
 UNFINISHED = f"""\
 -- The restore has not ended: its databases still have temporary names, and those with the final names may be the ones
 -- that it replaces. So psql stops here. `snapshot restore-resume` tries the statements again, and with
--- --allow-refused-ddl it writes this file anew.
+-- --allow-refused-ddl it rewrites this file.
 {QUIT}
 """
 # Until the last \unrestrict, psql runs no command in the statements, however they quote: psql's parser follows the
@@ -46,8 +46,8 @@ AS_ANOTHER = "-- To run them as another role, such as a superuser, change user i
 READING = f"SET client_encoding = '{RAW}'; SET standard_conforming_strings = on;\n"
 END = f"{READING}\\unrestrict {{token}}\n"
 NOT_SQL = (
-    "-- Left out: psql might run commands of it, or take the following lines for a part of it, as for a backslash"
-    " outside of quotes, an open quote or comment, or COPY FROM STDIN. pg_dump writes no such statement:"
+    "-- Left out: psql might run commands in it, or read the following lines as a part of it, because of a backslash"
+    " outside of quotes, an unterminated quote or comment, or COPY FROM STDIN. pg_dump never writes such statements;"
     " see: snapshot check"
 )
 # The statements are the server's own bytes, in the database's encoding, with names qualified as in a dump.

@@ -253,7 +253,7 @@ def lines_of(
         lines.append(
             f"{owner_change.node}: database {owner_change.database} belongs to {owner_change.owner},"
             f" the previous one to {owner_change.previous};"
-            f" to give it back, run on {owner_change.node}:"
+            f" to restore the ownership, run on {owner_change.node}:"
         )
         lines.append(owner_change.statement)
     lines += [f"previous database kept: {name} on {nodes}" for name, nodes in _by_name(report.aside)]

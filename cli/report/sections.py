@@ -185,7 +185,7 @@ def last_good_section(figures: StoreFigures) -> Section:
     texts = [
         f"Last good snapshot: {point_text(point)}, cut made {when(point.cut_at)}."
         if point
-        else "There is no restore point with rows in which no check has found conflicts."
+        else "There is no restore point with rows and without known conflicts."
     ]
     texts.append(
         f"Last good check: {check.point.snapshot} at increment {check.point.increment}, ended {when(check.moment)}."
@@ -200,7 +200,7 @@ def last_good_section(figures: StoreFigures) -> Section:
     texts.append(
         f"Last good drill: {drill.snapshot} at increment {drill.increment}, ended {when(drill.ended_at)}."
         if drill and drill.ended_at
-        else "There is no drill whose assertions all held."
+        else "No drill has passed all of its assertions."
     )
     if newest_drill and newest_drill is not drill and newest_drill.ended_at:
         result = {CODE_FAILED: "an assertion failed", CODE_INCONCLUSIVE: "inconclusive"}.get(newest_drill.code or 0)
@@ -254,7 +254,7 @@ def _points(figures: StoreFigures) -> Section:
         " without rows and broken snapshots do not count."
     )
     since = "; the time since then is a gap" if gaps.found and gaps.found[-1].before is None else ""
-    age = f"The newest restore point is of {moment_text(newest)}{since}." if newest else ""
+    age = f"The newest restore point is from {moment_text(newest)}{since}." if newest else ""
     return Section(
         "points",
         "Restore points and gaps",

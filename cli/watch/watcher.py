@@ -213,7 +213,9 @@ class Watcher:
             if task.problem != result.finding.message:
                 self._tell("failed", done, result.finding)
         elif task.failing_since is not None:
-            self.log(f"{task.kind} works again: it had failed since {clock_text(task.failing_since)}", task=task.kind)
+            self.log(
+                f"{task.kind} works again: it had been failing since {clock_text(task.failing_since)}", task=task.kind
+            )
             text = f"{task.kind} works again; it had failed: {task.problem}"
             self._tell("recovered", task, CommandFailure(0, "", text))
         # If the task was replanned in the meantime, keep the new plan.

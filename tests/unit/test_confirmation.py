@@ -72,7 +72,7 @@ def test_without_a_terminal_a_command_needs_yes_and_contacts_nothing(
     line = ["--fleet", str(tmp_path / "none.toml"), *command.split(), *arguments]
     assert cutline.cli.main.run(line) == 2
     assert capsys.readouterr().err == (
-        f"error: snapshot {command} needs confirmation, and there is no terminal to ask; nothing was changed\n"
+        f"error: snapshot {command} needs confirmation, and stdin or stderr is not a terminal; nothing was changed\n"
         "hint: in a script, add --yes; to see only the plan, add --dry-run\n"
     )
     assert cutline.cli.main.run([*line, "--json"]) == 2

@@ -119,7 +119,7 @@ def test_the_file_has_statements_alone(tmp_path: Path, script: str, is_sql: bool
     path, _ = write_refused("operation", found, tmp_path, is_published=True)
     written = Path(path or "").read_text()
     assert all((one.bare in written) == is_sql for one in statements_of(script) if one.bare)
-    assert ("-- Left out: psql might run commands of it" in written) == (not is_sql)
+    assert ("-- Left out: psql might run commands in it" in written) == (not is_sql)
 
 
 def test_settings_of_what_is_left_out_hold_for_what_follows(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ class BankWorkload:
         return not self._stopping.wait(seconds)
 
     def pause(self) -> None:
-        """Stop beginning transactions, and wait for the running transactions."""
+        """Begin no new transactions, and wait for the running transactions."""
         self._going.clear()
         for thread in self._threads:
             with thread.turn:

@@ -101,7 +101,7 @@ class EmbeddedFleet:
         delete_server(node)
 
     def _programs(self, node: EmbeddedNode) -> Programs:
-        # The owner of the data must run the server: root would perhaps choose a different account now.
+        # The owner of the data must run the server, although root might choose a different account now.
         folders = [*(other.folder for other in self.nodes), self.places.nodes]
         owners = [folder.stat().st_uid for folder in folders if folder.exists()]
         programs = server_programs(next((owner for owner in owners if owner), None))

@@ -70,7 +70,7 @@ class SandboxedServer:
     password: str = field(repr=False)
 
     def dsn(self, database: str, user: str = "", password: str = "") -> str:
-        """Return the connection string of `user`, or without one of the superuser."""
+        """Return the connection string of `user`, by default of the superuser."""
         user, password = (user, password) if user else (self.superuser, self.password)
         return make_conninfo(
             "", host=str(self.node.socket_folder), port=PORT, dbname=database, user=user, password=password
@@ -87,7 +87,7 @@ def find_confinement(folder: Path) -> Confinement:
     lacking = _try(settings | {"root": str(folder)})
     if account is not None and lacking and (reason := _try(settings)):
         raise UnconfinedError(
-            f"this process may not become another user: {reason}", hint="drill as an ordinary user of the machine"
+            f"this process may not become another user: {reason}", hint="run the drill as an ordinary user"
         )
     return Confinement(account, not lacking, lacking)
 

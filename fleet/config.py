@@ -471,7 +471,7 @@ def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
 
 
 def check_watch(table: WatchTable | None) -> WatchTable | None:
-    """Return `[watch]`; raise ValueError if increments are too frequent or another task is more frequent than they."""
+    """Return `[watch]`; raise ValueError if increments are too frequent or a task is more frequent than increments."""
     if table is None:
         return None
     if table.every < EVERY_SECONDS_MIN:
@@ -525,7 +525,7 @@ class Node:
 
 
 class GroupRules(Record, frozen=True):
-    """Which tables are groups of the fleet: patterns for `schema.table`, with `*` and `?`."""
+    """Select the tables that are groups of the fleet, by patterns for `schema.table` with `*` and `?`."""
 
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
@@ -549,7 +549,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where an endpoint listens."""
+    """The address at which an endpoint listens."""
 
     host: str
     port: int

@@ -1,8 +1,8 @@
 """The crash points of a create: one right after each effect that is visible from outside the process.
 
 Each point is reported to `Progress.reached`, which also shows where the time goes. A command that ends between two
-points leaves no effects other than those before the first. tests/integration/test_points.py tests that a point follows
-every effect on a node or the store.
+points leaves only the effects before the first point. tests/integration/test_points.py tests that a point follows every
+effect on a node or the store.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from cutline.storage.errors import RefusedError, UsageError
 
 EXAMPLE = """\
 name = "shop"                        # must match the store's fleet.json
-store = "s3://backups/shop"          # a folder, or a URL that fsspec knows
+store = "s3://backups/shop"          # a folder, or a URL that fsspec supports
 
 [[node]]
 id = "s1"
@@ -42,7 +42,7 @@ retry_for = "10min"
 key_file = "/etc/cutline/shop.key"
 
 [cut]
-global_id = "exact"                  # how the parts of a global transaction are recognised
+global_id = "exact"                  # how the parts of a global transaction are recognized
 
 [wal]
 max_retained_wal = "16GiB"           # WAL that a node may keep for a chain
@@ -53,7 +53,7 @@ exclude = ["scratch.*"]
 append_only = ["public.audit"]       # tables without a replica identity
 
 [globals]
-passwords = false                    # whether snapshots contain the verifiers of passwords
+passwords = false                    # whether snapshots contain password verifiers
 
 [watch]                              # the schedule of `snapshot watch`
 every = "5min"
@@ -77,7 +77,7 @@ listen = "127.0.0.1:9957"
 master = "local[*]"
 "driver.memory" = "4g"
 
-[[drill.assertion]]                  # a question that each drill asks its restored database
+[[drill.assertion]]                  # a query that each drill runs on its restored database
 node = "s1"
 sql = "SELECT count(*) > 0 FROM public.orders"
 expected = true

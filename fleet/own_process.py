@@ -47,13 +47,13 @@ def _is_circular(path: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether `path` belongs to this user and is no symbolic link; raise FileNotFoundError."""
+    """Whether `path` belongs to this user and is not a symbolic link; raise FileNotFoundError."""
     status = path.lstat()
     return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
 
 
 def is_own_alone(path: Path) -> bool:
-    """Whether `path` belongs to this user, is writable for nobody else, and is no symbolic link."""
+    """Whether `path` belongs to this user, nobody else can write to it, and it is not a symbolic link."""
     return is_own(path) and not path.lstat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

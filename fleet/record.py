@@ -43,14 +43,14 @@ class Time(str):
 
     @classmethod
     def parse(cls, text: str) -> Time:
-        """Check a time in `text`; raise ValueError if it is invalid."""
+        """Parse the time in `text`; raise ValueError if it is invalid."""
         if not TIME.fullmatch(text):
             raise ValueError(f"{text!r} is not a time such as 2026-11-20T01:02:03Z")
         # The pattern allows a 30th of February, and readers compare times in UTC.
         try:
             datetime.fromisoformat(text).astimezone(UTC)
         except OverflowError as error:
-            raise ValueError(f"{text!r} is out of the range of times") from error
+            raise ValueError(f"{text!r} is outside the range of valid times") from error
         return cls(text)
 
 

@@ -47,7 +47,7 @@ SELECT (pg_control_system()).system_identifier::text,
   FROM pg_database d WHERE d.datname = current_database()
 """
 
-# The most informative reason comes first: an upgrade changes the system identifier too, for example.
+# The most informative reason comes first: for example, an upgrade also changes the system identifier.
 CHANGE_REASONS = {
     "backup_of": "fleet.toml gives the node a different role",
     "database": "the dsn in fleet.toml names a different database",

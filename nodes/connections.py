@@ -305,7 +305,7 @@ DIRECT = "point the dsn at the server itself: PostgreSQL's own host and port"
 
 
 class SessionUnfitError(RefusedError):
-    """A session of a node can't be used: a connection pooler in between does not pass on or keep its state."""
+    """A session on a node can't be used, because a connection pooler does not pass on or keep the session's state."""
 
 
 _checked: dict[str, str] = {}
@@ -345,11 +345,11 @@ def check_keeps(node: Node, open_session: Open) -> None:
 # For each fault, the pooler's behaviour and the remedy.
 FAULTS = {
     "shares": (
-        "may run each transaction in a different server session, so that settings and locks don't last",
+        "may run each transaction in a different server session, so settings and locks don't last",
         "set pool_mode = session for this database in the pooler",
     ),
     "leaves": (
-        "reuses sessions without resetting them, so that locks and settings would reach other clients",
+        "reuses sessions without resetting them, so locks and settings would reach other clients",
         "set server_reset_query = DISCARD ALL in the pooler",
     ),
 }
@@ -776,7 +776,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _remember_password(node: Node, password: bytes | None) -> None:
-    """Keep a password that libpq took from a password file or a service, not from the dsn, out of all errors."""
+    """Hide in errors a password that libpq took from a password file or a service, because the dsn lacks it."""
     if password:
         # The password's bytes are as the user wrote them, so the session's encoding does not matter.
         remember_secrets_of(make_conninfo(node.dsn, password=password.decode(errors="replace")))

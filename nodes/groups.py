@@ -4,7 +4,7 @@ A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL
 line of PostgreSQL's COPY text format with the key columns first, so the key is a prefix of the line. Groups with
 identity FULL and append-only groups have no key columns: such a table is a multiset of lines.
 
-A domain, array, composite or range contains values of other types, and can be loaded only where they can be.
+A domain, array, composite or range contains values of other types, and can be loaded only where those types can be.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _has_input(connection: psycopg.Connection[Any], name: str) -> bool:
         # Some extensions' input functions raise the second error before 16.
         return False
     except (psycopg.DataError, psycopg.ProgrammingError):
-        pass  # it reads values, but not this one
+        pass  # the function reads some values
     return True
 
 
@@ -111,7 +111,7 @@ ORDINARY_TABLE = """
                       AND e.objid = c.oid AND e.deptype = 'e')
 """
 # If a session holds or awaits ACCESS EXCLUSIVE on a table, the size is estimated from the catalog: pg_relation_size
-# would wait, perhaps forever. Size and privileges of a table that was dropped after the query began are NULL.
+# would wait, perhaps forever. For a table that was dropped after the query began, these functions return NULL.
 TABLES_QUERY = f"""
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::bigint,
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
@@ -308,7 +308,7 @@ def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: Gro
     _, is_generated, *_ = facts
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
     keyed = identity in ("default", "index") and any(column[-1] for column in columns)
-    # An identity that PostgreSQL can't publish is treated as none.
+    # An identity that PostgreSQL can't publish counts as no identity.
     if (is_generated or (not keyed and identity != "full")) and is_matching(
         table_name(schema, name), rules.append_only
     ):

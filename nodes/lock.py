@@ -5,7 +5,7 @@ these sessions names the operation in the errors of all other operations.
 
 Every role that may connect may take advisory locks, and sees those of other roles. So each operation registers with a
 number that nobody can predict, in a class of numbers that derives from the lock's name, and then reads all
-registrations: it holds the lock if its own is the only registration. Registrations of roles that can't run any Cutline
+registrations. It holds the lock if there is no other registration. Registrations of roles that can't run any Cutline
 command are ignored. If two operations register at the same time, each sees the other, and the lower number wins.
 """
 

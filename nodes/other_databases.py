@@ -1,4 +1,4 @@
-"""The databases that restores create or put aside on a node's server: loading, rehearsed by a dry run, and old.
+"""Databases that restores create or put aside on a node's server: being loaded, of a dry run, and old databases.
 
 Their names derive from the name of the node's database and the restore's id.
 """

@@ -1,7 +1,8 @@
 """End other clients' sessions on a database: a changed database setting applies only to new sessions.
 
-A session reads the settings while it starts. Before that it locks its database, and it releases the lock only when
-pg_stat_activity shows it (postinit.c, InitPostgres). So starting sessions are found by their locks, and none is missed.
+A session reads the settings while it starts. It locks its database before that, and releases the lock only after
+pg_stat_activity shows the session (postinit.c, InitPostgres). So starting sessions are found by their locks, and none
+is missed.
 """
 
 from __future__ import annotations

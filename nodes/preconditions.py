@@ -95,7 +95,7 @@ def _problem_of(node: Node, error: SessionUnfitError | NodeUnreachableError) -> 
 
 
 def find_dump_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """Yield a problem for each setting that pg_dump's sessions lack: Cutline can set only its own sessions'."""
+    """Yield a problem for each setting that pg_dump's sessions lack: Cutline can change only its own sessions."""
     lacking = lacking_at_start(connection)
     if not (needed := [name for name in DUMP_SETTINGS if name in lacking]):
         return
@@ -157,7 +157,7 @@ SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
 
 
 def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[NodeProblem]:
-    """Find all problems of the nodes' settings and of our role's privileges on the servers.
+    """Find all problems with the nodes' settings and with our role's privileges on the servers.
 
     Raises NodeUnfitError for names that can't be converted to UTF-8.
     """
@@ -197,8 +197,8 @@ def find_fillings(sessions: Sessions) -> list[NodeProblem]:
         for (schema,) in connection.execute(FILLINGS_QUERY):
             what = f"schema {schema} belongs to a restore into existing tables that has not ended"
             remedy = (
-                "end it as snapshot list   says; if the schema was copied from another database:"
-                f" DROP SCHEMA {schema} CASCADE"
+                f"if the schema was copied from another database: DROP SCHEMA {schema} CASCADE; otherwise the command"
+                " that ends the restore is named by: snapshot list"
             )
             problems.append(NodeProblem(node, what, remedy))
     return problems

@@ -190,12 +190,12 @@ def _find_publishing(
             purpose = Purpose.NEW_TABLES if is_published else Purpose.EVERYTHING
             problem = (
                 f"role {role.name} may not publish tables of {owned.owner}: {list_some(owned.names, NAMED_MAX)};"
-                " a superuser may, by: snapshot init"
+                " a superuser may, with: snapshot init"
             )
             if owned.is_super:
                 action = (
                     f"membership of {owned.owner} would make {role.name} a superuser: give"
-                    f" {list_some(owned.names, NAMED_MAX)} another owner, or let a superuser run: snapshot init"
+                    f" {list_some(owned.names, NAMED_MAX)} a different owner, or let a superuser run: snapshot init"
                 )
                 yield NodeProblem(node.id, problem, action, purpose=purpose)
                 continue

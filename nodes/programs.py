@@ -281,7 +281,7 @@ def check_programs_folder(folder: Path) -> Path:
         )
     if os.geteuid() == 0 and not _can_run(account := _server_account(None), folder):
         raise PostgresMissingError(
-            f"account {account.name}, which runs the servers of root, can't run the programs in {folder}",
+            f"account {account.name}, which runs root's servers, can't run the programs in {folder}",
             hint="choose a folder that every account can enter, or run as an ordinary user",
         )
     return folder

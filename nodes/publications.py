@@ -203,7 +203,7 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
                 else ""
             ),
             hint=[
-                "give them one, or list them in fleet.toml under groups.exclude or groups.append_only:",
+                "give them a replica identity, or list them in fleet.toml under groups.exclude or groups.append_only:",
                 *remedies,
                 *(["then remove tables without one from the publication: snapshot init"] if failing else []),
             ],

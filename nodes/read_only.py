@@ -88,7 +88,7 @@ class FreezeRecordError(RefusedError):
 
 
 class ReadOnlySetting(Record, frozen=True):
-    """The setting of a role in the database, or of the database if `role` is None. A `value` of None is "not set"."""
+    """The setting of a role in the database, or of the database if `role` is None. A `value` of None means not set."""
 
     role: str | None
     value: str | None

@@ -57,7 +57,7 @@ class Sessions:
 
     @property
     def by_node(self) -> dict[Node, psycopg.Connection[Any]]:
-        """The sessions by their nodes."""
+        """The sessions by node."""
         return {node: self.connections[node.id] for node in self.nodes}
 
     def ask_primaries(self, read: Callable[[psycopg.Connection[Any]], Result]) -> dict[str, Result]:

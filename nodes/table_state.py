@@ -54,7 +54,7 @@ SELECT t.oid::bigint, pg_stat_get_tuples_updated(t.oid), pg_stat_get_tuples_dele
             THEN concat_ws(' ', a.stats_reset, pg_stat_get_db_stat_reset_time(d.oid)) ELSE '' END
   FROM unnest(%s::oid[]) AS t (oid), pg_stat_archiver AS a, pg_database AS d WHERE d.datname = current_database()
 """
-SNAPSHOT_BEGAN = "this snapshot was begun"
+SNAPSHOT_BEGAN = "this snapshot began"
 IDENTITY = "ALTER TABLE … REPLICA IDENTITY FULL, or a primary key"
 
 
@@ -109,7 +109,7 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
     if since == SNAPSHOT_BEGAN:
         hint = [f"repeat the command while nothing updates them, or give each a replica identity: {IDENTITY}"]
     else:
-        message += f"; {since} itself may lack the earliest of these changes, as sessions report them late"
+        message += f"; {since} itself may lack the earliest of these changes, because sessions report them late"
         hint = [
             f"give each a replica identity, so that the next increment copies it again: {IDENTITY};",
             f"or {NEW_CHAIN}",

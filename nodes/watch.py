@@ -1,4 +1,4 @@
-"""Query nodes and watch them, so that no wait for a node that stopped answering is endless.
+"""Query nodes and watch them, so that waiting for a node that stopped answering always ends.
 
 If a network drops packets or a server process is suspended, a connection gets neither an answer nor an error, and
 waiting for it would never end. The watch sends each node a trivial query in a separate session; a node that is only

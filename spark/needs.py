@@ -1,4 +1,4 @@
-"""The requirements of a command's tasks on executors, the tests of them there, and errors of failed executors."""
+"""A command's requirements for executors, how executors test them, and the errors of failed executors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
 TASK = re.compile(rf".*{EXECUTOR.pattern}: ")
 LACKS_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] .*?different version: (\S+) than that in driver: (\S+?)[,.]? ")
-# With the error number as Java 21 (error=2, …) or Java 25 (error: 2 (…)) prints it.
+# Matches the error number as Java 21 (error=2, …) and Java 25 (error: 2 (…)) print it.
 NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^\n]*?error[=:] ?(\d+)')
 PYTHON_HINT = "set pyspark.python in [spark] of fleet.toml to a Python that every executor has: docs/spark.md"
 FULL_HINT = "allow its user more processes (ulimit -u), or give its machine more memory"

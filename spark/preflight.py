@@ -57,7 +57,7 @@ def read_offer(session: SparkSession) -> str:
     threads = ThreadPoolExecutor(max_workers=1)
     try:
         return threads.submit(_read, session, master).result(ANSWER_SECONDS_MAX)
-    except (AnswerTimeoutError, Exception):  # noqa: BLE001  # another version of Spark may not have this message
+    except (AnswerTimeoutError, Exception):  # noqa: BLE001  # other versions of Spark may lack this message
         return ""
     finally:
         threads.shutdown(wait=False)

@@ -68,7 +68,7 @@ def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str,
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that from its creation only its owner can read."""
+    """Write a file that only its owner can read, even while it is being written."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)
 
@@ -96,7 +96,8 @@ PROTECTION = {
     "spark.network.crypto.authEngineVersion": "2",
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
 }
-# Settings that no fleet.toml may change if there are executors. Spark's web pages are off: they need no password.
+# Settings that no fleet.toml may change if there are executors. Spark's web pages are off because they ask for no
+# password.
 REQUIRED_ON_A_CLUSTER = {
     AUTHENTICATE: "true",
     "spark.network.crypto.enabled": "true",

@@ -171,7 +171,7 @@ def test_an_update_during_a_create_is_found_before_the_commit(runs: Runs, monkey
         patched.setattr(cutline.snapshots.create.full, "_copy", update_before(cutline.snapshots.create.full._copy))
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.full(NAME)
-    assert "since this snapshot was begun" in raised.value.message
+    assert "since this snapshot began" in raised.value.message
     runs.full(NAME)
     with monkeypatch.context() as patched:
         patched.setattr(

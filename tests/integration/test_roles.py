@@ -307,7 +307,7 @@ def test_what_superusers_own_is_not_published_by_making_the_role_one(shop: Fleet
     execute(node.dsn, 'CREATE TABLE app."super\nDROP TABLE x" (id int PRIMARY KEY)')
     try:
         with pytest.raises(
-            NodeUnfitError, match=r"may not publish tables of postgres[^;]*; a superuser may, by"
+            NodeUnfitError, match=r"may not publish tables of postgres[^;]*; a superuser may, with"
         ) as raised:
             initialise(backup, Silent())
         assert "let a superuser run: snapshot init" in raised.value.hint

@@ -153,7 +153,8 @@ def assert_late_counts_refuse_the_next_increment(runs: Runs, source: str) -> Non
     assert counted in errors[0].message
     assert "since increment 2," in errors[0].message
     assert (
-        "increment 2 itself may lack the earliest of these changes, as sessions report them late" in errors[0].message
+        "increment 2 itself may lack the earliest of these changes, because sessions report them late"
+        in errors[0].message
     )
 
 

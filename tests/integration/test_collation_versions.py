@@ -87,8 +87,8 @@ def test_what_it_says_can_be_typed_and_ends_it(tmp_path: Path, major: int) -> No
             assert text_of(node) == ""
             execute(maintenance, f"UPDATE pg_database SET datcollversion = {recorded} WHERE datname = 'mended'")
             said = text_of(node)
-            assert said.endswith(f'in that database: REINDEX DATABASE "mended"; {statement}'), said
-            typed = said.partition("in that database: ")[2].replace("as a superuser: ", "")
+            assert said.endswith(f'in that database, run: REINDEX DATABASE "mended"; {statement}'), said
+            typed = said.partition("in that database, run: ")[2].replace("as a superuser: ", "")
             with psycopg.connect(node.dsn, autocommit=True) as connection:
                 for one in typed.removesuffix(";").split(";"):
                     connection.execute(one.encode())

@@ -111,7 +111,7 @@ def test_starting_a_running_fleet_changes_nothing(shared_fleet: EmbeddedFleet) -
 
 def test_another_shape_is_refused(shared_fleet: EmbeddedFleet) -> None:
     before = pids(shared_fleet)
-    with pytest.raises(FolderTakenError, match="a fleet with other nodes"):
+    with pytest.raises(FolderTakenError, match="a fleet with different nodes"):
         start_fleet(shared_fleet.directory, shards=3, backups=1)
     assert pids(shared_fleet) == before
 

@@ -166,7 +166,6 @@ def _with_shared_options(complete: Callable[[Any, str], list[Any]]) -> Callable[
 
 
 def _write_help(command: Any, context: Any, formatter: Any) -> None:
-    """Replace the method format_help of a command."""
     commands = getattr(command, "commands", {})
     rows = [(name, one.get_short_help_str(WIDTH_MAX)) for name, one in commands.items()]
     formatter.write(help_text(command, context.command_path, [("Commands", rows)], note=SHARED_NOTE))

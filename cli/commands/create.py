@@ -170,7 +170,6 @@ def show_plan(context: typer.Context, fleet: Fleet, request: CreateRequest, *, i
 
 @contextmanager
 def _extend_hint(request: CreateRequest) -> Iterator[None]:
-    """Extend the hint of an indeterminate terminal snapshot: writes stay disabled."""
     try:
         yield
     except IndeterminateError as error:

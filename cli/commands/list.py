@@ -235,7 +235,6 @@ def lines_of(
 
 
 def _newest_cut(entry: Entry) -> datetime:
-    """Return the time of the newest cut; a snapshot that can't be read comes last."""
     if entry.chain is None:
         return datetime.min.replace(tzinfo=UTC)
     return cut_time(entry.summaries[-1] if entry.summaries else entry.chain.full)

@@ -166,7 +166,6 @@ def _show_plan(context: typer.Context, plan: RestorePlan) -> None:
 
 
 def _ask(context: typer.Context, plan: RestorePlan, confirmation: Confirmation, announced: dict[str, Any]) -> None:
-    """Run all checks, print the plan, and ask for confirmation if it replaces something."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
     announce_plan(context, announced, plan, preview)
@@ -178,7 +177,6 @@ def _ask(context: typer.Context, plan: RestorePlan, confirmation: Confirmation, 
 def _run_plan(
     context: typer.Context, plan: RestorePlan, source: Fleet, confirmation: Confirmation, announced: dict[str, Any]
 ) -> None:
-    """Show the plan once all checks have passed, unless it was already `announced`, and run it."""
     announce = None if announced else partial(announce_plan, context, announced, plan)
 
     def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
@@ -194,7 +192,6 @@ def _run_restore(
     work: Callable[[SparkOnDemand, Progress], RestoreReport],
     announced: Mapping[str, Any],
 ) -> None:
-    """Run or resume a restore, and print its report; the JSON includes the fields that `work` has `announced`."""
     report: RestoreReport | None = None
     try:
         with SparkOnDemand(source, f"restore {name}") as spark, activity(context, source, "restore") as shown:

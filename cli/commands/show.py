@@ -175,7 +175,6 @@ def statement_lines(found: list[dict[str, Any]]) -> list[str]:
 
 
 def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdentity) -> list[str]:
-    """Return the statements that fill the tables of a shard's extensions and set their sequences."""
     extension_rows = read_extension_rows(store, chain.last, identity.node)
     marked = {(sequence.schema, sequence.name) for sequence in extension_rows.sequences}
     sequences = [sequence for sequence in chain.sequences(identity.node) if (sequence.schema, sequence.name) in marked]
@@ -324,7 +323,6 @@ def _changes_document(commit: Commit) -> list[dict[str, Any]]:
 
 
 def _changes(chain: Chain) -> list[str | RenderableType]:
-    """Describe the tables that DDL changed in each commit, and what happened to their rows."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
         + ("was copied again" if one["after"] is None else "has a new definition")

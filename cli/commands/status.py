@@ -165,7 +165,6 @@ def _silent_seconds(one: UnderWay, now: datetime) -> float:
 
 
 def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
-    """Return what to do about dead operations, and who asked which operations to stop."""
     lines = []
     for way in found:
         lines += [f"operation {way.id}: {problem}" for problem in way.problems]

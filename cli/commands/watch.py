@@ -134,7 +134,6 @@ def _is_terminated(error: BaseException) -> bool:
 
 
 def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseException) -> None:
-    """Record how the watch ended, if the store can be reached."""
     ending = Ending("done", "", 0, watcher.counts, watch=watcher.state())
     if not _is_terminated(error):
         ending = replace(ending, state="failed", reason=reason_of(error), code=code_of(error))

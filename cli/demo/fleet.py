@@ -141,7 +141,6 @@ def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = Fal
 
 
 def _shape(existing: EmbeddedFleet | None, shards: int | None, backups: int | None) -> tuple[int, int]:
-    """Return the requested numbers of shards and standbys; by default those of the existing fleet."""
     there_shards, there_backups = NEW_FLEET_SHARDS, NEW_FLEET_BACKUPS
     if existing:
         there_shards = len(existing.primaries)
@@ -153,7 +152,6 @@ def _shape(existing: EmbeddedFleet | None, shards: int | None, backups: int | No
 
 
 def _watch(workload: BankWorkload, shown: Progress, seconds: float) -> None:
-    """Show the number of committed transactions until the time is up or the workload has ended."""
     if workload.settled:
         shown.note(f"settled {workload.settled} transfers that an earlier load left prepared")
     shown.step("move money", unit="transactions")

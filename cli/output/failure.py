@@ -98,7 +98,6 @@ def _failure(error: SnapshotError) -> CommandFailure:
 
 
 def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> CommandFailure:
-    """Return the failure of a command that was stopped, with its last known state."""
     failure = CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
     if interrupt.args and (request := cancel_request()) is not None:
         failure = CommandFailure(CANCELLED, "cancelled", f"cancelled by {owner_text(request.by)} at {request.asked_at}")

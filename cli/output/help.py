@@ -81,7 +81,6 @@ def _option(parameter: Any) -> str:
 
 
 def _described(parameter: Any) -> str:
-    """Return the text of a parameter, with its default if that is a number."""
     text = " ".join((parameter.help or "").split())
     default = parameter.default
     if isinstance(default, int | float) and not isinstance(default, bool):

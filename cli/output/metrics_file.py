@@ -43,8 +43,6 @@ INTERRUPTED_SECONDS_MAX = 3.0
 
 @dataclass(slots=True)
 class _Run:
-    """The command's beginning, exit code, and time limit for gathering metrics."""
-
     command: str
     began: float = field(default_factory=time.monotonic)
     code: int = DONE

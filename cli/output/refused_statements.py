@@ -92,7 +92,6 @@ def write_refused(
 
 
 def _connect(access: str, token: str) -> str:
-    """Return the lines that make psql run the following statements in this database and nowhere else."""
     if len(access.splitlines()) > 1:
         line = (
             "-- \\connect takes no name with line breaks: connect to the database yourself, and delete the next line."
@@ -116,5 +115,4 @@ def _after_gap(text: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """Return the text without line breaks, for a comment."""
     return " ".join(text.split())

@@ -168,8 +168,6 @@ def _json_value(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Printable:
-    """A renderable without the control characters of its texts."""
-
     drawn: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:

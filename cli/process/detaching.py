@@ -159,8 +159,6 @@ def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | En
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """Copies a process's output from its file to a stream."""
-
     log: IO[bytes]
     stream: TextIO
 

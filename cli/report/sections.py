@@ -399,7 +399,6 @@ def _increment_table(points: Sequence[PointFigures]) -> DataTable:
 
 
 def _newest(snapshots: Sequence[SnapshotFigures]) -> list[SnapshotFigures]:
-    """Return the newest snapshots, at most ROWS_MAX, in the order of their newest cuts."""
     return sorted((snapshot for snapshot in snapshots if snapshot.points), key=lambda one: one.points[-1].cut_at)[
         -ROWS_MAX:
     ]
@@ -572,7 +571,6 @@ def _checks(figures: StoreFigures) -> Section:
 
 
 def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
-    """Return a bar of the restore points, by the result of the newest check that covers each."""
     count = len(snapshot.points)
     own = [check for check in checks if check.point.snapshot == snapshot.name]
     results = [check.point.result if check else "" for check in newest_covering(own, count)]
@@ -596,7 +594,6 @@ def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
 
 
 def _check_cells(check: EndedCheck) -> tuple[str, ...]:
-    """Return the cells of a check, with empty figures if it did not record them."""
     point = check.point
     up_to = f"increment {point.increment}" if point.increment else "full"
     head = (point.snapshot, up_to, moment_text(check.moment), point.result)

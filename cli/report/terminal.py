@@ -56,8 +56,6 @@ def timeline_of(figures: StoreFigures, levels: str) -> list[str | RenderableType
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The chart of a section."""
-
     section: Section
     extent: Extent | None
     levels: str
@@ -132,7 +130,6 @@ def bar_line(bar: Bar, count: int, levels: str) -> str:
 
 
 def _fitting(character: str, levels: str) -> str:
-    """Return the character, or its ASCII form if the levels are ASCII."""
     return FORMS[character] if levels.isascii() else character
 
 

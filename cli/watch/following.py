@@ -99,7 +99,6 @@ def find_others(store: ObjectStore, names: Sequence[str], log: Callable[..., Non
 
 
 def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullSnapshot | None:
-    """Read the full snapshot; None if it is damaged, or was deleted in the meantime."""
     try:
         return read_full(store, name)
     except StoreEncryptedError:
@@ -112,7 +111,6 @@ def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullS
 
 
 def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
-    """Return why the chain of this full snapshot gets no increments, "" if it does."""
     try:
         if is_lost(store, full.snapshot, full.chain):
             return "its chain was given up or ended"

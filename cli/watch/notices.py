@@ -88,7 +88,6 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and everything that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

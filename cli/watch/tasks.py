@@ -208,7 +208,6 @@ def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _raising_not_started(words: str) -> Iterator[None]:
-    """Raise CommandNotStartedError if this machine lacks disk space, memory, processes or open files."""
     try:
         yield
     except OSError as error:

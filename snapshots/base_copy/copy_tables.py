@@ -40,7 +40,7 @@ TASK_TABLES = 500
 class TableSource:
     """The tables to copy from one node, as its exported snapshot shows them.
 
-    `undivided` contains the oids of tables that a single session must copy whole, even if they are large.
+    `undivided` contains the oids of tables that one session must copy whole, even if they are large.
     """
 
     node: Node

@@ -149,7 +149,6 @@ def _read(connection: psycopg.Connection[Any], task: LargeObjectTask) -> Iterato
 
 
 def _read_rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[LargeObjectPart]]:
-    """Yield the parts of a large object after its first, in batches."""
     offset, parts = PART_BYTES, list[LargeObjectPart]()
     while True:
         (data,) = connection.execute(NEXT_PART, (oid, offset, PART_BYTES), binary=True).fetchone() or (b"",)
@@ -239,7 +238,6 @@ def _parse(stored: StoredObject, oid: int, text: str | None) -> LargeObjectDefin
 
 
 def _read_rows(stored: StoredObject, body: bytes, columns: list[str]) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of these columns, PARTS_TOGETHER at a time."""
     try:
         with open_parquet(pa.BufferReader(body)) as file:
             if not file.schema_arrow.equals(LARGE_SCHEMA):

@@ -54,7 +54,6 @@ def check_append_only(
 
 
 def _counters_in(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str, Counters]]:
-    """Return the names by oid, and the counters by name, of the tables whose states include counters."""
     counted = [(state, state.counted) for state in states if state.counted]
     return {state.oid: state.table for state, _ in counted}, {state.table: counters for state, counters in counted}
 

@@ -240,7 +240,6 @@ def make_cut(
 
 
 def _record(marked: CutMarkers, cut: Cut, causes: list[str]) -> CutRecord:
-    """Return the cut as its commit records it; `causes` are those of the failed attempts."""
     return CutRecord(
         id=marked.marker.cut,
         attempts=len(causes) + 1,

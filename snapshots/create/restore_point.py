@@ -76,7 +76,6 @@ def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progre
 
 
 def _plan(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> RestorePointPlan:
-    """Run every check; raise the error of the first check that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_not_deleted(store, request.name)

@@ -133,7 +133,6 @@ def _insert_position(connection: psycopg.Connection[Any]) -> Lsn:
 
 
 def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finish: Lsn) -> None:
-    """Raise FinalStateError if the slot contains a change after the cut."""
     names = ",".join(f'"{name}"' for name in task.publications)
     deadline = time.monotonic() + SLOT_SECONDS_MAX
     while True:

@@ -15,11 +15,9 @@ from cutline.nodes.groups import SchemaChangedError
 from cutline.nodes.programs import ProgramFailedError
 from cutline.storage.errors import ChainEnd, SnapshotError
 
-# The errors that concurrent DDL causes: an object that was read from the catalogs was dropped or changed, or there is a
-# deadlock with the session that changes it.
+# Concurrent DDL causes these errors if it drops or changes an object read from the catalogs, or if there is a deadlock.
 DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
-# Errors that invalidate an attempt even if no change is found: an object that was created and dropped in the meantime
-# leaves no trace.
+# These invalidate an attempt even if no change is found: an object created and dropped in the meantime leaves no trace.
 DROPPED_ERRORS = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedObject,

@@ -200,8 +200,7 @@ CATALOGS = (
     CatalogRows("pg_type", excluded=_is_in("pg_type.oid", "types")),
 )
 # By default only superusers may read this catalog, as it contains passwords. pg_dump reads the view, which shows a role
-# only the options that it may use. If our role may not read the catalog, hash the values in the view, which are all
-# that it can dump.
+# only the options that it may use. If our role may not read the catalog, hash the view, which is all that it can dump.
 USER_MAPPINGS = CatalogRows("pg_user_mapping")
 VISIBLE_USER_MAPPINGS = """
 SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, umuser, umoptions), 0))

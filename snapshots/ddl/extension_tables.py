@@ -3,8 +3,7 @@
 An extension marks the tables that contain rows which CREATE EXTENSION does not create (pg_extension_config_dump;
 PostgreSQL manual, "Extension Configuration Tables"), mostly with a condition that excludes the extension's own rows. A
 publication can't contain such a table if it has a different owner, so the rows are read with COPY after each cut and
-stored completely with each commit. The tables are small: a table with more than BYTES_MAX of statements is left out and
-named.
+stored completely with each commit. A table with more than BYTES_MAX of statements is left out and named.
 """
 
 from __future__ import annotations
@@ -107,8 +106,7 @@ SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid))
 """
 
 
-# The elements of the statements, with names quoted as by format() and values as by COPY. A NUL would end a message to
-# the server.
+# Elements of the statements, quoted as by format() (names) and COPY (values). NUL would end a message to the server.
 NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_][a-z0-9_]*+)'
 VALUE = rb"(?:'(?:[^'\0]++|'')*+'|NULL)"
 NAMES = NAME + rb"(?:, " + NAME + rb")*+"
@@ -383,7 +381,6 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
 
 
 def _up_to(size_max: int, lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines; raise _TooManyError once they exceed `size_max` bytes."""
     size = 0
     for line in lines:
         size += len(line)

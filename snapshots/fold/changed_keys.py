@@ -4,8 +4,7 @@ The keys are sent to the executors that read base objects, so that valid base ro
 looked up by hash and then compared, so a hash collision costs time but loses no row.
 
 A filter is used if a set of all keys would not fit on the driver. It matches all changed keys, and may also match other
-keys. Base rows that it does not match are certainly unchanged; the others are compared with the changed keys in a
-shuffle.
+keys. Base rows that it does not match are unchanged; the others are compared with the changed keys in a shuffle.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]
     return filters
 
 
-# Hashes are sorted into slots by their highest bits. Sets of up to 2^18 keys have 16 to 32 slots per key, larger sets
-# fewer.
+# Hashes are sorted into slots by their highest bits. Sets of up to 2^18 keys have 16 to 32 slots per key, others fewer.
 SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
 
 
@@ -149,8 +147,7 @@ def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
 Keys: TypeAlias = KeySet | KeyFilter
 # Up to this number of changes, the keys are collected without counting them first.
 COUNTED_FROM = 200_000
-# The memory for the keys in the driver, and in each process that reads base objects. Building the sets takes several
-# times as much.
+# Memory for the keys in the driver and in each process that reads base objects. Building sets takes several times more.
 KEYS_BYTES_MAX = 64 << 20
 BYTES_PER_KEY = 24
 
@@ -197,7 +194,6 @@ def exact_keys(table: pa.Table) -> ChangedKeys:
 
 
 def _build_filters(latest: DataFrame) -> ChangedKeys | None:
-    """Build filters if there are too many keys for exact sets; otherwise return None."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     sizes = latest.groupBy("node", "group", "op").agg(

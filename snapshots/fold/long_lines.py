@@ -283,7 +283,6 @@ def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | 
 
 
 def _fields(line: Bytes, column_count: int) -> list[Bytes]:
-    """Split a line, which ends with a newline, into its values."""
     if column_count == 0:
         return []
     tabs = find_byte(line, TAB)

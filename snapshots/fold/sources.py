@@ -465,7 +465,6 @@ class BaseSources:
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """The number after the last source of each part."""
         return tuple(accumulate(map(len, self._parts)))
 
 

@@ -162,8 +162,7 @@ def _check_continued(where: str, old: Group, new: Group) -> None:
     if keys[0] != keys[1]:
         raise ValueError(f"{where}: group {old.number} has a different key than group {new.number}")
     was, now = ({column.number for column in group.columns} for group in (old, new))
-    # Attribute numbers only grow. A table in which columns were both dropped and added is copied again
-    # (table_changes.py).
+    # Attribute numbers only grow. A table with both dropped and added columns is copied again (table_changes.py).
     if 0 not in was | now and ((was - now and now - was) or any(number < max(was) for number in now - was if was)):
         raise ValueError(f"{where}: the columns of group {new.number} can't continue those of group {old.number}")
 
@@ -474,7 +473,6 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
 
 
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:
-    """Raise ValueError unless the tables at the chain's last commit are consistent."""
     check_tables(before, chain)
     check_definition_counts(chain, chain.last)
     check_same_kind({shard: chain.definitions(shard).values() for shard in chain.full.groups}, named=before is None)
@@ -938,8 +936,7 @@ def _read_newest_part(store: ObjectStore, full: FullSnapshot) -> Chain:
         _check_named(commit, newest.history.redefinitions[number], newest)
         chain = _continued(chain, commit)
     chain = _continued(chain, newest)
-    # The next cut needs every segment beyond the last cut's position. If this commit does not list all of them, earlier
-    # commits do.
+    # The next cut needs every segment beyond the last cut's position. Earlier commits may list some of them.
     reaches_back = all(
         (segments := newest.segments[node]) and segments[0].after <= chain.position(node) for node in full.parts
     )

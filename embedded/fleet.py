@@ -207,7 +207,6 @@ def _new_fleet(
 
 
 def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool) -> None:
-    """Create and start a shard's servers, with the bank's database if `schema`."""
     programs = fleet._programs(primary)
     create_primary(programs, primary, settings)
     start_server(programs, primary)

@@ -71,7 +71,6 @@ def _shared_files(programs: Programs) -> list[Path]:
 
 
 def _libraries(programs: Programs, files: list[Path]) -> list[Path]:
-    """Find the libraries that the loader uses for `files` in a server's environment."""
     ldd = shutil.which("ldd")
     if ldd is None:
         return []

@@ -172,7 +172,6 @@ def _try(settings: Mapping[str, object]) -> str:
 
 
 def _unused_account() -> Account:
-    """Choose a user id without a name and without processes."""
     used = {entry.pw_uid for entry in pwd.getpwall()}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -184,7 +183,6 @@ def _unused_account() -> Account:
 
 
 def _give(folder: Path, before: Account | None, after: Account) -> None:
-    """Change the owner of the files of account `before` to `after`; follow no links."""
     for _, names, files, descriptor in os.fwalk(folder, follow_symlinks=False):
         for name in (*names, *files):
             if before is None or os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == before.uid:

@@ -366,7 +366,6 @@ def decode_fleet_file(text: str) -> FleetFile:
 
 
 def _has_nul(value: Any) -> bool:
-    """Whether a string in a decoded value contains the character NUL."""
     if isinstance(value, dict):
         return any(map(_has_nul, [*value, *value.values()]))
     return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value

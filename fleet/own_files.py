@@ -97,7 +97,6 @@ def _target_of(path: Path) -> Path:
 
 
 def _mode_of(target: Path) -> int:
-    """Return the permissions of the file, or the defaults for a new file; raise OSError if it is not a regular file."""
     try:
         mode_bits = target.stat().st_mode
     except FileNotFoundError:

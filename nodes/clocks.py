@@ -123,7 +123,6 @@ def _agree(ahead_seconds: float, group: Collection[ClockReading]) -> bool:
 
 
 def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) -> list[ClockReading]:
-    """Return the nodes of the largest group of clocks that agree, counting this machine's if it is given."""
     groups: list[tuple[int, list[ClockReading]]] = []
     for first in (*(node.ahead_seconds for node in nodes), *machine):
         group = [node for node in nodes if first <= node.ahead_seconds <= first + AGREE_SECONDS_MAX]
@@ -222,7 +221,6 @@ def _shown(moment: datetime) -> str:
 
 
 def _difference_text(seconds: float) -> str:
-    """Format a difference in the largest of days, hours and minutes that gives at least two, else in seconds."""
     whole = abs(seconds)
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if whole >= 2 * size:

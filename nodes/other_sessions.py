@@ -137,7 +137,6 @@ def _starting_pids(connection: psycopg.Connection[Any]) -> set[int]:
 
 
 def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
-    """Terminate a session; return False if our role may not."""
     try:
         connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
     except psycopg.errors.InsufficientPrivilege:

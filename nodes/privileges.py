@@ -83,8 +83,6 @@ class _Unreadable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """The names of an owner's tables."""
-
     owner: str
     is_super: bool
     names: tuple[str, ...]

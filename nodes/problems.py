@@ -126,7 +126,6 @@ def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> It
 
 
 def _texts_of(problems: Iterable[NodeProblem]) -> list[str]:
-    """Describe each distinct problem once, with its nodes."""
     nodes: dict[str, dict[str, None]] = {}
     for problem in problems:
         needed = "" if problem.purpose == Purpose.EVERYTHING else f" (only {problem.purpose} need this)"

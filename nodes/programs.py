@@ -437,7 +437,6 @@ def archive_reader(node: Node, writer: int) -> ClientPrograms:
 
 
 def _find_programs(node: Node) -> list[ClientPrograms]:
-    """Find the programs that fleet.toml names, or else the wheel's, then the machine's others with the newest first."""
     if node.programs is not None:
         found = [_examine(node.programs)]
     else:
@@ -467,7 +466,6 @@ def installed_folders() -> list[Path]:
 
 @cache
 def _examine(folder: Path) -> ClientPrograms | None:
-    """Ask the programs for their version and options; return None if they don't run."""
     try:
         version = re.search(r"\) (\d+)", _ask(folder / "pg_dump", "--version"))
         options = re.findall(r"--[a-z-]+", "".join(_ask(folder / name, "--help") for name in PROGRAMS))

@@ -280,7 +280,6 @@ def find_freeze_problems(
 
 
 def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the privileges that the role lacks, each with the statement that grants it."""
     database = role.place.database
     publication = publication_names(fleet_id)[0] if fleet_id else ""
     row = connection.execute(PRIVILEGES_QUERY, (publication,)).fetchone()

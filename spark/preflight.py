@@ -155,7 +155,6 @@ def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds
 
 
 def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dict[tuple[str, int], Examined]:
-    """Collect the answers by host and process."""
     from pyspark import cloudpickle
 
     from cutline.spark import examine
@@ -249,7 +248,6 @@ def _none_hint(master: str) -> str:
 
 
 def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
-    """Return the first problem of an executor."""
     import pyarrow
     import pyspark
 
@@ -273,7 +271,6 @@ def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
 
 
 def _has_answer(store: ObjectStore, key: str) -> bool:
-    """Whether the driver's store contains the object that an executor stored under `key`."""
     try:
         return store.read(key) == key.encode()
     except ObjectMissingError:
@@ -281,7 +278,6 @@ def _has_answer(store: ObjectStore, key: str) -> bool:
 
 
 def _combine(problems: Sequence[SnapshotError], asked: int) -> SnapshotError:
-    """Combine the errors into one of the first error's class, with all messages and the number of failed executors."""
     first, others = problems[0], problems[1:]
     if others:
         first.details["others"] = [error.message for error in others]

@@ -222,7 +222,6 @@ def _awaits_jvm(folder: Path) -> bool:
 
 
 def _delete_fleets(folder: Path) -> None:
-    """End the servers of a demo that was killed."""
     for state in folder.glob(f"*/*/{FLEET}"):
         from cutline.embedded.fleet import stop_fleet
 

@@ -1,4 +1,4 @@
-"""Restore: plan, load, swap; or fill tables that exist (`--data-only`).
+"""Restore: plan, load, swap; or fill existing tables (`--data-only`).
 
 No database gets its real name until all databases are loaded and checked.
 """

@@ -1,10 +1,10 @@
-"""Statements for the properties of a database itself: settings, privileges, connection limit, labels.
+"""Statements that set a database's own properties: settings, privileges, connection limit, labels.
 
-They run last, in the transaction that creates event triggers, as they would affect the restore's own sessions. The
-database belongs to the restoring role until the restore has ended, because the restore's record in its comment is
-trusted only then. Until then that role holds the privileges of the future owner, and changing the owner transfers them
-(PostgreSQL manual, "ALTER DATABASE"). Owner, comment and the template flag are set when the record is removed
-(restore/targets/databases.py).
+These statements run last, in the transaction that creates event triggers, because they would affect the restore's own
+sessions. The restoring role owns the database until the restore ends, because the restore record in the database's
+comment is trusted only under that owner. Until then that role holds the privileges of the future owner, and changing
+the owner transfers them (PostgreSQL manual, "ALTER DATABASE"). The owner, comment and template flag are set when the
+record is removed (restore/targets/databases.py).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ LISTS = frozenset(
         "unix_socket_directories",
     )
 )
-# The elements of these lists are identifiers, those of the others are files.
+# The elements of these lists are identifiers; the other lists contain files.
 IDENTIFIERS = frozenset(("search_path", "temp_tablespaces"))
-# If the server lacks a library, nobody can connect to the database any more, yet servers accept any name.
+# Servers accept any library name here, but if the library is missing, nobody can connect to the database any more.
 PRELOADED = {"session_preload_libraries": "", "local_preload_libraries": "$libdir/plugins/"}
 SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMIT", "SECURITY LABEL"
 
 
 class DatabasePiece(NamedTuple):
-    """A part that is run or refused as a whole, with its kind and name for people, as text (not raw)."""
+    """Statements that are run or refused as a unit, with a display kind and name (text, not raw)."""
 
     kind: str
     name: str
@@ -51,9 +51,10 @@ class DatabasePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DatabaseDdl:
-    """The statements for a restored database itself, with the roles of the target; `name` is its real name.
+    """The statements that set a restored database's own properties, using the target's roles.
 
-    `ours` is the restoring role; `owner` is "" if that role remains the owner. `loads`: the role can test libraries.
+    `name` is the database's real name. `ours` is the restoring role; `owner` is "" if that role remains the owner.
+    `loads`: the role can test whether libraries load.
     """
 
     name: str
@@ -74,13 +75,13 @@ class DatabaseDdl:
 
     @property
     def grantors(self) -> list[str]:
-        """The roles other than the owner that have granted privileges."""
+        """The roles, other than the owner, that granted privileges."""
         roles = (privilege.grantor for privilege in self.properties.privileges or ())
         return sorted({role for role in roles if role != self.properties.owner})
 
     @property
     def own_privileges(self) -> tuple[DatabasePrivilege, ...]:
-        """The privileges that the future owner grants to the restoring role, the owner until then."""
+        """The privileges that the future owner grants to the restoring role, which owns the database until then."""
         if self.owner in ("", self.ours):
             return ()
         given = self.properties.privileges or ()
@@ -109,9 +110,9 @@ class DatabaseDdl:
 
 
 def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[DatabaseProperties, list[str]]:
-    """Replace the roles in a database's properties; also return lines for those left out, as the target lacks the role.
+    """Replace the roles in a database's properties; also return a line for each property whose role is missing.
 
-    With no_owner, the owner grants all privileges.
+    With no_owner, the owner becomes the grantor of all privileges.
     """
     left_out: list[str] = []
     settings: list[DatabaseSetting] = []
@@ -137,7 +138,7 @@ def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[
 
 
 def database_statements(database: str, properties: DatabaseProperties) -> list[str]:
-    """Return the statements that set all properties of a database, for people."""
+    """Return the statements that set all properties of a database, for display."""
     where = quote(database)
     tablespace = f"ALTER DATABASE {where} SET TABLESPACE {quote(properties.tablespace)};"
     comment = f"COMMENT ON DATABASE {where} IS {literal(properties.comment or '')};"
@@ -176,7 +177,7 @@ def _grantee_of(privilege: DatabasePrivilege) -> tuple[str, bool]:
 
 
 def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[tuple[str, list[DatabasePrivilege]]]:
-    """Yield the privileges by grantor; every grantor receives its privileges before it grants them."""
+    """Yield the privileges grouped by grantor; every grantor receives its privileges before granting them."""
     waiting: dict[str, list[DatabasePrivilege]] = {}
     for privilege in privileges:
         waiting.setdefault(privilege.grantor, []).append(privilege)
@@ -184,7 +185,7 @@ def _in_order(privileges: Iterable[DatabasePrivilege], owner: str) -> Iterator[t
         grants.sort(key=_grantee_of)
     able = {owner}
     while waiting:
-        # PostgreSQL forbids circular grants. If there are any, the server refuses them.
+        # PostgreSQL forbids circular grants, so the server refuses any.
         grantor = next((role for role in waiting if role in able), next(iter(waiting)))
         granted = waiting.pop(grantor)
         able.update(privilege.grantee for privilege in granted if privilege.with_grant_option)
@@ -197,7 +198,7 @@ def _set(where: str, setting: DatabaseSetting) -> str:
 
 
 def setting_statement(what: str, name: str, value: str) -> str:
-    """Return ALTER … SET for `what`, a role or database; `value` as in pg_db_role_setting."""
+    """Return ALTER … SET for `what`, a role or database; `value` is in the form of pg_db_role_setting."""
     return f"ALTER {what} SET {quote(name)} TO {setting_value(name, value)};"
 
 

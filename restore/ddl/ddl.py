@@ -1,7 +1,7 @@
-"""A shard's DDL as a restore runs it on one target: the entries of its archive, each with its statements, in sections.
+"""A shard's DDL as a restore runs it on one target: its archive's entries with their statements, in sections.
 
-Statements and names are raw text (nodes.encodings). A statement that the server refuses is a `Refusal`. It does not end
-the restore: the other entries are still run, and the consequences of the refusals are decided at the end.
+Statements and names are raw text (nodes.encodings). A statement that the server refuses becomes a `Refusal`, which does
+not end the restore: the other entries are still run, and what to do about the refusals is decided at the end.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cutline.snapshots.ddl.ddl_archive import EXTENSION
 from cutline.snapshots.records.commit import Sequence as StoredSequence
 from cutline.storage.errors import RefusedError
 
-# The sections, in the order in which they run: before the rows, after them, and at the end.
+# The sections, in execution order: before the rows, after them, and at the end.
 PRE_DATA, POST_DATA, EVENT_TRIGGERS = "pre-data", "post-data", "event-triggers"
-# The properties of the database itself, which are set together with the last section.
+# The database's own properties, which are set together with the last section.
 DATABASE = "database"
 MATERIALIZED_VIEW = "MATERIALIZED VIEW"
 SET_QUERY = """
@@ -57,7 +57,7 @@ STATEMENT_SHOWN_MAX = 200
 # Kinds of entries whose options may contain passwords, which servers don't mark as such.
 WITH_SECRETS = frozenset(("USER MAPPING", "SERVER", "FOREIGN DATA WRAPPER"))
 OPTIONS = " OPTIONS ("
-# pg_dump's kind for rows of extensions' tables. They may also contain passwords, for example in jobs.
+# pg_dump's kind for the rows of extension tables, which may also contain passwords, for example in jobs.
 ROWS, VALUES = "TABLE DATA", " VALUES\n"
 
 
@@ -69,7 +69,7 @@ class SchemaLoadError(RefusedError):
 class DdlEntry:
     """An entry of a shard's archive, with the statements that create its object.
 
-    `number` identifies the entry, `dependencies` are the numbers of the entries that it needs. `tablespace` and
+    `number` identifies the entry; `dependencies` are the numbers of the entries that it needs. `tablespace` and
     `access` (table access method) are settings for its statements; "" is the default.
     """
 
@@ -84,7 +84,7 @@ class DdlEntry:
 
     @property
     def label(self) -> str:
-        """The object's kind and name, for people."""
+        """The object's kind and name, for display."""
         return show_name(f"{self.kind} {f'{self.schema}.' if self.schema else ''}{self.name}")
 
 
@@ -94,11 +94,11 @@ class Ddl:
 
     `settings` are statements that every session runs first. `side_by_side` are the entries after the rows that several
     sessions may run concurrently. `views` are the materialized views that were populated, in the order of their
-    dependencies. `search_path` is the database's setting, None if it had none. `is_adapted`: the DDL is for a role that
-    is not a superuser. Then `roles` maps the owners and grantors in it to the objects that they own or have granted.
-    `omitted` are Cutline's publications, which are left out. `beforehand` are the statements that a superuser runs for
-    that role in the empty database. `database` contains the statements for the database itself, if any. `lost` are
-    entries whose statements the store has lost; they are treated like refused statements.
+    dependencies. `search_path` is the source database's setting, or None. If `is_adapted`, the DDL is for a role that
+    is not a superuser, and `roles` maps its owners and grantors to the objects that they own or granted privileges on.
+    `omitted` are Cutline's publications, which are left out. `beforehand` are the statements that a superuser first
+    runs for that role in the empty database. `database` contains the statements that set the database's own properties,
+    if any. `lost` are entries whose statements are missing from the store; they are treated like refused statements.
     """
 
     settings: str
@@ -117,7 +117,7 @@ class Ddl:
 
     @property
     def has_extensions(self) -> bool:
-        """Whether the DDL, or a superuser beforehand, creates extensions."""
+        """Whether extensions are created, by the DDL or by a superuser beforehand."""
         return bool(self.beforehand) or any(entry.kind == EXTENSION for entry in self.pre_data)
 
     @property
@@ -127,7 +127,7 @@ class Ddl:
 
     @property
     def sections(self) -> dict[str, tuple[DdlEntry, ...]]:
-        """The entries by section, in the order in which they run."""
+        """The entries by section, in execution order."""
         return {PRE_DATA: self.pre_data, POST_DATA: self.post_data, EVENT_TRIGGERS: self.event_triggers}
 
 
@@ -135,7 +135,7 @@ class Ddl:
 class Refusal:
     """An entry that a server refused, with the server's reason and the refused statement.
 
-    `needs` names the refused entry that it depends on, if it was not run for that reason.
+    If the entry was not run because another entry that it depends on was refused, `needs` names that entry.
     """
 
     entry: DdlEntry
@@ -147,7 +147,7 @@ class Refusal:
 
     @property
     def label(self) -> str:
-        """The object's kind and name, for people."""
+        """The object's kind and name, for display."""
         return self.entry.label
 
     def text(self) -> str:
@@ -157,7 +157,7 @@ class Refusal:
 
 
 def without_options(kind: str, statement: str) -> str:
-    """Remove a statement's options or rows if they may contain passwords in an entry of this kind."""
+    """Remove a statement's options or rows if entries of this kind may contain passwords."""
     if kind == ROWS:
         return f"{statement.partition(VALUES)[0]} VALUES …;" if statement else ""
     before, keyword, _ = statement.partition(OPTIONS)
@@ -171,7 +171,7 @@ def shorten_statement(statement: str) -> str:
 
 
 def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
-    """While the block runs, shut the session down if a node falls silent or the command is interrupted."""
+    """Shut the session down if a node stops answering or the command is interrupted while the block runs."""
     return watch.on_silence(partial(shut_down, connection))
 
 
@@ -179,7 +179,7 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
 class Refreshed:
     """The result of refreshing materialized views.
 
-    `problems` contains a line with the reason for each view that could not be refreshed. `helped` are the views that
+    `problems` has one line, with the reason, for each view that could not be refreshed. `helped` are the views that
     could be refreshed only while functions had a temporary search_path, with these functions.
     """
 
@@ -241,10 +241,11 @@ def show_name(name: str) -> str:
 def find_settable(
     connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence], *, some_lack: bool
 ) -> tuple[list[StoredSequence], dict[str, str]]:
-    """Return the sequences that get their stored values, and the reasons why others don't, by name.
+    """Return the sequences to set to their stored values, and the reasons why others are not set, keyed by name.
 
-    An extension's sequences may belong to others, if a superuser created the extension, or may not exist, if it was
-    created in a different version or not at all. `some_lack`: there are extensions or refused statements.
+    An extension's sequences may belong to another role (if a superuser created the extension), or may not exist (if the
+    extension has a different version or was not created). `some_lack`: some sequences may be missing, because there are
+    extensions or refused statements.
     """
     chosen = list(sequences)
     names = ([sequence.schema for sequence in chosen], [sequence.name for sequence in chosen])
@@ -263,8 +264,8 @@ def find_settable(
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence]) -> None:
     """Set every sequence to its stored value, SEQUENCES_AT_ONCE at a time.
 
-    Each sequence is locked until the commit, and each commit flushes the WAL. Raises SchemaLoadError if a sequence
-    can't be set, and NodeDisruptedError if the sequence was not the cause.
+    Each sequence is locked until the commit, and each commit flushes the WAL. Raises SchemaLoadError if the server
+    refuses a sequence's value, and NodeDisruptedError if the cause lies elsewhere.
     """
     values = [(sequence.schema, sequence.name, sequence.last_value, sequence.is_called) for sequence in sequences]
     for start in range(0, len(values), SEQUENCES_AT_ONCE):

@@ -1,14 +1,14 @@
 """Choose the entries of a shard's archive that a restore runs, and adapt them to each target.
 
 Entries are chosen by their types and dependencies. Statements about owners, grants and extensions must have one of a
-few known forms, otherwise they are refused. No other statement's text influences the choice.
+few known forms; otherwise they are refused. The text of other statements does not influence the choice.
 
-A table moves to a different schema together with its indexes, its constraints and the sequences of its columns, so
-their names must also be unused there.
+When a table moves to a different schema, its indexes, constraints and column sequences move with it, so their names
+must also be unused there.
 
-The rows of extensions' configuration tables are entries too. They run after the tables are created, because some rows
-refer to tables (regclass). A row of the snapshot replaces the extension's own row with the same key. The server may
-refuse such an entry like any other. The extensions' sequences are set with all others at the end. They are also entries
+The rows of extension configuration tables are entries too. These entries run after the tables are created, because some
+rows refer to tables (regclass). A row of the snapshot replaces the extension's own row with the same key. The server
+may refuse such an entry like any other. Extension sequences are set with all others at the end; they are entries only
 so that they are reported as refused statements if their extension is refused.
 """
 
@@ -76,11 +76,11 @@ SELECT convert_to(pg_get_userbyid(n.nspowner)::text, getdatabaseencoding()),
 
 
 class TableInTheWayError(RefusedError):
-    """The new name of a table is already used in the snapshot."""
+    """The new name of a table is already taken in the snapshot."""
 
 
 def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> None:
-    """Raise TableInTheWayError if the new name of a moved table, or of an object that moves with it, is already used.
+    """Raise TableInTheWayError if the new name of a moved table, or of an object that moves with it, is taken.
 
     All names are raw text.
     """
@@ -112,7 +112,7 @@ def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> 
 
 
 def _own_name(entry: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
-    """Return the name of the entry's object; in a constraint's entry it follows the name of the table."""
+    """Return the name of the entry's object; in a constraint's entry, the name follows that of the table."""
     tables = [entries[number].name for number in entry.dependencies if number in entries]
     prefixes = [f"{name} " for name in tables if entry.kind == CONSTRAINT and entry.name.startswith(f"{name} ")]
     return entry.name.removeprefix(max(prefixes, key=len, default=""))
@@ -121,7 +121,7 @@ def _own_name(entry: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
 def move_statements(node: Node, moves: Iterable[TableMove]) -> str:
     """Return the statements (raw text) that rename the database's tables; "" if there are none.
 
-    A missing schema is created, with the owner of the table's original schema.
+    A missing schema is created and given the owner of the table's original schema.
     """
     moves = list(moves)
     if not moves:
@@ -145,11 +145,11 @@ def _statements_of(connection: psycopg.Connection[Any], move: TableMove) -> Iter
 
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
-# Rows can't be loaded without these. A table may lack a dependency on its domains, where pg_dump breaks loops.
+# Rows can't be loaded without these. Where pg_dump breaks loops, a table may lack a dependency on its domains.
 WITH_ROWS = ("TABLE", "FOREIGN TABLE", "SEQUENCE", "TYPE", "DOMAIN")
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
 SYSTEM_SCHEMA = 'SCHEMA "pg_catalog"'
-# The comment on Cutline's own publication records a node's settings from before it was made read-only. A restored
+# The comment on Cutline's own publication records a node's settings from before the node was made read-only. A restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
 # Publications and their tables; pg_dump names the latter by publication and table.
@@ -162,7 +162,7 @@ class ArchiveDdl:
     """A shard's archive, its contents, and the entries to restore.
 
     `side_by_side` are the entries that several sessions may run concurrently. The first entries drop objects that every
-    new database has but the source had not.
+    new database has but the source did not have.
     """
 
     body: bytes
@@ -177,7 +177,7 @@ class ArchiveDdl:
         return [_qualify(entry) for entry in self.entries if entry.kind == VIEW_ROWS]
 
     def without_dependents(self) -> tuple[ArchiveDdl, list[str]]:
-        """Return the DDL for a restore of some tables, and its omissions."""
+        """Return the DDL for a restore of some tables, and the omissions."""
         by_number = {entry.number: entry for entry in self.entries}
         keys = [entry for entry in self.entries if entry.kind == FOREIGN_KEY]
         ddl, views = self.without(keys).without_view_rows()
@@ -210,8 +210,8 @@ class ArchiveDdl:
         work.met.update(entry.owner for entry in contents.entries if entry.owner)
         changed = read_archive(rewrite(body, contents, statements, owners=owners))
         empty = [entry for entry in changed.entries if statements.get(entry.number) == ""]
-        # Keep dependents of empty privileges: a column's privileges depend on the table's. Other dependents, such as
-        # the comment on a policy, are left out.
+        # Keep dependents of empty privileges: a column's privileges depend on the table's. Leave out other dependents,
+        # such as the comment on a policy.
         kept = changed.without(entry for entry in empty if entry.kind not in (PRIVILEGES, DEFAULT_PRIVILEGES))
         entries = tuple(entry for entry in kept.entries if statements.get(entry.number) != "")
         return replace(kept, entries=entries), ChangedRoles(work.left_out, frozenset(work.met))
@@ -221,7 +221,7 @@ class ArchiveDdl:
         check_moves(self.entries, moves)
 
     def without_foreign_keys(self, keeps: Callable[[str], bool]) -> tuple[ArchiveDdl, list[str]]:
-        """Leave out the foreign keys for whose statements `keeps` is false; also return their names."""
+        """Leave out the foreign keys whose statements `keeps` rejects; also return their names."""
         by_number = {entry.number: entry for entry in self.entries}
         keys = [
             entry
@@ -252,7 +252,7 @@ class ArchiveDdl:
         programs = archive_reader(node, self.contents.writer)
         written = write_statements(self.body, self.contents, entries, folder, programs)
         sections: dict[str, list[DdlEntry]] = {PRE_DATA: [], POST_DATA: [], EVENT_TRIGGERS: []}
-        # Run privileges after all objects of their section, as an owner may have revoked its own privileges.
+        # Grant privileges after all objects of their section exist, as an owner may have revoked its own privileges.
         for entry in sorted(entries, key=lambda entry: entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES)):
             sections[_section_of(entry)].append(
                 DdlEntry(
@@ -286,7 +286,7 @@ def read_archive(body: bytes) -> ArchiveDdl:
 
 
 def is_own_publication(entry: ArchiveEntry) -> bool:
-    """Whether an entry is one of Cutline's publications or their tables, which differ from node to node."""
+    """Whether an entry belongs to one of Cutline's publications, which differ from node to node."""
     return entry.kind in PUBLICATION_KINDS and OWN_ENTRY.fullmatch(entry.name) is not None
 
 
@@ -295,7 +295,7 @@ def _is_omitted(entry: ArchiveEntry) -> bool:
 
 
 def _with_sections(entries: Collection[ArchiveEntry]) -> Iterator[ArchiveEntry]:
-    """Yield the entries; a remark or a privilege has no section and gets that of the entry before, as in pg_restore.
+    """Yield the entries. As in pg_restore, comments, labels and privileges get the section of the entry before.
 
     pg_dump moves a function whose body depends on a primary key after the key, but not the function's callers, because
     it assigns sections by kind. So objects that tables may need, such as domains, are put before the rows together with
@@ -315,7 +315,7 @@ def _with_sections(entries: Collection[ArchiveEntry]) -> Iterator[ArchiveEntry]:
 
 
 def _needed_by_tables(entries: Collection[ArchiveEntry]) -> set[int]:
-    """Return the numbers of all entries that tables need, including the tables."""
+    """Return the numbers of the tables' entries and of all entries that they need."""
     by_number = {entry.number: entry for entry in entries}
     needed: set[int] = set()
     left = [entry.number for entry in entries if entry.kind in WITH_ROWS]
@@ -378,12 +378,12 @@ def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[
 
 
 def lost_rows(reason: str) -> Refusal:
-    """Return the refusal that reports a shard's rows which can't be read from the store."""
+    """Return the refusal that reports the extension rows of a shard that can't be read from the store."""
     return Refusal(DdlEntry(FIRST_NUMBER, ROWS, "", "of extensions", ""), PRE_DATA, reason, "")
 
 
 def set_statement(sequence: Sequence) -> str:
-    """Return SQL that sets the sequence to its value, if the role may set it."""
+    """Return SQL that sets the sequence to its value if the role may do so."""
     name = f"{quote_identifier(sequence.schema)}.{quote_identifier(sequence.name)}".replace("'", "''")
     return (
         f"SELECT pg_catalog.setval(c.oid, {sequence.last_value}, {str(sequence.is_called).lower()})"

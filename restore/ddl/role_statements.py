@@ -1,11 +1,12 @@
 """The statements of an archive's entries, as pg_restore writes them, for the roles of a target.
 
-Owners are separate values in an archive. Grantees, grantors, and the roles of policies, default privileges and user
-mappings are in statements. These have one of a few forms, with all identifiers quoted; a statement in any other form is
-refused. Texts are raw (nodes.encodings).
+In an archive, owners are separate values. Grantees, grantors, and the roles in policies, default privileges and user
+mappings appear in statements. Each such statement has one of a few forms, with all identifiers quoted; any other form
+is refused. Texts are raw (nodes.encodings).
 
-pg_restore doesn't connect to a server, but writes a script, in which marks separate the entries. So statements run in
-Cutline's own sessions, independent of the target's version, encryption and credentials, and each belongs to an entry.
+pg_restore doesn't connect to a server: it writes a script in which marks separate the entries. So statements run in
+Cutline's own sessions, whatever the target's version, encryption and credentials are, and each statement belongs to a
+known entry.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ChangedRoles(NamedTuple):
 
 
 class RoleUnmappableError(RefusedError):
-    """A statement names roles in a form whose meaning with other roles is uncertain."""
+    """A statement names roles in a form that might mean something else with other roles."""
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class RoleStatements:
         return "".join(f"{line}\n" for line in by_kind[entry.kind](entry, statements))
 
     def _privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
-        """Change grants and their grantors. With no_owner, the restoring role grants all of them."""
+        """Change grants and their grantors. With no_owner, the restoring role becomes the grantor of all."""
         grantor = ""
         for statement in statements_of(statements):
             if match := GRANTOR.fullmatch(statement.bare):
@@ -107,7 +108,7 @@ class RoleStatements:
             return
         role = self._meet(match["role"])
         if self.changes.no_owner and role == entry.owner:
-            # With no_owner, the restoring role holds an owner's privileges on its own objects.
+            # With no_owner, the restoring role has an owner's privileges on its own objects.
             return
         if self.changes.lacks(role):
             if match["verb"] == "GRANT":
@@ -129,7 +130,7 @@ class RoleStatements:
                 self._leave_out(entry, role)
                 continue
             begin = f"{match['begin']}{quote_identifier(mapped)}{match['schema']} "
-            # Default privileges of a role on its own objects are kept, so pass no owner.
+            # Pass no owner, because a role's default privileges on its own objects are kept.
             yield from (begin + grant for grant in self._grant(_without_owner(entry), match["grant"], ""))
 
     def _policy(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
@@ -165,7 +166,7 @@ class RoleStatements:
         self.left_out[show_name(f"{_describe(entry)} of role {role}")] = reason
 
     def _check_sole(self, entry: ArchiveEntry, role: str, what: tuple[str, ...]) -> None:
-        """Raise RoleUnmappableError if another role with the same replacement has such an entry too."""
+        """Raise RoleUnmappableError if another role with the same replacement also has such an entry."""
         first = self._sole.setdefault(what, role)
         if first != role:
             raise RoleUnmappableError(
@@ -177,7 +178,7 @@ class RoleStatements:
 
 
 def _describe(entry: ArchiveEntry) -> str:
-    """Describe the object of a privilege, or the entry itself, whose name begins with its type except for a policy."""
+    """Describe the object of a privilege, or the entry itself; its name begins with its type, except for a policy."""
     schema = f"{quote_identifier(entry.schema)}." if entry.schema else ""
     if entry.kind == PRIVILEGES:
         kind, _, name = entry.name.partition(" ")
@@ -202,13 +203,13 @@ def _unmappable(entry: ArchiveEntry, statement: str) -> RoleUnmappableError:
 
 MARK = "CUTLINE MARK"
 # pg_restore writes privileges after all other entries, and event triggers after the privileges (pg_backup_archiver.c,
-# _tocEntryRestorePass). The mark of such an entry has the same kind, so that it stays in front of the entry.
+# _tocEntryRestorePass). The mark of such an entry has the entry's kind, so that it stays in front of the entry.
 EVENT_TRIGGER = "EVENT TRIGGER"
 REMARKS = ("COMMENT", "SECURITY LABEL")
 
 
 class WrittenDdl(NamedTuple):
-    """The script that pg_restore writes from an archive: its initial settings, and statements by the entry's number."""
+    """The script that pg_restore writes from an archive: its initial settings, and its statements by entry number."""
 
     settings: str
     statements: Mapping[int, str]
@@ -229,7 +230,7 @@ def write_statements(
             "pg_restore",
             f"--file={script}",
             str(archive),
-            # Older versions don't write lines for psql's restrict mode.
+            # Versions without this option don't write lines for psql's restrict mode.
             *([f"--restrict-key={token}"] if programs.has("--restrict-key") else []),
             folder=programs.folder,
         )
@@ -245,7 +246,7 @@ def write_statements(
 
 
 def is_of_event_trigger(entry: ArchiveEntry) -> bool:
-    """Whether the entry is an event trigger, or a remark on one."""
+    """Whether the entry is an event trigger, or a comment or label on an event trigger."""
     return entry.kind == EVENT_TRIGGER or (
         entry.kind in REMARKS and not entry.schema and entry.name.startswith(f"{EVENT_TRIGGER} ")
     )

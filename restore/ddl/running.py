@@ -1,17 +1,18 @@
 """Run a shard's DDL on a target, and collect the statements that the server refuses.
 
-Objects are created in transactions of OBJECTS_AT_ONCE, as a transaction holds a lock for every object until its commit.
-If the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all others are
-created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS concurrent sessions.
+Objects are created in transactions of OBJECTS_AT_ONCE, because a transaction holds a lock on every object until it
+commits. If the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all
+others are created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS concurrent
+sessions.
 
-Two entries that lock the same table according to their dependencies never run concurrently. Entries whose dependencies
-don't name all locked tables could deadlock, so they run one after another. These are foreign keys of or to partitioned
-tables, which lock partitions, and entries with a second statement, such as CLUSTER ON after an index. They also include
+Two entries whose dependencies show that they lock the same table never run concurrently. Entries whose dependencies
+don't name all the tables that they lock could deadlock, so they run one after another. These are foreign keys from or
+to partitioned tables, which lock partitions; entries with a second statement, such as CLUSTER ON after an index; and
 exclusion constraints, whose functions may read other tables while their own is locked.
 
-Each transaction of several entries records a mark in the database's ledger, plus a mark for each refused entry.
-Indexes, keys and foreign keys created by concurrent sessions need no marks: each is a single statement, which is done
-if its object exists.
+Each transaction that runs a batch of entries records a mark in the database's ledger, plus a mark for each refused
+entry. Indexes, keys and foreign keys created by concurrent sessions need no marks: each is a single statement, which
+has succeeded if its object exists.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ from cutline.snapshots.ddl.ddl_archive import (
 
 DIGEST_SHOWN = 16
 REFUSED = "refused"
-# Marks are ASCII, so sessions with any encoding can read them.
+# Marks are ASCII, so a session can read them in any encoding.
 MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
 # Schema, table and name: an archive names an index without its table.
 EXISTING_QUERY = """
@@ -94,7 +95,7 @@ class BuiltObject(NamedTuple):
 
 
 def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
-    """Return the name of each batch's mark, made of its number and a digest of its statements."""
+    """Return the name of each batch's mark, which consists of the batch's number and a digest of its statements."""
     return [
         f"{section} {number} {hashlib.sha256(batch).hexdigest()[:DIGEST_SHOWN]}" for number, batch in enumerate(batches)
     ]
@@ -151,7 +152,7 @@ def drop_statement(ledger: str) -> str:
     return f"DROP SCHEMA {ledger.partition('.')[0]} CASCADE;"
 
 
-# The time of these is proportional to the rows; all others change only catalogs.
+# The duration of these entries is proportional to the number of rows; all others change only catalogs.
 LONG = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 PARTITION = "TABLE ATTACH"
 
@@ -161,7 +162,7 @@ class NamedEntry(Protocol):
 
     @property
     def number(self) -> int:
-        """The number that identifies it."""
+        """The number that identifies the entry."""
 
     @property
     def kind(self) -> str:
@@ -177,23 +178,23 @@ class NamedEntry(Protocol):
 
     @property
     def dependencies(self) -> tuple[int, ...]:
-        """The numbers of the entries that it needs."""
+        """The numbers of the entries that this entry needs."""
 
 
 AnyEntry = TypeVar("AnyEntry", bound=NamedEntry)
 
 
 def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset[int]:
-    """Return the numbers of long entries after the rows that may run concurrently.
+    """Return the numbers of the long-running entries after the rows that may run concurrently.
 
-    These lock only their own tables, all in one statement, and depend on no other entries after the rows. `body` is the
-    archive with the entries' statements.
+    Such an entry locks only its own tables, all in one statement, and depends only on similar entries among those after
+    the rows. `body` is the archive with the entries' statements.
     """
     entries = list(entries)
     after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
     tables = {entry.number: entry for entry in entries if entry.kind == "TABLE"}
     tree = {number for entry in entries if entry.kind == PARTITION for number in entry.dependencies}
-    # A foreign key depends on its table, and on a key that depends on the other table.
+    # A foreign key depends on its table, and on a key that depends on the referenced table.
     tree |= {entry.number for entry in entries if not tree.isdisjoint(entry.dependencies)}
     long = {
         entry.number
@@ -201,7 +202,7 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
         if entry.kind in LONG
         and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
         and _locks_its_own_tables_at_once(body, entry)
-        # Its name must be unambiguous, as its existence is checked by table and name, which a space separates.
+        # The entry's name must be unambiguous: the existence check splits it at a space into table and name.
         and sum(is_of_table(entry, tables[number]) for number in tables.keys() & entry.dependencies) <= 1
     }
     others = [entry.number for entry in after_rows if entry.number not in long]
@@ -217,7 +218,10 @@ def table_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> AnyEntry | N
 
 
 def object_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> BuiltObject:
-    """Return the index or constraint that the entry creates. A constraint's entry is named by table and constraint."""
+    """Return the index or constraint that the entry creates.
+
+    The name of a constraint's entry consists of the names of the table and the constraint.
+    """
     table = table_of(entry, entries)
     if table is None:
         return BuiltObject(entry.schema, "", entry.name)
@@ -229,7 +233,7 @@ def locked_tables(
 ) -> frozenset[int]:
     """Return the numbers of the tables that the entry locks.
 
-    A foreign key also locks the other table, on whose key it depends; that key is among the `others`.
+    A foreign key also locks the referenced table, on whose key it depends; that key is among the `others`.
     """
     found = set(entry.dependencies)
     for number in entry.dependencies:
@@ -238,12 +242,12 @@ def locked_tables(
 
 
 def is_of_table(entry: NamedEntry, table: NamedEntry) -> bool:
-    """Whether a constraint may belong to this table by its entry's name: the table's name, a space, and its own."""
+    """Whether a constraint may belong to this table: its entry's name begins with the table's name and a space."""
     return table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} ")
 
 
 def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:
-    # A quoted semicolon or EXCLUDE only costs time, as such entries run one after another.
+    # A semicolon or EXCLUDE within quotes only costs time: the entry does not run concurrently.
     statements = statements_of_entry(body, entry)
     return statements.count(";") == 1 and "EXCLUDE" not in statements
 
@@ -261,7 +265,7 @@ EMPTY = "''"
 PINNED_PATH = PINNED_SETTINGS["search_path"]
 # An extension's script may change the session's search_path, as postgis_topology does.
 AFTER_EXTENSION = "SELECT pg_catalog.set_config('search_path', '', false);\n"
-# Archives' entries have lower numbers.
+# The entries of archives have lower numbers.
 DATABASE_NUMBER = 1 << 40
 # pg_dump 18 writes this for servers of every version.
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
@@ -272,10 +276,10 @@ EARLIER = "the server refused it in an earlier process of this restore"
 
 @dataclass(slots=True)
 class DdlRun:
-    """The run of a shard's DDL in one database, that of `node`.
+    """Runs a shard's DDL in the database of `node`.
 
-    `refusals` are by the number of the entry. `helped` are entries that could be created only while functions had a
-    temporary search_path, with these functions. `is_strict`: a grant without effect counts as refused.
+    `refusals` are keyed by entry number. `helped` are entries that could be created only while functions had a
+    temporary search_path, with these functions. If `is_strict`, a grant that has no effect counts as refused.
     """
 
     node: Node
@@ -305,7 +309,7 @@ class DdlRun:
     def after_rows(self, ledger: str = "") -> None:
         """Create the objects that follow the rows, except event triggers, without refreshing views.
 
-        With a `ledger`, skips objects that an earlier process has created, and retries its refused statements.
+        With a `ledger`, skips objects that an earlier process created, and retries the statements refused then.
         """
         parallel = self.ddl.side_by_side
         rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
@@ -327,26 +331,26 @@ class DdlRun:
                         self._run_again(connection, entry, ledger)
 
     def note_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Read an earlier process's refusals before the rows from the ledger."""
+        """Read from the ledger what was refused before the rows in an earlier process."""
         refused = read_refused(connection, ledger)
         for entry in self.ddl.pre_data:
             if refused_mark(PRE_DATA, entry) in refused:
                 self.refusals[entry.number] = Refusal(entry, PRE_DATA, EARLIER, entry.statements)
 
     def mark_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Record the refusals before the rows in the ledger."""
+        """Record in the ledger what was refused before the rows."""
         marks = (mark(ledger, refused_mark(PRE_DATA, refusal.entry)) for refusal in self.refusals.values())
         run_statements(connection, "".join(marks).encode())
 
     def last(self, ledger: str, first: str = "", *, allows_refused: bool = False) -> bool:
-        """Run the statements `first`, drop the ledger, create event triggers, alter the database, in one transaction.
+        """In one transaction, run `first`, drop the ledger, create event triggers and alter the database.
 
-        Rolls everything back if any entry is refused, unless it `allows_refused`. Returns whether it is done. Raises
-        SchemaLoadError if the server refuses `first` or the drop of the ledger.
+        Rolls everything back if any entry is refused, unless it `allows_refused`. Returns whether the transaction was
+        committed. Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
         """
         with self._session() as connection, connection.transaction() as transaction:
             try:
-                # Run these before event triggers exist, which would fire for them.
+                # Run these before event triggers exist, because the triggers would fire for them.
                 run_statements(connection, raw_bytes(first + drop_statement(ledger)))
             except psycopg.Error as error:
                 if connection.broken:
@@ -376,7 +380,7 @@ class DdlRun:
                 self._run_of_database(connection)
 
     def _run_of_database(self, connection: psycopg.Connection[Any]) -> None:
-        """Set the database's settings and privileges; refusals name the database by its real name."""
+        """Apply the database's settings and privileges; refusals name the database by its real name."""
         if self.ddl.database is None:
             return
         shown = self.ddl.database.pieces(self.ddl.database.name)
@@ -402,7 +406,7 @@ class DdlRun:
     def _session(self, path: str = PINNED_PATH) -> Iterator[psycopg.Connection[Any]]:
         """Open a session for statements, with the initial search_path `path`.
 
-        It uses the encoding RAW from the start, so that each message of the server is converted as a whole.
+        The session uses the encoding RAW from the start, so that each server message is converted as a whole.
         """
         with (
             raising_unreachable(self.node),
@@ -424,7 +428,7 @@ class DdlRun:
         ledger: str = "",
         name: str = "",
     ) -> None:
-        """Run the entries in one transaction, with the mark `name` in the ledger; record refused entries."""
+        """Run the entries in one transaction that records the mark `name` in the ledger; record refused entries."""
         done = mark(ledger, name).encode() if ledger else b""
         is_judged = self.is_strict and any(ddl_entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES) for ddl_entry in chunk)
         if not is_judged and all(self.refusals.keys().isdisjoint(ddl_entry.dependencies) for ddl_entry in chunk):
@@ -441,7 +445,7 @@ class DdlRun:
             run_statements(connection, b"".join(marks) + done)
 
     def _try_refused_again(self, connection: psycopg.Connection[Any]) -> None:
-        """Retry statements refused before the rows while that makes progress, as pg_dump breaks dependency loops."""
+        """Retry statements refused before the rows until no more succeed, because pg_dump breaks dependency loops."""
         refused: dict[int, Refusal] = {}
         while len(self.refusals) != len(refused):
             refused, self.refusals = self.refusals, {}
@@ -488,7 +492,7 @@ class DdlRun:
 
     def _find_idle_grant(self, connection: psycopg.Connection[Any], section: str, entry: DdlEntry) -> Refusal | None:
         """Run an entry's statements about privileges; return a refusal if one is refused or has no effect."""
-        # Copy the fields: a Diagnostic can be read only in the handler, afterwards all its fields are None.
+        # Copy the fields: a Diagnostic can be read only in the handler; afterwards all its fields are None.
         warnings: list[tuple[str, str]] = []
 
         def note(warning: psycopg.errors.Diagnostic) -> None:
@@ -521,8 +525,8 @@ class DdlRun:
     def _run_side_by_side(self, entries: Sequence[DdlEntry], sizes: Mapping[tuple[str, str], int]) -> None:
         """Create the entries in several sessions, those of the largest tables first; then retry refused entries.
 
-        The retry runs one entry at a time, as a concurrent session may have caused the refusal, and gives functions a
-        search_path.
+        The retry runs one entry at a time, because a concurrent session may have caused the refusal, and gives
+        functions a search_path.
         """
         if not entries:
             return
@@ -534,7 +538,7 @@ class DdlRun:
             with queue.stopping(), self._session() as connection:
                 for entry in queue:
                     run_statements(connection, raw_bytes(session_settings(entry)))
-                    # Send the statement alone, as the server's views show a session's whole message.
+                    # Send the statement alone, because the server's views show a session's whole message.
                     *_, statement = (candidate.bare for candidate in statements_of(entry.statements) if candidate.bare)
                     try:
                         run_statements(connection, raw_bytes(statement))
@@ -554,7 +558,7 @@ class DdlRun:
 
 @dataclass(slots=True)
 class _Queue:
-    """Entries that several sessions create: each waits for the entries that it needs and the tables that it locks.
+    """A queue of entries for several sessions: each entry waits for the entries it needs and the tables it locks.
 
     Iterating takes ready entries, waiting if necessary; the caller must return each entry by `end`.
     """
@@ -598,7 +602,7 @@ class _Queue:
             return None
 
     def _find_due(self) -> int | None:
-        """Find the first entry that may begin; compare only sets, as there may be thousands of entries."""
+        """Find the first entry that may start; compare only sets, because there may be thousands of entries."""
         locked = {table for number in self.running for table in self.locks[number]}
         # CREATE INDEX locks its table in a mode that allows other CREATE INDEX statements.
         others = (number for number, entry in self.running.items() if entry.kind != INDEX)
@@ -631,14 +635,14 @@ class _Queue:
 
 
 def _reason(entry: DdlEntry, error: psycopg.Error) -> str:
-    """Return the server's message, without values in the case of rows, as they may be secret."""
+    """Return the server's message; for rows, without their values, which may be secret."""
     if entry.kind == ROWS and isinstance(error, psycopg.DataError):
         return f"a value does not fit ({type(error).__name__})"
     return shorten_message(error)
 
 
 def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:
-    """Convert text to raw text in the encoding of the session's database; raise psycopg.DataError if it can't."""
+    """Convert text to raw text in the encoding of the session's database; raise psycopg.DataError if that fails."""
     if text.isascii():
         return text
     with connection.transaction():
@@ -647,7 +651,7 @@ def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:
 
 
 def reset_settings(connection: psycopg.Connection[Any], database: Node) -> None:
-    """Reset settings of a raw session's database that extensions' scripts have changed, as postgis_topology does."""
+    """Reset settings that extension scripts, such as postgis_topology's, changed for a raw session's database."""
     text = f"ALTER DATABASE {quote_identifier(database_name(database.dsn))} RESET ALL"
     run_statements(connection, raw_bytes(_stored_text(connection, text)))
 
@@ -688,7 +692,7 @@ def session_settings(entry: DdlEntry) -> str:
 
 
 def _find_refused(connection: psycopg.Connection[Any], entry: DdlEntry) -> str:
-    """Find the entry's statement that the server refuses; return all of them if each is accepted individually."""
+    """Find the entry's statement that the server refuses; return all statements if each is accepted individually."""
     bare = [one.bare for one in statements_of(entry.statements) if one.bare]
     if len(bare) == 1:
         return bare[0]

@@ -1,8 +1,8 @@
-"""The roles of a server in a snapshot: the statements that create them, and their differences from the target's.
+"""A server's roles in a snapshot: the statements that create them, and how they differ from the target's roles.
 
 Existing roles keep their properties, but may become members of roles that a restore creates. Created roles get the
-properties they had, except attributes and memberships that give power over the server or over others' objects. A store
-that is not encrypted can be altered, and such a change must not give control of the target.
+properties they had, except attributes and memberships that give power over the server or over other roles' objects. A
+store that is not encrypted can be altered, and such an alteration must not give anyone control of the target.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ATTRIBUTES = {
 }
 # Attributes that let a role do more than its granted privileges.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
-# PostgreSQL's own roles whose members can't see data of others. The other roles give access to the server's files and
-# programs, or to the rows of every database. pg_monitor can read settings that only superusers see, such as the
-# password in primary_conninfo (pg_read_all_settings). It can also read others' statements, which may set passwords, in
-# pg_stat_activity and pg_stat_statements (pg_read_all_stats).
+# PostgreSQL's own roles whose members can't see other roles' data. The other roles give access to the server's files
+# and programs, or to the rows of every database. pg_monitor can read settings that only superusers see, such as the
+# password in primary_conninfo (pg_read_all_settings). It can also read other roles' statements, which may set
+# passwords, in pg_stat_activity and pg_stat_statements (pg_read_all_stats).
 HARMLESS = frozenset(("pg_stat_scan_tables", "pg_checkpoint", "pg_use_reserved_connections"))
 PER_ROLE = ("connection_limit", "valid_until")
 
@@ -68,7 +68,7 @@ def creating_statement(role: ServerRole, *, powers: bool, verifier: bool) -> Rol
 
 
 def withheld_attributes(role: ServerRole) -> list[str]:
-    """Return the attributes of the role that a restore does not give it."""
+    """Return the role's attributes that a restore does not grant."""
     return [ATTRIBUTES[name][0] for name in POWERS if getattr(role, name)]
 
 
@@ -90,7 +90,7 @@ def membership_statement(membership: RoleMembership, *, grantor: bool = True) ->
 
 
 def memberships_of_created(server_globals: ServerGlobals, created: Container[str]) -> list[RoleMembership]:
-    """Return the memberships of and in the created roles, each after the membership that its grantor needs."""
+    """Return the memberships of and in the created roles, each after any membership that its grantor needs."""
     waiting = [
         membership
         for membership in server_globals.memberships
@@ -112,10 +112,10 @@ def memberships_of_created(server_globals: ServerGlobals, created: Container[str
 
 
 def may_be_granted(membership: RoleMembership, server_globals: ServerGlobals, created: Container[str]) -> bool:
-    """Whether a restore that `created` these roles grants the membership; otherwise it only shows the statement.
+    """Whether a restore that `created` these roles grants the membership rather than only showing the statement.
 
-    The snapshot contains no objects and privileges of roles that already existed on the target, so membership in them
-    is not granted.
+    Membership in roles that already existed on the target is not granted, because their objects and privileges did not
+    come from the snapshot.
     """
     powers = {role.name for role in server_globals.roles if withheld_attributes(role)}
     return membership.role in HARMLESS or (membership.role in created and membership.role not in powers)
@@ -143,7 +143,7 @@ def _grantee(privilege: ParameterPrivilege) -> str:
 
 
 def server_statements(server_globals: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
-    """Yield all globals as statements for people, in an order that psql can run; `verifiers`: include passwords'."""
+    """Yield all globals as statements for display, in an order that psql can run; `verifiers` includes passwords'."""
     for role in server_globals.roles:
         yield creating_statement(role, powers=True, verifier=verifiers).shown
         if role.comment is not None:
@@ -171,7 +171,7 @@ def _tablespace_statements(tablespace: ServerTablespace) -> Iterator[str]:
 
 
 def find_differences(stored: ServerGlobals, present: ServerGlobals) -> list[str]:
-    """List the differences between roles that exist on both sides, one per line; `present` are the target's."""
+    """List the differences between roles that exist on both sides, one per line; `present` are the target's roles."""
     now: Mapping[str, ServerRole] = {role.name: role for role in present.roles}
     both = {role.name for role in stored.roles} & now.keys()
     lines: list[str] = []

@@ -1,16 +1,16 @@
 """Split an entry's script into statements, and run them with a search_path for functions that need one.
 
 Statements are split by the rules of the server's scanner and of psql (PostgreSQL manual, "Lexical Structure";
-src/fe_utils/psqlscan.l). A backslash is not an escape, as dumps are made with standard_conforming_strings on. A wrong
-split does not go unnoticed, because the server refuses the halves.
+src/fe_utils/psqlscan.l). A backslash is not an escape, because dumps are made with standard_conforming_strings on. A
+wrong split does not go unnoticed, because the server refuses the halves.
 
-DDL runs with an empty search_path, so that its own names mean the same as at the dump, even if others have created
-objects since. But functions called by an index, a constraint or a view may use names without a schema. They worked on
-the source because its sessions have a search_path. PostgreSQL 17 and newer give such functions no search_path at all
-while they build an index, refresh a view or analyze (PostgreSQL manual, "Maintenance Commands").
+DDL runs with an empty search_path, so that its names mean the same as at the time of the dump, even if other users have
+created objects since. But functions called by an index, a constraint or a view may use names without a schema. They
+worked on the source because its sessions have a search_path. PostgreSQL 17 and newer give such functions no search_path
+at all while they build an index, refresh a view or analyze (PostgreSQL manual, "Maintenance Commands").
 
 So the functions themselves get a search_path by `ALTER ROUTINE … SET search_path`, which is reset in the same
-transaction. Nobody else ever sees it, and the names in the statement are resolved as before.
+transaction. No other session ever sees this setting, and the names in the statement are resolved as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cutline.nodes.encodings import raw_text
 from cutline.nodes.server_errors import remedy_of
 from cutline.snapshots.ddl.database_facts import DEFAULT, list_elements
 
-# Words matter only where they open or close a routine's body.
+# Words matter only if they open or close a routine's body.
 TOKEN = re.compile(
     r"""
       (?P<line> --[^\n\r]* )
@@ -64,14 +64,14 @@ NO_VARIABLE = re.compile(r'"(?![A-Z_]+")')
 
 
 class Statement(NamedTuple):
-    """A statement of a script: its text with everything that precedes it, and `bare`, without preceding comments."""
+    """A statement of a script: `text` with everything that precedes it, and `bare`, without preceding comments."""
 
     text: str
     bare: str
 
 
 def statements_of(script: str) -> Iterator[Statement]:
-    """Yield the statements, and the text after the last statement; the joined texts are the script."""
+    """Yield the statements, then the text after the last statement; the texts concatenated are the script."""
     begin = 0
     for end in statement_ends(script):
         yield _statement(script[begin:end])
@@ -98,17 +98,17 @@ def statement_ends(script: str) -> Iterator[int]:
 
 
 def is_statements_alone(script: str) -> bool:
-    """Whether psql would send exactly this script to the server, whatever text follows it in a file.
+    """Whether psql would send exactly this script to the server, no matter what text follows it in a file.
 
     Errs towards False: psql 15 to 18 and the servers differ where constants touch numbers, words or each other, and
-    psql has commands, variables and COPY data. So the result is False for forms that pg_dump never writes. When psql
-    reads the script, standard_conforming_strings must be on.
+    psql has commands, variables and COPY data. So the result is False for forms that pg_dump never writes.
+    standard_conforming_strings must be on when psql reads the script.
     """
     # psql reads a line only up to the first NUL.
     if "\0" in script:
         return False
     offset, is_ended = 0, True
-    # The ends of the preceding word and string, unless other text than comments follows them.
+    # The ends of the preceding word and string, unless text other than comments follows them.
     word_end = string_end = -1
     for match, end, is_statement_end in _tokens(script):
         start, between = match.start(), script[offset : match.start()]
@@ -126,7 +126,7 @@ def is_statements_alone(script: str) -> bool:
         is_after_colon = between.endswith(":") and COLON.search(between) is not None
         if is_after_colon and (match["word"] or match["quoted"]) and not NO_VARIABLE.match(text):
             return False
-        # Dumps contain no constants with U&.
+        # Dumps contain no U& constants.
         if match["quoted"] and (start == word_end or between.endswith("&")):
             return False
         # Constants separated by a line end are one constant; a doubled quote is read as two constants.
@@ -167,7 +167,7 @@ def _tokens(script: str) -> Iterator[_Token]:
 
 
 def _depth_change(word: str, bodies: int) -> int:
-    """Return the change of nesting depth: BEGIN ATOMIC, or CASE within a body, opens a level; END closes one."""
+    """Return the change in nesting depth: BEGIN ATOMIC, or CASE within a body, opens a level; END closes one."""
     if word == "begin" or (word == "case" and bodies):
         return 1
     return -1 if word == "end" and bodies else 0
@@ -193,12 +193,14 @@ def literal(text: str) -> str:
     return f"E{quoted}" if "\\" in text else quoted
 
 
-# SQLSTATEs of a name that was not found, or not with these types: class 42 without those no search_path can fix.
+# SQLSTATEs for a name that was not found, or not with these types: class 42 minus the errors that no search_path can
+# fix.
 NOT_FOUND = re.compile(r"3F000|42(?!501|710|701|P04|P05|P06|P07|723)...")
 USER = "$user"
 # From this version on, maintenance commands give functions no search_path.
 RESTRICTED_VERSION = 170000
-# Functions whose bodies are parsed when they run. Others' functions are excluded, as our role can't alter them.
+# Functions whose bodies are parsed when they run. Functions that belong to other roles are excluded, because our role
+# can't alter them.
 FUNCTIONS_QUERY = b"""
 SELECT pg_catalog.textsend(p.oid::pg_catalog.regprocedure::pg_catalog.text),
        pg_catalog.textsend(pg_catalog.concat('"', pg_catalog.replace(pg_catalog.pg_get_userbyid(p.proowner), '"', '""'),
@@ -224,7 +226,7 @@ SELECT pg_catalog.convert(name, 'UTF8', pg_catalog.getdatabaseencoding())
 def path_elements(path: str | None) -> list[str]:
     """Split a stored search_path, DEFAULT if it is None, into its schemas: quoted names, and USER unquoted."""
     names = list_elements(DEFAULT if path is None else path)
-    # Skip empty names: an empty path is stored as one, but statements don't accept it.
+    # Skip empty names: an empty path is stored as an empty name, which statements don't accept.
     return [USER if name == USER else quote_identifier(name) for name in names if name]
 
 
@@ -239,7 +241,7 @@ def path_of_owner(path: str | None, owner: str) -> str:
 
 
 class NeededPath(NamedTuple):
-    """A called function that sets no search_path, and the statement that sets one; raw text."""
+    """A called function that sets no search_path, and the statement that sets one for it; raw text."""
 
     function: str
     statement: str
@@ -250,13 +252,13 @@ def run_with_paths(
 ) -> tuple[NeededPath, ...] | None:
     """Run the statements in a separate transaction or savepoint; return the functions that needed a search_path.
 
-    Returns None if none was needed. The functions are those called by the statements or by `definition`, that of the
-    object in the statements, but not those called by other functions.
+    Returns None if the first attempt succeeded. The functions are those called by the statements or by `definition`,
+    the definition of the statements' object, but not those called by other functions.
 
-    The session is raw (nodes.encodings). First the statements run unchanged. If a name is not found, they run again
-    with a search_path for every function that sets none: the database's path for the function's owner, then the
+    The session must be raw (nodes.encodings). First the statements run unchanged. If a name is not found, they run
+    again with a search_path for every function that sets none: the database's path for the function's owner, then the
     function's schema, then the schemas of the other functions. If both attempts fail, raises the psycopg.Error of the
-    first, or of the second if that was caused by the server's state.
+    first, or of the second if the server's state caused the second.
     """
     try:
         with connection.transaction():
@@ -302,7 +304,7 @@ def _run_once_more(
 
 
 def run_statements(connection: psycopg.Connection[Any], statements: bytes) -> None:
-    """Run the statements as one message, in the current transaction or in one of their own; raise psycopg.Error."""
+    """Run the statements as one message, in the current transaction or in a separate one; raise psycopg.Error."""
     if not statements:
         return
     result = connection.pgconn.exec_(statements)

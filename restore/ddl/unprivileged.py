@@ -1,14 +1,15 @@
-"""Adapt a shard's DDL to a role that is not a superuser, and find the part that only a superuser can create.
+"""Adapt a shard's DDL to a role that is not a superuser, and separate the part that only a superuser can create.
 
 An ordinary role may transfer an object only to an owner with CREATE on the object's schema, and a publication only to
-an owner with CREATE on the database. Superusers are exempt, so pg_dump writes privileges after the objects. So each
-owner gets a temporary grant of that privilege, a loan, which is revoked before the dump's own grants. All grants come
-after the rows, so that an owner's REVOKE from itself doesn't prevent loading its rows.
+an owner with CREATE on the database. Superusers are exempt, so pg_dump writes privileges after the objects. In adapted
+DDL, each owner therefore gets a temporary grant of that privilege, a *loan*, which is revoked before the dump's own
+grants. All grants come after the rows, so that an owner's REVOKE from itself doesn't prevent loading its rows.
 
 A superuser creates extensions and their schemas in the empty database, before it contains any of the source's objects.
 The statements are generated here, with names from the entries. Every role may use the extensions' foreign-data
-wrappers, as owners of servers must. The restoring role may fill the extensions' configuration tables. All else is left
-out, by name: event triggers, publications of all tables or of schemas, and privileges on objects of extensions.
+wrappers, because the owners of foreign servers must be able to. The restoring role may fill the extensions'
+configuration tables. Everything else is omitted and reported by name: event triggers, publications of all tables or of
+schemas, and privileges on extension objects.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ GRANTOR = re.compile(rf"SET SESSION AUTHORIZATION (?P<role>{NAME});")
 DEFAULTS = re.compile(rf"ALTER DEFAULT PRIVILEGES FOR ROLE (?P<role>{NAME}) ")
 NO_GRANTOR = "RESET SESSION AUTHORIZATION;"
 PRIVILEGE_VERBS = ("GRANT ", "REVOKE ", "ALTER DEFAULT PRIVILEGES ", "SET SESSION AUTHORIZATION ", NO_GRANTOR)
-# Statements that change the role in adapted DDL.
+# The statements with which adapted DDL changes roles.
 SET_ROLE, RESET_ROLE = "SET ROLE ", "RESET ROLE;"
-# Archives' entries have positive numbers.
+# The entries of archives have positive numbers.
 LOANS_NUMBER = 0
 CUTLINES = re.compile(rf'(?:CREATE|ALTER) PUBLICATION "?(?P<name>{OWN_PUBLICATION})"? ')
 # The owner of schema public in a new database, a role whose only member is the database's owner.
@@ -49,7 +50,7 @@ PUBLIC, PUBLIC_OWNER = "public", "pg_database_owner"
 class _Loans:
     """The loans of privileges to owners, with the statements that revoke them, and the roles found in the DDL.
 
-    `ours`, the restoring role, gets no loans: it owns the database and all that it creates there, and revoking a loan
+    `ours`, the restoring role, gets no loans: it owns the database and everything it creates there, and revoking a loan
     would revoke its rights as the owner.
     """
 
@@ -81,7 +82,7 @@ class _Loans:
 
 
 def _on_database(verb: str, owner: str) -> str:
-    """Return a statement on the current database, whose name is unknown in the DDL."""
+    """Return a statement for the current database, whose name the DDL does not know."""
     statement = literal(f"{verb} {owner.replace('%', '%%')}")
     return f"DO {literal(f'BEGIN EXECUTE format({statement}, current_database()); END')};"
 
@@ -168,10 +169,10 @@ LETS_FILL = """DO $do$ DECLARE one record; BEGIN
 
 @dataclass(frozen=True, slots=True)
 class Beforehand:
-    """Statements (raw text) of a superuser in an empty database, the `schemas` that they create, and the omissions.
+    """What a superuser runs in an empty database: the statements (raw text), the `schemas` they create, the omissions.
 
-    `privileges` are the objects of extensions whose privileges are left out, by schema; "" is for objects without a
-    schema.
+    `privileges` are the extension objects whose privileges are left out, keyed by schema ("" for objects without a
+    schema).
     """
 
     statements: tuple[str, ...]
@@ -185,8 +186,8 @@ def take_superusers_part(
 ) -> tuple[ArchiveDdl, Beforehand]:
     """Divide the DDL into the `role`'s part and a superuser's part; schemas belong to the role.
 
-    With `refused`, the restore continues without these extensions and others that can't be created. Then the role's
-    part also contains all extensions. Existing extensions are skipped, and the others are reported as refused.
+    With `refused`, the restore continues without these extensions and any others that can't be created. Then the role's
+    part also contains all extensions: existing ones are skipped, and the rest are reported as refused.
 
     Raises SchemaLoadError if an extension is created by a statement in an unknown form.
     """
@@ -202,7 +203,7 @@ def take_superusers_part(
             statements.append(f"{CREATES}{quote_identifier(name)}{where};")
     if statements:
         statements += [LETS_USE, LETS_FILL % {"role": quote_identifier(role).replace("%", "%%").replace("'", "''")}]
-    # Drop the language last, as the statements before use it.
+    # Drop the language last, because the preceding statements use it.
     if any(map(_drops_language, ddl.entries)):
         statements.append('DROP EXTENSION "plpgsql";')
     left_out, of_extensions = dict(_left_out(ddl)), list(_privileges_of_extensions(ddl))
@@ -222,7 +223,7 @@ def take_superusers_part(
 
 
 def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
-    """Adapt the DDL to the work that a superuser has done."""
+    """Adapt the DDL to what a superuser has already created."""
 
     def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
         for entry in entries:
@@ -240,7 +241,7 @@ def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
 
 
 def _parse_extension(statement: str) -> tuple[str, str]:
-    """Return the extension's name and its schema, "" if the statement names none."""
+    """Return the extension's name and its schema ("" if the statement does not name one)."""
     match = CREATES_EXTENSION.fullmatch(statement.strip())
     if match is None:
         raise SchemaLoadError(
@@ -256,7 +257,7 @@ def _drops_language(entry: ArchiveEntry) -> bool:
 
 
 def _is_superusers(entry: ArchiveEntry) -> bool:
-    """Whether a superuser creates the entry's object, or the entry is a remark on such an object."""
+    """Whether a superuser creates the entry's object, or the entry is a comment or label on such an object."""
     return (
         entry.kind == EXTENSION
         or _drops_language(entry)
@@ -275,7 +276,7 @@ def _publishes_all(ddl: ArchiveDdl, entry: ArchiveEntry) -> bool:
 
 
 def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield the numbers of the entries that are left out, each with its name and the reason; remarks have no name."""
+    """Yield the numbers of the omitted entries, each with its name and the reason; comments and labels have no name."""
     for entry in ddl.entries:
         if is_of_event_trigger(entry):
             name = f"event trigger {show_name(entry.name)}" if entry.kind == EVENT_TRIGGER else ""
@@ -285,7 +286,7 @@ def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _privileges_of_extensions(ddl: ArchiveDdl) -> Iterator[ArchiveEntry]:
-    """Yield privileges on objects that the archive lacks, because they belong to an extension."""
+    """Yield privileges on objects that are not in the archive because they belong to an extension."""
     # Ignore dependencies on other privileges: a column's privileges also depend on the table's.
     written = {entry.number for entry in ddl.contents.entries if entry.kind != PRIVILEGES}
     for entry in ddl.entries:

@@ -1,4 +1,4 @@
-"""Assertions: run one read-only query on a restored database and compare the answer with the expected result.
+"""Run an assertion: a read-only query on a restored database, whose result is compared with the expected one.
 
 Values are compared in PostgreSQL's output format: numbers as numbers, booleans as booleans, everything else as text.
 NULL equals nothing.
@@ -25,7 +25,7 @@ from cutline.snapshots.ddl.database_facts import DEFAULT, read_search_path
 from cutline.storage.errors import SnapshotError
 
 BOOLEAN_OID = 16
-# A function may catch the cancellation of its statement and continue. Then its session is terminated.
+# A function may catch the cancellation of its statement and continue; its session is terminated this much later.
 END_AFTER_SECONDS = 2.0
 ROWS_SHOWN_MAX = 5
 ANSWER_CHARACTERS_MAX = 1_000_000
@@ -35,10 +35,10 @@ Rows = Sequence[Sequence[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class AssertionResult:
-    """The result of an assertion: whether it holds (None if it was not run), and the reason if it does not.
+    """The result of an assertion.
 
-    `found` are the first rows of the answer in PostgreSQL's output format. `has_ended_server`: the server had to be
-    stopped to end the session.
+    `holds` is None if the assertion was not run; `why` is the reason if it does not hold. `found` are the first rows of
+    the answer in PostgreSQL's output format. `has_ended_server`: the server had to be stopped to end the session.
     """
 
     assertion: AssertionTable
@@ -53,7 +53,7 @@ class AssertionResult:
 class Reader:
     """Access to a restored database as the role that runs assertions.
 
-    `end` reliably ends the session with this process id, and returns whether the server had to be stopped.
+    `end` reliably ends the session with a given process id, and returns whether the server had to be stopped.
     """
 
     node: Node
@@ -62,7 +62,7 @@ class Reader:
 
 @dataclass(slots=True)
 class _Limit:
-    """Whether an assertion took too long, so that its session was terminated, or even the server stopped."""
+    """Records whether an assertion took too long, so that its session was terminated or even the server stopped."""
 
     is_over: bool = False
     has_ended_server: bool = False
@@ -109,7 +109,7 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
 
 @contextmanager
 def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: float, limit: _Limit) -> Iterator[None]:
-    """Terminate the session, in a thread, if the block takes longer, regardless of the statement that it runs."""
+    """Terminate the session from a thread if the block exceeds the limit, regardless of which statement it runs."""
     process = connection.info.backend_pid
 
     def end() -> None:
@@ -129,7 +129,7 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
         yield
     finally:
         timer.cancel()
-        # Wait for its end before the next query.
+        # Wait for the timer to finish before the next query.
         timer.join()
 
 
@@ -138,11 +138,11 @@ class _TooLargeError(Exception):
 
 
 def _fetch(connection: psycopg.Connection[Any], rows_max: int) -> tuple[list[list[str | None]], list[bool]]:
-    """Fetch the cursor's first rows in PostgreSQL's output format, and which columns are boolean."""
+    """Fetch the cursor's first rows in PostgreSQL's output format, and determine which columns are boolean."""
     rows: list[list[str | None]] = []
     size = 0
     while True:
-        # Fetch rows singly, as a view may return any number of large values.
+        # Fetch rows one at a time, because a view may return any number of large values.
         cursor = connection.execute("FETCH 1 FROM asked")
         found, booleans = _texts(cursor), _boolean_columns(cursor)
         size += sum(len(cell or "") for row in found for cell in row)
@@ -191,17 +191,17 @@ def _equals(expected: Value, answer: str | None, is_boolean: bool) -> bool:  # n
 
 
 def expected_text(expected: Expected) -> str:
-    """Format the expected result for people."""
+    """Format the expected result for display."""
     if expected is UNSET:
         return "no rows"
     lists = expected if isinstance(expected, tuple) else (expected,)
     rows = [one if isinstance(one, tuple) else (one,) for one in lists]
-    # Quote strings, to tell the text "NULL" from NULL.
+    # Quote strings to distinguish the text "NULL" from NULL.
     return rows_text([[f'"{value}"' if isinstance(value, str) else value for value in row] for row in rows])
 
 
 def rows_text(rows: Sequence[Sequence[Value | None]]) -> str:
-    """Format rows for people; a single value has no brackets."""
+    """Format rows for display; a single value has no brackets."""
     if not rows:
         return "no rows"
     if len(rows) == 1 and len(rows[0]) == 1:

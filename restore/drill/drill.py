@@ -33,14 +33,14 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import IndeterminateError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore
 
-# Exit codes of the command by its result, as in a check.
+# The command's exit code by verdict, as in a check.
 EXIT_CODES = {"holds": 0, "fails": 1, "inconclusive": 4}
 NOT_ASKED = "not run: an earlier assertion did not end, so the server was stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class DrillReport:
-    """The report of the restore in a drill, and the results of the assertions; without results it proves nothing."""
+    """The report of a drill's restore, and the results of the assertions; a drill without results proves nothing."""
 
     restored: RestoreReport
     assertions: tuple[AssertionResult, ...]
@@ -53,7 +53,7 @@ class DrillReport:
 
 
 def verdict_of(assertions: Sequence[AssertionResult], restored: RestoreReport) -> str:
-    """Return `holds`, `fails` or `inconclusive`; the latter also if statements were refused."""
+    """Return `holds`, `fails` or `inconclusive`; the verdict is also inconclusive if statements were refused."""
     outcomes = [assertion.holds for assertion in assertions]
     if False in outcomes:
         return "fails"
@@ -70,9 +70,9 @@ def run_drill(
 ) -> DrillReport:
     """Restore into temporary servers, run every assertion of fleet.toml, and remove the servers.
 
-    With `own`, restore into temporary databases on the servers of that fleet and remove the databases. `announce` is
-    called with the plan and its preview before the restore. Raises DrillUnfitError if the servers are unfit for the
-    snapshot, and all errors of check_drill and a restore.
+    With `own`, restore into temporary databases on that fleet's servers, and remove the databases afterwards.
+    `announce` is called with the plan and its preview before the restore. Raises DrillUnfitError if the servers are
+    unfit for the snapshot, and any error of check_drill or a restore.
     """
     began = time.monotonic()
     check_drill(source)
@@ -89,7 +89,7 @@ def run_drill(
     if plan.damage is not None:
         raise plan.damage
     settle_dead_drills(store, utc_now())
-    # The label tells readers of the record that the servers are gone if the process is.
+    # The label tells readers of the record that the servers are gone if the process has ended.
     plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
     results: list[AssertionResult] = []
     extensions = CONTRIB | set(source.drill.extensions)
@@ -131,7 +131,7 @@ def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[A
 def settle_dead_drills(store: ObjectStore, now: datetime) -> None:
     """Record the end of killed drills, which can't be resumed.
 
-    The local clock may be wrong and no node's is available. So a lease counts as expired only after a very long time,
+    The local clock may be wrong, and no node is there to ask. So a lease counts as expired only after a very long time,
     or if its process ran on this machine and has ended.
     """
     for lease in open_leases(store):

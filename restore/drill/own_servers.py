@@ -1,9 +1,10 @@
-"""A drill on existing servers of the user: the primaries of a different fleet.toml.
+"""A drill on the user's own servers: the primaries of a different fleet.toml.
 
 Each shard is restored into a database with a new name; other databases are not touched. A role without privileges
-restores and queries it: the dsn's role, or a new role if that is a superuser. The new role replaces the snapshot's
-roles that exist on the server; missing roles are created. At the end of the block everything is dropped. The next drill
-drops the remains of a killed drill; a running drill is recognized by a session with its name.
+restores and queries that database: the dsn's role, or a new role if the dsn's is a superuser. The new role stands in
+for those of the snapshot's roles that exist on the server; missing roles are created. At the end of the block
+everything is dropped. The next drill drops the remains of a killed drill; a running drill is recognized by a session
+with its name.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from cutline.storage.errors import SnapshotError, UsageError
 
 # Names of a drill's objects on a server, with the operation's suffix and, for a database, the number of the target.
 NAME = re.compile(r"(?P<drill>cutline_drill_[0-9a-f]{10})(_[0-9]+(_restoring_[0-9a-f]{10})?)?")
-# The connection parameters that belong to the role.
+# The connection parameters that belong to a role.
 OF_THE_ROLE = ("user", "password", "passfile", "sslcert", "sslkey", "sslpassword", "service")
 DATABASES_QUERY = """
 SELECT datname FROM pg_database
@@ -69,9 +70,9 @@ SELECT array_remove(ARRAY[CASE WHEN r.rolcreaterole AND current_setting('server_
 
 @contextmanager
 def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progress) -> Iterator[DrillPlace]:
-    """Yield the plan with new databases on its targets' servers as targets, and drop these databases at the end.
+    """Yield the plan with its targets replaced by new databases on the same servers; drop these databases at the end.
 
-    Raises DrillUnfitError if a role has more privileges than a drill needs, UsageError, NodeUnreachableError.
+    Raises DrillUnfitError if a role has more privileges than a drill needs; also UsageError and NodeUnreachableError.
     """
     name = f"cutline_drill_{suffix_of(plan.intent.id)}"
     targets = tuple(
@@ -82,7 +83,7 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
         sessions = {
             target.shard: stack.enter_context(connect(target.maintenance, application_name=name)) for target in targets
         }
-        # A proxy may close an idle session, so the watch keeps others with this name and renews them.
+        # A proxy may close an idle session, so the watch keeps other sessions with this name and renews them.
         stack.enter_context(watch_nodes((target.maintenance for target in targets), name))
         for target in targets:
             with raising_unreachable(target.node):
@@ -136,7 +137,7 @@ def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
 
 
 def _with_login(plan: RestorePlan, superusers: Connections, name: str, extensions: frozenset[str]) -> RestorePlan:
-    """Let the superusers create the role `name`; return the plan for it, in which it replaces existing roles."""
+    """Have the superusers create the role `name`; return a plan that uses it, also in place of existing roles."""
     password, made, taken = new_password(), set[str](), dict[str, str]()
     nodes, folders = dict[str, Node](), dict[str, Path | None]()
     for target in plan.targets:
@@ -151,7 +152,7 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
             nodes[target.shard], folders[target.shard] = target.maintenance, find_data_directory(connection)
             encoding = plan.chain.baseline[target.source].encoding
             existing = find_existing_roles(target, connection, plan.roles(target), encoding)
-        # Keep predefined roles: they own nothing and only receive privileges.
+        # Don't replace predefined roles: they own nothing and only receive privileges.
         taken |= {role: name for role in existing if not role.startswith("pg_")}
     targets = tuple(
         target_of(target.shard, replace(target.node, dsn=_as(target.node.dsn, name, password)), (), plan.intent.id)
@@ -170,7 +171,7 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
 
 
 def _as(dsn: str, role: str, password: str) -> str:
-    # Drop the original role's credentials, which don't authenticate this role.
+    # Remove the original role's credentials, which don't authenticate this role.
     given = {key: value for key, value in conninfo_to_dict(dsn).items() if key not in OF_THE_ROLE}
     return make_conninfo("", **given | {"user": role, "password": password})
 
@@ -192,10 +193,11 @@ def _check_login(target: Target) -> None:
 def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progress) -> None:
     """Drop the remains of killed drills on the server, recognized by names that no session has.
 
-    Objects in use are left and noted; they don't disturb other drills. Raises the errors of a lost session.
+    Objects in use are reported and left behind; they don't disturb other drills. Raises an error if the session is
+    lost.
     """
     made, found = _made_roles(target, session), session.execute(DATABASES_QUERY).fetchall()
-    # Read the sessions last: a drill has one before it creates anything, and until it has dropped everything.
+    # Read the sessions last: a drill opens one before it creates anything, and keeps it until everything is dropped.
     living = {name for (name,) in session.execute(LIVING_QUERY)}
     roles = [(role, mark) for role, mark in made if mark not in living]
     databases = dict.fromkeys(
@@ -206,7 +208,7 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
 
 
 def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
-    """Return the roles that drills have created, with their marks; drills by a role without superuser rights have none.
+    """Return the roles that drills created, with their marks; a drill whose role is not a superuser creates none.
 
     The restoring role comes last, because its drill's other roles are recognized by it.
     """
@@ -216,18 +218,18 @@ def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[
 def _drop_databases(
     target: Target, session: psycopg.Connection[Any], databases: Iterable[str], roles: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Drop the databases and all others owned by the restoring roles; yield those that are left, with the reasons.
+    """Drop the databases and all others owned by the restoring roles; yield those that remain, with the reasons.
 
-    First disables logins as such roles. Raises the errors of a lost session.
+    First disables logins as such roles. Raises an error if the session is lost.
     """
     logins = [role for role, mark in roles if role == mark]
     for role in logins:
-        # The owners' code, which ran as this role, may have given it a password that they know.
+        # The snapshot owners' code, which ran as this role, may have given it a password that the owners know.
         bar = sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role))
-        # Ignore errors: another drill may be dropping the role, otherwise DROP reports the reason.
+        # Ignore errors: either another drill is dropping the role, or DROP will report the reason.
         _why_left(session, partial(session.execute, bar))
         for (process,) in session.execute(SESSIONS_QUERY, (role,)).fetchall():
-            # Ignore errors here too, as DROP reports the reason.
+            # Ignore errors here too: DROP will report the reason.
             _why_left(session, partial(end_session, target.maintenance, process))
     owned = [database for (database,) in session.execute(OWNED_QUERY, (logins,))]
     for database in dict.fromkeys([*databases, *owned]):
@@ -236,7 +238,10 @@ def _drop_databases(
 
 
 def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Drop the roles; yield those that are left, with the reasons. Raises the errors of a lost session."""
+    """Drop the roles; yield those that remain, with the reasons.
+
+    Raises an error if the session is lost.
+    """
     left = set[str]()
     for role, mark in roles:
         statement = sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role))
@@ -248,7 +253,7 @@ def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str
 
 
 def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> str:
-    """Call `drop`; return the reason if it fails, else "". Raises the errors of a lost session."""
+    """Call `drop`; return the reason if it fails, else "". Raises an error if the session is lost."""
     try:
         drop()
     except (SnapshotError, psycopg.Error) as error:
@@ -259,7 +264,7 @@ def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> s
 
 
 def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
-    """Drop everything that the drill has created, in new sessions, as the earlier ones may be lost."""
+    """Drop everything that the drill created, in new sessions, because the earlier ones may be lost."""
 
     def drop_databases(target: Target, session: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
         yield from _drop_databases(target, session, (target.loading, target.database), made(target, session))
@@ -271,7 +276,7 @@ def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
         return [(role, mark) for role, mark in _made_roles(target, session) if mark == name]
 
     targets = list(targets)
-    # Drop all databases first: with several targets on one server, roles own objects in all of them.
+    # Drop all databases first: with several targets on one server, a role owns objects in all of their databases.
     for drop in (drop_databases, drop_roles):
         for target in targets:
             try:

@@ -1,9 +1,9 @@
 """The servers of a drill: one for each shard, in a temporary folder, for untrusted databases.
 
 A role without privileges restores the databases, and code from the source runs only as that role. A superuser creates
-this role, the snapshot's roles and its extensions, and enters the databases only while they are empty. The servers are
-always stopped and deleted at the end of the block. If the process is killed, the next command that uses temporary files
-deletes them (spark/session_folder.py), provided that the folder is below the command's own.
+this role, the snapshot's roles and the extensions, and connects to the databases only while they are empty. The servers
+are always stopped and deleted at the end of the block. If the process is killed, the next command that uses temporary
+files deletes them (spark/session_folder.py), provided that the folder is below that command's own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from cutline.restore.targets.requirements import DRILL_WITHOUT
 from cutline.restore.targets.target import Superusers, Target, TargetUnfitError, mark_role, suffix_of, target_of
 from cutline.storage.errors import RefusedError, SnapshotError, remember_secret
 
-# Contrib modules that are not marked as trusted, but let no unprivileged role access files, programs or connections.
+# Contrib modules that are not marked as trusted, but don't give unprivileged roles access to files, programs or
+# connections.
 CONTRIB = frozenset(
     {
         "amcheck",
@@ -76,7 +77,7 @@ class DrillUnfitError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class DrillPlace:
-    """The plan of a restore into a drill's servers; `make_reader` returns a Reader for querying a target afterwards."""
+    """The plan for restoring into a drill's servers; `make_reader` returns a Reader for the queries afterwards."""
 
     plan: RestorePlan
     make_reader: Callable[[Target], Reader]
@@ -102,7 +103,7 @@ def create_login(superuser: Node, role: str, password: str, attributes: str, *, 
 
 
 def end_session(node: Node, process: int) -> bool:
-    """Terminate the session with this process id; return whether it has ended in time."""
+    """Terminate the session with this process id; return whether it ended in time."""
     with connect(node) as connection:
         return connection.execute(TERMINATE, (process, END_SECONDS_MAX * 1000)).fetchone() == (True,)
 
@@ -113,7 +114,7 @@ def naming_unfit(snapshot: str) -> Iterator[None]:
     try:
         yield
     except (TargetUnfitError, TargetLacksError, SchemaLoadError, ObstaclesError) as error:
-        # Drop other hints: they concern permanent servers, or steps that a drill lacks.
+        # Drop the other hints: they concern permanent servers, or steps that a drill does not have.
         hints = [line for line in error.hint.splitlines() if DRILLS.search(line)]
         obstacles: Any = error.details.get("obstacles", [{"hint": error.hint}])
         if any(obstacle["hint"] != DRILL_WITHOUT for obstacle in obstacles):
@@ -133,7 +134,7 @@ SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "synch
 
 
 def without_servers(source: Fleet, shards: tuple[str, ...]) -> Fleet:
-    """Return a fleet of these primaries whose servers don't exist yet."""
+    """Return a fleet with these primaries; their servers don't exist yet."""
     programs = source.nodes[0].programs
     return replace(source, nodes=tuple(Node(shard, f"dbname={DATABASE}", programs=programs) for shard in shards))
 
@@ -162,7 +163,7 @@ def drill_servers(
 
 
 def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Confinement:
-    """Find a confinement for the servers by trials in a new folder; without one, raise unless `rules` allow it."""
+    """Find a confinement for the servers by trial runs in a new folder; if none works, raise unless `rules` permit."""
     folder.mkdir()
     confinement = find_confinement(folder)
     if confinement.is_none and not rules.allow_unconfined:
@@ -218,6 +219,6 @@ def end_in_any_case(superuser: Node, server: EmbeddedNode, process: int) -> bool
     try:
         has_ended = end_session(superuser, process)
     except (SnapshotError, psycopg.Error):
-        # The owners' code may also have exhausted the resources for a superuser's session.
+        # The snapshot owners' code may also have left no resources for a superuser's session.
         has_ended = False
     return not has_ended and stop_server(server, immediate=True)

@@ -1,5 +1,5 @@
-"""The amount of work of a restore, its expected duration and its progress.
+"""How much work a restore is, how long it will take, and its progress.
 
-The *volume* of a shard is its size according to the commits. An *estimate* is the duration in seconds, by step. A
-*tally* queries the progress of nodes while a step runs.
+The *volume* of a shard is its size according to the commits. An *estimate* is the expected duration in seconds, by
+step. A *tally* queries the nodes' progress while a step runs.
 """

@@ -24,14 +24,14 @@ from cutline.snapshots.records.operation_records import RestoreFigures, StepFigu
 from cutline.storage.store import ObjectStore
 
 READ_MAX = 50
-# Compare only this many of the newest restores, as servers and machines change; choose the most similar in size.
+# Consider only this many of the newest restores, because servers and machines change; choose the most similar in size.
 COMPARED_MAX = 5
 
 
 def read_measured(store: ObjectStore, decided: Iterable[str], rows: int) -> tuple[str, RestoreFigures] | None:
     """Return the operation and figures of the recent restore whose size is closest to `rows`, or None.
 
-    The newest of equally close restores is chosen. Only the READ_MAX newest decided restores are read.
+    Ties go to the newest. Only the READ_MAX newest decided restores are read.
     """
     recent = list(islice(_newest_figures(store, decided), COMPARED_MAX))
     return min(recent, key=lambda one: abs(math.log((one[1].rows + 1) / (rows + 1))), default=None)
@@ -43,7 +43,7 @@ def _newest_figures(store: ObjectStore, decided: Iterable[str]) -> Iterator[tupl
         try:
             outcome = read_outcome(store, operation)
         except ManifestError:
-            # Skip it: the command that needs the outcome reports the error.
+            # Skip the outcome: a command that needs it will report the error.
             continue
         if outcome is not None and isinstance(outcome.figures, RestoreFigures):
             yield operation, outcome.figures
@@ -51,7 +51,7 @@ def _newest_figures(store: ObjectStore, decided: Iterable[str]) -> Iterator[tupl
 
 # The size of an empty database, which consists of its catalogs.
 EMPTY_BYTES = 8 << 20
-# Ratio of rows and indexes to the compressed base copy, for commits that don't contain the size.
+# The ratio of rows and indexes to the compressed base copy, for commits that don't contain the size.
 EXPANSION = 8
 INDEXES = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
@@ -59,13 +59,13 @@ WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
 
 @dataclass(frozen=True, slots=True)
 class ShardVolume:
-    """The amounts to restore of a shard.
+    """The amounts to restore for a shard.
 
-    `rows` are the rows of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
-    `large_bytes` and `segment_bytes` are stored sizes, and `stored_bytes` is the total. `size_bytes` is the size of the
-    database, approximate if `is_rough`. `indexes` are the numbers of indexes, keys and foreign keys, by table. If
-    routes divide tables, the numbers of rows and changes are approximate. `loaded` rows were loaded by an earlier
-    process.
+    `rows` are the row counts of the base copies, by table; `changes` are the increments' changes to fold into them.
+    `base_bytes`, `large_bytes` and `segment_bytes` are stored sizes, and `stored_bytes` is the total. `size_bytes` is
+    the size of the database, approximate if `is_rough`. `indexes` counts indexes, keys and foreign keys, by table. If
+    routes divide tables, the numbers of rows and changes are approximate. `loaded` is the number of rows that an
+    earlier process loaded.
     """
 
     rows: Mapping[str, int]
@@ -84,12 +84,12 @@ class ShardVolume:
 
     @property
     def row_count(self) -> int:
-        """The number of all rows of the base copies."""
+        """The total number of rows in the base copies."""
         return sum(self.rows.values())
 
     @property
     def index_work(self) -> int:
-        """The number of comparisons for sorting all indexes, in units of the comparisons per row in a million rows.
+        """The number of comparisons needed to sort all indexes, in units of the comparisons per row for a million rows.
 
         An index on an empty table counts as one.
         """
@@ -100,7 +100,7 @@ class ShardVolume:
 
 @dataclass(frozen=True, slots=True)
 class BegunShard:
-    """The work of earlier processes on a shard: they have loaded `rows`, which are all rows if `is_loaded`.
+    """What earlier processes did for a shard: they loaded `rows` rows, which are all if `is_loaded`.
 
     `phase` is the phase of its database (restore/targets/databases.py).
     """
@@ -110,14 +110,14 @@ class BegunShard:
     is_loaded: bool
 
     def volume_left(self, volume: ShardVolume) -> ShardVolume:
-        """Return the shard's volume without the finished work: its tables, and some or all of its rows."""
+        """Return the shard's volume minus the finished work: its tables, and some or all of its rows."""
         if not self.is_loaded:
             return replace(volume, loaded=min(self.rows, volume.row_count), tables=0 if self.rows else volume.tables)
         return replace(volume, loaded=volume.row_count, changes=0, large_bytes=0, tables=0)
 
 
 def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: Iterable[ArchiveEntry]) -> ShardVolume:
-    """Measure the volume of a shard's `groups`; `entries` are the restored entries of its DDL."""
+    """Measure the volume of a shard's `groups`; `entries` are the entries of its DDL that are restored."""
     chosen = tuple(groups)
     names = stored_names(chain, shard, chosen)
     base_bytes, rows = 0, Counter[str]()
@@ -152,7 +152,7 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
 
 
 def without_rows(volume: ShardVolume) -> ShardVolume:
-    """Return the volume of a restore of only the DDL."""
+    """Return the volume of a DDL-only restore."""
     ddl_bytes = volume.stored_bytes - volume.base_bytes - volume.large_bytes - volume.segment_bytes
     return replace(
         volume,
@@ -175,7 +175,7 @@ def without_large_objects(volume: ShardVolume) -> ShardVolume:
 def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str, float]]) -> ShardVolume:
     """Return a target's volume from the volumes of several shards; `shares` are its shares of each table's rows.
 
-    A share between 0 and 1 is a guess. Commits count changes by shard and not by table, so changes are divided in
+    A share between 0 and 1 is a guess. Commits count changes per shard, not per table, so changes are divided in
     proportion to the rows.
     """
     rows: Counter[str] = Counter()
@@ -206,7 +206,7 @@ def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str
 
 
 def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int, str]:
-    """Return the groups' names, by every number under which their rows may be stored."""
+    """Return the groups' names, keyed by every number under which their rows may be stored."""
     names = {group.number: group.name for group in groups}
     for new, old in sorted(chain.successions(shard).items(), reverse=True):
         if new in names:
@@ -215,7 +215,7 @@ def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int,
 
 
 def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[NamedObject]:
-    """Yield the entries of the shard's base objects that contain rows of these groups, given by number.
+    """Yield the entries of the shard's base objects that contain rows of the groups with these numbers.
 
     An object list is expanded only if some of its objects may contain no such rows.
     """
@@ -237,7 +237,7 @@ def size_of(entry: NamedObject) -> int:
 
 
 def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:
-    """Count the indexes, keys and foreign keys of every table; their entries depend on the table's entry."""
+    """Count the indexes, keys and foreign keys of every table, whose entries depend on the table's entry."""
     entries = list(entries)
     tables = {entry.number: f"{entry.schema}.{entry.name}" for entry in entries if entry.kind in WITH_ROWS}
     owners = (
@@ -262,7 +262,7 @@ class RestoreStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The seconds of a step: a fixed time, and a time per unit of its work."""
+    """The cost of a step in seconds: a fixed time, and a time per unit of work."""
 
     fixed: float
     per_unit: float = 0.0
@@ -272,7 +272,7 @@ class StepCost:
         return self.fixed + self.per_unit * amount
 
     def scaled(self, measured: StepFigures) -> StepCost:
-        """Return the cost that matches the measured figures; a component too small to be measured hardly changes."""
+        """Return the cost that matches the measured figures; components too small to measure hardly change."""
         expected = self.seconds(measured.amount)
         factor = measured.seconds / expected if expected else 1.0
         share = self.per_unit * measured.amount / expected if expected else 0.0
@@ -288,13 +288,13 @@ COSTS: Mapping[RestoreStep, StepCost] = {
     RestoreStep.INDEXES: StepCost(0.1, 3e-7),
     RestoreStep.SWAP: StepCost(0.02),
 }
-# With more changes than the driver folds, the fold starts Spark's workers, which otherwise the load has to start.
+# With more changes than the driver folds, the fold starts Spark's workers; otherwise the load starts them.
 BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 5.5e-7)}
-# With more keys than the driver can compare in memory, approximately this number, all changes are shuffled.
+# With more keys than the driver can compare in memory (approximately this many), all changes are shuffled.
 KEYS_MAX = 4_000_000
 BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
 
-# Repeating a restore of 20 s may take up to a fifth longer, and a restore of a different size predicts less.
+# Repeating a 20-second restore may take up to a fifth longer, and a restore of a different size is a worse predictor.
 SURE_SECONDS_MIN, SURE_SIZES_MAX = 30.0, 1.5
 SURE_FACTOR, ROUGH_FACTOR_MIN = 1.25, 2.0
 # The constants apply to an idle machine. A busy machine with slow disks took 31 times as long, mostly to start Spark.
@@ -305,8 +305,8 @@ MEASURED_FACTOR_MAX, UNMEASURED_FACTOR_MAX = 3.0, 10.0
 class Estimate:
     """The expected seconds by step; `fixed` is the part that passes before the step makes any progress.
 
-    `basis` is the operation that the figures were measured in, "" for constants. The estimate `is_rough`, and may be
-    wrong by more than a fifth, if the sizes of the two restores differ much or the new restore is short or resumed.
+    `basis` is the operation in which the figures were measured, or "" for constants. The estimate `is_rough`, and may
+    be off by more than a fifth, if the two restores differ greatly in size or the new restore is short or resumed.
     `load` is the number of waiting processes per core of this machine.
     """
 
@@ -319,7 +319,7 @@ class Estimate:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The minimum and maximum seconds that the restore may take, by the basis and the machine's load."""
+        """The minimum and maximum seconds that the restore may take, given the basis and the machine's load."""
         if not self.is_rough:
             return self.total / SURE_FACTOR, self.total * SURE_FACTOR
         most = (MEASURED_FACTOR_MAX if self.basis else UNMEASURED_FACTOR_MAX) * (1 + self.load)
@@ -332,7 +332,7 @@ class Estimate:
 
 
 def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
-    """Return the amount of work of every step that has any."""
+    """Return the amount of work in each step that has any."""
     volumes = list(volumes)
     changes, rows = (
         sum(volume.changes for volume in volumes),
@@ -367,7 +367,7 @@ def estimate_restore(
     costs = costs_of(amounts.get(RestoreStep.FOLD, 0))
     folded = taken.get(RestoreStep.FOLD)
     if folded and costs_of(folded.amount) is not costs:
-        # Figures for one way of folding predict nothing about another.
+        # Figures for one kind of fold predict nothing about another.
         taken = {step: figures for step, figures in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
     scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
     seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
@@ -387,7 +387,7 @@ def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigur
 
 
 def costs_of(changes: int) -> Mapping[RestoreStep, StepCost]:
-    """Return the costs of a restore with this many changes, by the expected kind of fold (snapshots/fold/limits.py)."""
+    """Return the costs of a restore, given the kind of fold that this many changes need (snapshots/fold/limits.py)."""
     if changes <= CHANGES_MAX:
         return COSTS
     return BY_SEGMENT if changes <= KEYS_MAX else BY_ROWS

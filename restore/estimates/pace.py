@@ -47,7 +47,7 @@ SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
 
 @dataclass(frozen=True, slots=True)
 class NodeTally:
-    """A query for the progress of one node: `database` is being restored, `total` is its amount of work."""
+    """A query for one node's progress: `database` is being restored, and `total` is its amount of work."""
 
     database: Node
     total: int
@@ -84,7 +84,7 @@ def indexes_tally(database: Node, indexes: Mapping[str, int], rows: Mapping[str,
 def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mapping[str, float]]:
     """While the block runs, report to `progress` about once a second, for each node and in total.
 
-    Yields, by node, the number of seconds after which its last progress was seen.
+    Yields, by node, the seconds that had passed when the node's latest progress was seen.
     """
     teller = _Teller(progress, tallies, sessions=_open_sessions(tallies))
     thread = threading.Thread(target=teller.run, name="tally", daemon=True)
@@ -96,7 +96,7 @@ def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mappi
         thread.join(STOP_SECONDS_MAX)
     finally:
         teller.ended.set()
-        # Shut down sessions, as a node may not answer and a connected database can't be renamed.
+        # Shut down the sessions: a node may not be answering, and a database with sessions can't be renamed.
         for connection in list(teller.sessions.values()):
             shut_down(connection)
         thread.join(STOP_SECONDS_MAX)
@@ -105,7 +105,8 @@ def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mappi
 def _open_sessions(tallies: Sequence[NodeTally]) -> dict[str, psycopg.Connection[Any]]:
     """Open a session to each reachable node.
 
-    No session is opened later, because an owner's login event trigger, which is created last, would run as our role.
+    No session is opened later, because a login event trigger of the snapshot's owners, which is created last, would run
+    as our role.
     """
     sessions: dict[str, psycopg.Connection[Any]] = {}
     for tally in tallies:
@@ -116,7 +117,7 @@ def _open_sessions(tallies: Sequence[NodeTally]) -> dict[str, psycopg.Connection
 
 @dataclass(slots=True)
 class _Teller:
-    """The state of the thread that queries the nodes. `seconds`, `done` and `sessions` are by node."""
+    """The state of the thread that queries the nodes. `seconds`, `done` and `sessions` are keyed by node."""
 
     progress: Progress
     tallies: Sequence[NodeTally]
@@ -155,7 +156,7 @@ class _Teller:
         self.progress.tell(Reading(done, total, self.tallies[0].unit))
 
 
-# Names in progress reports that belong to a step of a different name.
+# Names in progress reports that belong to a step with a different name.
 PARTS = {
     "check owners of large objects": RestoreStep.LARGE_OBJECTS,
     # The following are steps of a restore into existing tables.
@@ -164,17 +165,18 @@ PARTS = {
     "set sequences": RestoreStep.SWAP,
 }
 # Readings report the progress of these steps. The weight of a step's own pace grows with the square of its finished
-# fraction, in full from OWN_PACE_SHARE on, and with the observed time: to half after this many seconds. Readings come
-# once a second and the phases of a step differ in pace. With few indexes, rows are counted first; sorts report nothing.
+# fraction, up to OWN_PACE_SHARE, and with the observed time, reaching half after this many seconds. Readings come once
+# a second and the phases of a step differ in pace. With few indexes, the scan is counted first, and then the sort
+# reports nothing.
 SEEN_SECONDS = {RestoreStep.ROWS: 4.0, RestoreStep.INDEXES: 60.0}
 OWN_PACE_SHARE = 0.5
 # The fraction of the estimated time after which the pace so far counts as much as the estimate.
 TRUST_SHARE = 0.15
 # Even accurately estimated steps deviate by about this factor, so such a deviation does not predict the next steps.
 NOISE = 0.2
-# Limit for the assumed slowness of the remaining steps because of a single slow step of unknown progress.
+# The maximum slowness assumed for the remaining steps because of a single slow step of unknown progress.
 FACTOR_MAX = 30.0
-# A late step of unknown progress is assumed to need another half of its delay.
+# A late step of unknown progress is assumed to need half its delay again.
 LATE_SHARE = 0.5
 CORRECTED_SECONDS = 2.0
 
@@ -183,9 +185,10 @@ CORRECTED_SECONDS = 2.0
 class RestorePace(Forwarding):
     """A Progress that forwards everything to `target` and adds the remaining seconds according to `estimate`.
 
-    `seconds` are those of the steps so far, and `nodes` are the figures of finished nodes. The remaining time of the
-    current step follows from its own pace as soon as a reading reports progress. For later steps, the estimate is
-    corrected by the deviation of the steps so far. If it `is_resumed`, the first reading of a step counts earlier work.
+    `seconds` are the durations of the steps so far, and `nodes` are the figures of finished nodes. The remaining time
+    of the current step follows from its own pace as soon as a reading reports progress. For later steps, the estimate
+    is corrected by the deviation of the steps so far. If the restore `is_resumed`, the first reading of a step counts
+    earlier work.
     """
 
     target: Progress
@@ -198,7 +201,7 @@ class RestorePace(Forwarding):
     _step: str = ""
     _done: float = 0.0
     _idle: float = 0.0
-    # The remaining seconds, and the time of that figure.
+    # The remaining seconds, and when that figure was computed.
     _left: float | None = None
     _read: float = 0.0
     _began: float = field(default_factory=time.monotonic)
@@ -278,15 +281,16 @@ class RestorePace(Forwarding):
         )
         likely = due * _beyond_noise(factor)
         if done <= 0.0:
-            # The step's progress is unknown. If it takes longer than expected, the other steps probably do too.
+            # The step's progress is unknown. If it takes longer than expected, the other steps probably will too.
             late = min(elapsed / max(due, 1.0), FACTOR_MAX)
             rest = likely - elapsed if elapsed < likely else LATE_SHARE * (elapsed - likely)
             return rest + after * max(_beyond_noise(factor), late)
-        # Exclude the fixed time from the pace: a step that begins slowly may continue faster.
+        # Exclude the fixed time from the pace: a step that starts slowly may speed up.
         fixed = self.estimate.fixed.get(RestoreStep(self._step), 0.0)
         seen = elapsed - min(self._idle, fixed)
         weight = min(done / OWN_PACE_SHARE, 1.0) ** 2 * seen / (seen + SEEN_SECONDS[RestoreStep(self._step)])
-        # According to the estimate, the rest of the expected time remains, but at least half of the remaining work.
+        # According to the estimate, the rest of the expected time remains, but at least the time for half of the
+        # remaining work.
         left = weight * seen / done * (1 - done) + (1 - weight) * max(
             likely - elapsed, (likely - fixed) * (1 - done) / 2, 0.0
         )
@@ -299,7 +303,7 @@ class RestorePace(Forwarding):
         self.nodes[node] = NodeFigures(rows, {str(step): round(taken, 3) for step, taken in seconds.items()})
 
     def figures(self, stored_bytes: int, transactions: int) -> RestoreFigures:
-        """Return the measured figures; `transactions` is the increments' number of transactions from the commits."""
+        """Return the measured figures; `transactions` is the increments' transaction count from the commits."""
         self.end()
         amounts = {str(step): amount for step, amount in self.estimate.amounts.items()}
         steps = {
@@ -336,6 +340,6 @@ def corrected(pace: RestorePace) -> Iterator[None]:
 
 
 def _beyond_noise(factor: float) -> float:
-    """Damp a factor for the next steps: to 1 if it is near 1, hardly if it is far from 1."""
+    """Damp a factor for the next steps: to 1 if it is close to 1, hardly at all if it is far from 1."""
     exponent = math.log(factor)
     return math.exp(exponent * exponent**2 / (exponent**2 + NOISE**2))

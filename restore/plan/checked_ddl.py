@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,7 +21,7 @@ from cutline.restore.ddl.role_statements import ChangedRoles
 from cutline.restore.ddl.unprivileged import adapt_ddl, take_superusers_part, with_beforehand
 from cutline.restore.plan.copies import explain_damage
 from cutline.restore.plan.database_plan import PlannedDatabase, check_grantors, find_path
-from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.roles import (
     check_mapped,
     check_memberships,
@@ -75,20 +74,16 @@ class _RowsOfExtensions:
 
 
 def read_all_ddl(
-    plan: RestorePlan,
-    targets: Iterable[Target],
-    connections: Mapping[str, psycopg.Connection[Any]],
-    folder: Path,
-    obstacles: Obstacles,
-    databases: Mapping[str, PlannedDatabase],
+    locked: LockedTargets, targets: Iterable[Target], databases: Mapping[str, PlannedDatabase]
 ) -> CheckedDdl:
     """Read each shard's DDL in a form that its target's role can run; `databases` is by shard.
 
     Adds an obstacle if a server lacks a requirement of the DDL, or if our role may not act as an owner in the DDL.
     """
     checked, met = CheckedDdl(), set[str]()
+    plan, obstacles, folder = locked.plan, locked.obstacles, locked.folder
     for target in targets:
-        shard, connection = target.shard, connections[target.shard]
+        shard, connection = target.shard, locked.connections[target.shard]
         try:
             stored = read_archive(read_stored_ddl(plan.store.open(), plan.chain, target.source))
         except ObjectDamagedError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 
 from msgspec import structs
 
@@ -24,7 +25,8 @@ from cutline.restore.plan.request import RestoreRequest, check_routable
 from cutline.restore.plan.topology import Topology, check_large_objects_routed, compare_sources, plan_topology
 from cutline.restore.scope.scope import TableMove, choose_nodes, warn_of_nodes
 from cutline.restore.targets.databases import DatabaseRecord
-from cutline.restore.targets.target import Superusers, Target, find_targets
+from cutline.restore.targets.obstacles import Obstacles
+from cutline.restore.targets.target import Connections, Superusers, Target, find_targets
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
@@ -169,6 +171,24 @@ class RestorePlan:
             cut_at=cut_time(self.chain.last),
             safe_at=safe_time(self.chain.last),
         )
+
+
+@dataclass(slots=True)
+class LockedTargets:
+    """The targets of a planned restore, whose locks this process holds. `connections` are by shard.
+
+    If a target has no connection, `obstacles` contains the reason. `folder` is a private folder for the DDL.
+    """
+
+    plan: RestorePlan
+    connections: Connections
+    folder: Path
+    obstacles: Obstacles
+
+    @property
+    def reached(self) -> list[Target]:
+        """The targets that have a connection."""
+        return [target for target in self.plan.targets if target.shard in self.connections]
 
 
 def plan_resumed(

@@ -30,7 +30,7 @@ from cutline.restore.ddl.running import DdlRun
 from cutline.restore.estimates.estimate import RestoreStep
 from cutline.restore.estimates.pace import indexes_tally, rows_tally, tallying
 from cutline.restore.plan.copies import explain_damage, verify_copies
-from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import NodeReport
 from cutline.restore.plan.roles import check_memberships, create_roles, name_bytes
 from cutline.restore.plan.topology import find_feeds
@@ -55,7 +55,7 @@ from cutline.restore.run.run import RestoreRun
 from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_database, drop_rehearsals
 from cutline.restore.targets.obstacles import Obstacles
-from cutline.restore.targets.target import Connections, Target, check_xml, databases, find_xml_columns, suffix_of
+from cutline.restore.targets.target import Target, check_xml, databases, find_xml_columns, suffix_of
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.snapshots.ddl.ddl_archive import SEQUENCE, read_contents
 from cutline.snapshots.ddl.dump import read_stored_ddl
@@ -71,13 +71,12 @@ if TYPE_CHECKING:
 IN_RECOVERY = "SELECT pg_is_in_recovery()"
 
 
-def check_existing(
-    plan: RestorePlan, targets: Iterable[Target], connections: Connections, obstacles: Obstacles
-) -> list[str]:
+def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
     """Add an obstacle for everything that prevents loading into the targets' tables; return the omissions."""
     left_out: list[str] = []
+    plan, obstacles = locked.plan, locked.obstacles
     for target in targets:
-        node, connection = target.node, connections[target.shard]
+        node, connection = target.node, locked.connections[target.shard]
         if connection.execute(IN_RECOVERY).fetchone() == (True,):
             what = f"node {node.id} is a standby"
             obstacles.add(TablesUnfitError(what, hint="name its primary in the target's fleet.toml"), node.id)

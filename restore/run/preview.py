@@ -34,7 +34,7 @@ from cutline.restore.estimates.estimate import (
 )
 from cutline.restore.plan.checked_ddl import CheckedDdl, read_all_ddl
 from cutline.restore.plan.database_plan import PlannedDatabase, plan_database
-from cutline.restore.plan.plan import RestorePlan, plan_resumed
+from cutline.restore.plan.plan import LockedTargets, RestorePlan, plan_resumed
 from cutline.restore.plan.report import RefusedStatement, describe_refusals
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.plan.roles import missing_roles
@@ -120,10 +120,10 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
     progress.step("check targets")
     obstacles = Obstacles()
     with lock_targets(plan.targets, obstacles) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
-        reached = [target for target in plan.targets if target.shard in connections]
-        check_no_unfinished(plan.store.open(), plan.request.name, reached, connections, progress)
-        preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
-        preview = replace(preview, replaces=find_replaced(plan, connections, plan.targets))
+        locked = LockedTargets(plan, connections, Path(folder), obstacles)
+        check_no_unfinished(plan.store.open(), plan.request.name, locked.reached, connections, progress)
+        preview = check_restore(locked, plan.targets)
+        preview = replace(preview, replaces=find_replaced(locked, plan.targets))
         # If roles are missing, statements that name them would be refused.
         tried = [
             target
@@ -179,7 +179,7 @@ def preview_resumed(
                 run.records[one.shard] = structs.replace(run.records[one.shard], phase=Phase.CREATED, rows=0)
             done = plan.targets if resumable.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
             left = [one for one in plan.targets if one not in done]
-            preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
+            preview = check_restore(run, left, run.find_begun())
             # Where tables exist already, the DDL that precedes the rows has been run.
             made = run.shards_in(Phase.LOADING, Phase.INDEXING)
             untried = [one.node.id for one in left if one not in made]
@@ -217,23 +217,18 @@ def with_replaced(preview: RestorePreview, run: RestoreRun) -> RestorePreview:
     published = run.shards_in(Phase.PUBLISHED)
     unnamed = [target for target in run.plan.targets if target not in published and not run.is_renamed(target)]
     closed = [f"nobody can connect to {one} until the restore ends" for one in find_closed(unnamed, run.connections)]
-    replaces = find_replaced(run.plan, run.connections, unnamed)
+    replaces = find_replaced(run, unnamed)
     return replace(preview, replaces=replaces, warnings=[*preview.warnings, *closed])
 
 
 def check_restore(
-    plan: RestorePlan,
-    targets: Iterable[Target],
-    connections: Mapping[str, psycopg.Connection[Any]],
-    folder: Path,
-    obstacles: Obstacles,
-    begun: Mapping[str, BegunShard] = MappingProxyType({}),
+    locked: LockedTargets, targets: Iterable[Target], begun: Mapping[str, BegunShard] = MappingProxyType({})
 ) -> RestorePreview:
     """Check that the store contains the parts to restore and that every target can take them; change nothing.
 
-    `connections` and `begun` are by shard; if a target has no connection, `obstacles` contains the reason. Raises all
-    obstacles, including earlier ones, as one error (Obstacles.raise_found).
+    `begun` is by shard. Raises all obstacles, including earlier ones, as one error (Obstacles.raise_found).
     """
+    plan, connections, obstacles = locked.plan, locked.connections, locked.obstacles
     targets = [target for target in targets if target.shard in connections]
     if plan.damage is not None:
         obstacles.add(plan.damage)
@@ -243,13 +238,12 @@ def check_restore(
         server_globals, differences = dict[str, ServerGlobals](), list[str]()
         readable, missing = targets, {target.shard: list[str]() for target in targets}
         checked = CheckedDdl(entries={target.shard: () for target in targets})
-        checked.left_out.extend(check_existing(plan, targets, connections, obstacles))
+        checked.left_out.extend(check_existing(locked, targets))
     else:
-        server_globals, differences = find_globals(plan, targets, connections, obstacles)
-        of_targets = (plan, targets, connections, server_globals, obstacles)
-        missing, planned = check_targets(*of_targets, is_resumed=bool(begun))
+        server_globals, differences = find_globals(locked, targets)
+        missing, planned = check_targets(locked, targets, server_globals, is_resumed=bool(begun))
         readable = [target for target in targets if not plan.lacks_ddl(target.source)]
-        checked = read_all_ddl(plan, readable, connections, folder, obstacles, planned)
+        checked = read_all_ddl(locked, readable, planned)
     volumes = {
         one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
     }
@@ -284,17 +278,13 @@ def check_restore(
     )
 
 
-def find_globals(
-    plan: RestorePlan,
-    targets: Iterable[Target],
-    connections: Mapping[str, psycopg.Connection[Any]],
-    obstacles: Obstacles,
-) -> tuple[dict[str, ServerGlobals], list[str]]:
+def find_globals(locked: LockedTargets, targets: Iterable[Target]) -> tuple[dict[str, ServerGlobals], list[str]]:
     """Return the globals of the snapshot's servers, by shard, and how the targets' roles differ from them.
 
     Both are empty for a drill, whose servers are new and whose roles get no properties.
     """
     found, differences = dict[str, ServerGlobals](), dict[str, None]()
+    plan, obstacles = locked.plan, locked.obstacles
     for target in () if plan.request.is_drill else targets:
         try:
             stored = read_stored_globals(plan.store.open(), plan.chain, target.source)
@@ -307,7 +297,7 @@ def find_globals(
             continue
         if stored is not None:
             found[target.shard] = stored
-            present = read_globals(connections[target.shard])
+            present = read_globals(locked.connections[target.shard])
             lines = find_differences(stored, present)
             differences |= dict.fromkeys(f"node {target.node.id}: {line}" for line in lines)
     return found, list(differences)
@@ -341,11 +331,9 @@ def _space_of(
 
 
 def check_targets(
-    plan: RestorePlan,
+    locked: LockedTargets,
     targets: Iterable[Target],
-    connections: Mapping[str, psycopg.Connection[Any]],
     server_globals: Mapping[str, ServerGlobals],
-    obstacles: Obstacles,
     *,
     is_resumed: bool,
 ) -> tuple[dict[str, list[str]], dict[str, PlannedDatabase]]:
@@ -354,10 +342,11 @@ def check_targets(
     Both results are by shard. With --create-roles, roles of the snapshot's server that the database does not use are
     included.
     """
+    plan, obstacles = locked.plan, locked.obstacles
     chain, request, groups = plan.chain, plan.request, plan.groups
     missing, planned = dict[str, list[str]](), dict[str, PlannedDatabase]()
     for target in targets:
-        node, shard, connection = target.node, target.shard, connections[target.shard]
+        node, shard, connection = target.node, target.shard, locked.connections[target.shard]
         newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
         source = chain.baseline[newest]
         check_target(
@@ -414,16 +403,15 @@ def left_rows(plan: RestorePlan) -> list[str]:
     )
 
 
-def find_replaced(
-    plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]], targets: Iterable[Target]
-) -> list[str]:
+def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
     """List, one per line, the databases that `--replace` puts aside, and the chains in them that it ends."""
+    plan = locked.plan
     if not plan.request.replace:
         return []
     lines: list[str] = []
     slots: set[str] = set()
     for target in targets:
-        connection = connections[target.shard]
+        connection = locked.connections[target.shard]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
         lines.append(f"{target.node.id}: database {target.database} is put aside as {target.aside}")

@@ -18,6 +18,7 @@ from cutline.restore.ddl.running import EARLIER
 from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath
 from cutline.restore.plan.checked_ddl import read_all_ddl
 from cutline.restore.plan.database_plan import plan_database
+from cutline.restore.plan.plan import LockedTargets
 from cutline.restore.plan.report import RefusedStatement, access_to, describe_refusals
 from cutline.restore.plan.roles import name_bytes
 from cutline.restore.run.build import FinishedDatabase
@@ -91,7 +92,8 @@ def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) ->
     if not labels:
         return []
     databases = {target.shard: plan_database(run.plan, target, run.connections[target.shard])}
-    ddl = read_all_ddl(run.plan, [target], run.connections, run.folder, Obstacles(), databases).ddl.get(target.shard)
+    locked = LockedTargets(run.plan, run.connections, run.folder, Obstacles())
+    ddl = read_all_ddl(locked, [target], databases).ddl.get(target.shard)
     sections = {**ddl.sections, DATABASE: _entries_of_database(run, target, ddl)} if ddl else {}
     refusals = {
         entry.label: Refusal(entry, name, EARLIER, "") for name, entries in sections.items() for entry in entries

@@ -82,11 +82,10 @@ def restore_fleet(
     began = time.monotonic()
     with running(plan, progress) as run:
         store = plan.store.open()
-        reached = [target for target in plan.targets if target.shard in run.connections]
-        check_no_unfinished(store, plan.request.name, reached, run.connections, progress)
-        preview = check_restore(plan, plan.targets, run.connections, run.folder, run.obstacles)
+        check_no_unfinished(store, plan.request.name, run.reached, run.connections, progress)
+        preview = check_restore(run, plan.targets)
         settle_recorded(store, plan.targets, run.connections)
-        replaced = find_replaced(plan, run.connections, plan.targets)
+        replaced = find_replaced(run, plan.targets)
         if announce:
             announce(preview)
         if confirm:
@@ -144,7 +143,7 @@ def resume_restore(
         chosen = [target for target in plan.targets if target not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
         for shard_target in run.shards_in(Phase.LOADING, Phase.INDEXING):
             run.end_loading(shard_target)
-        preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles, run.find_begun())
+        preview = check_restore(run, chosen, run.find_begun())
         preview = with_replaced(preview, run)
         check_all_swappable(run)
         if announce:

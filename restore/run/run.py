@@ -22,7 +22,7 @@ from cutline.nodes.sessions import in_parallel, let_end
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.restore.estimates.estimate import BegunShard, ShardVolume
 from cutline.restore.estimates.pace import RestorePace, rows_tally
-from cutline.restore.plan.plan import RestorePlan
+from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import RestoreReport
 from cutline.restore.rows.filling import Filling
 from cutline.restore.targets.databases import (
@@ -46,24 +46,19 @@ from cutline.storage.errors import SnapshotError
 
 
 @dataclass(slots=True)
-class RestoreRun:
-    """A restore in the process that runs it. `connections` and `records` are by shard.
+class RestoreRun(LockedTargets):
+    """A restore in the process that runs it. `records` are by shard.
 
     Every database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `obstacles` includes the unreachable nodes, which have no connection. `inside` are sessions in the existing
-    databases, by shard, that hold the fleet's lock there and write the records of tables being filled; `held` are the
-    sessions whose locks keep others from altering these tables. `placed` is the number of rows that routes send to each
-    target. `folder` is a private folder for the DDL. `pace` estimates the remaining time; `volumes` are by shard.
+    `inside` are sessions in the existing databases, by shard, that hold the fleet's lock there and write the records of
+    tables being filled; `held` are the sessions whose locks keep others from altering these tables. `placed` is the
+    number of rows that routes send to each target. `pace` estimates the remaining time; `volumes` are by shard.
     `is_closing`: databases may be closed; `is_deciding`: the decision may be stored; `is_decided`: it is stored.
     """
 
-    plan: RestorePlan
-    connections: Mapping[str, psycopg.Connection[Any]]
     watch: Watch
     progress: Progress
-    folder: Path
     report: RestoreReport
-    obstacles: Obstacles = field(default_factory=Obstacles)
     inside: Mapping[str, psycopg.Connection[Any]] = field(default_factory=dict)
     held: dict[str, psycopg.Connection[Any]] = field(default_factory=dict)
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
@@ -261,7 +256,7 @@ def running(
         folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
         progress.reached(RestoreCrashPoint.LOCKED)
         note_clocks(_read_clocks(reached, connections), progress, cut_time(plan.chain.last))
-        run = RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles, inside)
+        run = RestoreRun(plan, connections, Path(folder), obstacles, watch, progress, plan.report(), inside)
         stack.callback(run.release_tables)
         yield run
 

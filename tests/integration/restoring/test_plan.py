@@ -18,7 +18,7 @@ from cutline.cli.output.tables import size_text
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import connect, with_database
 from cutline.restore.estimates.estimate import read_measured
-from cutline.restore.plan.plan import RestorePlan, plan_restore
+from cutline.restore.plan.plan import LockedTargets, RestorePlan, plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.preview import RestorePreview, _space_of, check_restore, preview_restore
 from cutline.restore.run.restore import restore_fleet
@@ -109,7 +109,7 @@ def test_what_a_killed_restore_has_loaded_needs_no_space_again(place: Place, tmp
     try:
         execute(first.loaded.dsn, "CREATE TABLE filler AS SELECT repeat('x', 5000000)")
         with lock_targets(plan.targets) as connections:
-            found = check_restore(plan, plan.targets, connections, tmp_path, Obstacles())
+            found = check_restore(LockedTargets(plan, connections, tmp_path, Obstacles()), plan.targets)
             query = "SELECT pg_database_size(%s)"
             (size,) = connections[first.shard].execute(query, (first.loading,)).fetchone() or (0,)
     finally:

@@ -39,8 +39,8 @@ from benchmarks.shard import Shard, running_shard
 def main(
     *,
     rows: Annotated[int, typer.Option(min=100_000, help="Rows of pgbench_accounts, in steps of 100000.")] = 5_000_000,
-    transactions: Annotated[int, typer.Option(min=SPLIT, help="Transactions of one increment.")] = 200_000,
-    backups: Annotated[int, typer.Option(min=0, max=2, help="Standbys; the peers back up one node.")] = 0,
+    transactions: Annotated[int, typer.Option(min=SPLIT, help="Number of transactions in each increment.")] = 200_000,
+    backups: Annotated[int, typer.Option(min=0, max=2, help="Number of standbys; the peers back up one node.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}; repeatable.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
@@ -68,7 +68,7 @@ def main(
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:
-    """Run the requested parts, and the steps of other parts that they need."""
+    """Run the requested parts, plus the steps of other parts that they depend on."""
     peers = Peers(shard, shard.work / "peers")
     peers.folder.mkdir()
     bench = Bench(shard, peers, results, transactions, say)

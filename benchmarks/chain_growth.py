@@ -1,8 +1,8 @@
 """Measure the cost of commands as a chain grows: requests, bytes and processor time at 1, 10, 100 … small increments.
 
-There are two shards with a standby each, and one row on each changes before every increment. The store is moto's S3
-server in a process that counts requests. Commands run in one warm session, and their processor time includes Spark but
-not the servers.
+There are two shards with one standby each. Before every increment, one row changes on each shard. The store is moto's
+S3 server in a process that counts requests. Commands run in one warm session, and their processor time includes Spark
+but not the servers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 
 SIZES = (1, 10, 100, 1000)
 NAME, BUCKET, ROWS = "chain", "growth", 1000
-# Counts requests by method, and the bytes of request and response bodies; prints the counts for every line on stdin.
+# Counts requests by method, and the bytes in request and response bodies; prints the counts for each line on stdin.
 SERVER = """
 import json, sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -84,7 +84,7 @@ def counting_server() -> Iterator[CountingServer]:
 
 
 def measure_growth(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
-    """Take increments up to the last of the sizes; at each size yield a row for each command."""
+    """Take increments until the chain reaches the last size; at each size, yield one row per command."""
     with tempfile.TemporaryDirectory(prefix="cutline-growth-") as name, counting_server() as server:
         folder = Path(name)
         folder.chmod(0o755)
@@ -164,7 +164,7 @@ def _execute(dsn: str, statement: str) -> None:
 
 
 def main() -> None:
-    """Print a row for each command and size; with an argument, up to that many increments."""
+    """Print a row for each command and size; the optional argument limits the number of increments."""
     most = int(sys.argv[1]) if len(sys.argv) > 1 else SIZES[-1]
     for row in measure_growth([size for size in SIZES if size <= most]):
         print(json.dumps(row), flush=True)

@@ -33,7 +33,7 @@ COLD_SECONDS_MAX = 600
 
 @dataclass(frozen=True, slots=True)
 class WarmSpark:
-    """The SparkSource of a session that is already running."""
+    """A SparkSource for a session that is already running."""
 
     started: SparkStart
 
@@ -87,7 +87,7 @@ class Cutline:
         return restore_fleet(planned, self.spark, Silent())
 
     def forget(self, commit: Commit) -> None:
-        """Drop a chain's slots, so that they keep no WAL."""
+        """Drop a chain's slots, so that they stop retaining WAL."""
         for node in self.fleet.nodes:
             drop_slot(node, slot_name(commit.chain))
 
@@ -106,7 +106,7 @@ def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
 
 
 def size_bytes(commit: Commit) -> int:
-    """Return the bytes that a commit added to the store, without the commit file."""
+    """Return how many bytes a commit added to the store, not counting the commit file."""
     return commit.counts["bytes"]
 
 
@@ -125,6 +125,6 @@ def run_cold(fleet: EmbeddedFleet, command: list[str], cache: Path) -> dict[str,
     )
     if completed.returncode:
         output = (completed.stdout + completed.stderr).strip()[-2000:]
-        raise RuntimeError(f"the command ended with {completed.returncode}: {output}")
+        raise RuntimeError(f"the command exited with {completed.returncode}: {output}")
     document: dict[str, Any] = json.loads(completed.stdout)
     return document

@@ -23,7 +23,7 @@ TEXT = "md5(random()::text) || md5(random()::text) || md5(random()::text) || md5
 
 
 def encryption_part(bench: Bench, cutline: Cutline) -> None:
-    """Create, check and restore full snapshots in turns; both stores are folders on the same disk."""
+    """Create, check and restore full snapshots in each store in turn; both stores are folders on the same disk."""
     (rows,) = bench.shard.ask("SELECT count(*) FROM pgbench_accounts")
     numbers = f"generate_series(1, {rows // TEXT_ROWS_SHARE})"
     bench.shard.ask(f"CREATE TABLE random_text AS SELECT n AS id, {TEXT} AS text FROM {numbers} n")

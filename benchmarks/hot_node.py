@@ -1,7 +1,7 @@
-"""Measure the drain of a busy node: the duration of the server's stream, of each step, and of the whole drain.
+"""Measure how long it takes to drain a busy node: the server's stream alone, each step, and the whole drain.
 
-There is one server without standbys, with small transactions of ten changes each. Each repeat has a separate slot,
-which the drain advances at its end, so that all steps read the same WAL.
+The fleet is one server without standbys, and its transactions are small, with ten changes each. A drain advances its
+slot at the end, so each repeat uses a separate slot, and all repeats read the same WAL.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from cutline.wal.drain.slots import create_exported_slot
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, Definition, SegmentRange, create_segment
 
 CHANGES, TEXT_BYTES, REPEATS = 1_000_000, 12, 3
-# The number of changes in a transaction.
+# Changes per transaction.
 TOGETHER = 10
 MESSAGES_MAX = 1 << 30
 FLEET, SLOT = "benchmark", "cutline_hot"
 SETTINGS = {"fsync": "off", "max_wal_size": "8GB", "max_replication_slots": "40", "autovacuum": "off"}
-# Text that compresses to half.
+# Text that compresses to half its size.
 ROWS = """
 INSERT INTO public.account SELECT n, 0, left((SELECT string_agg(md5(n::text || i), '')
   FROM generate_series(0, {text_bytes} / 32) i), {text_bytes}) FROM generate_series(0, 10009) n
@@ -104,7 +104,7 @@ def prepare(node: Node, folder: Path, changes: int, text_bytes: int) -> list[Dra
 
 
 def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
-    """Return the median seconds of every step, and the seconds of each repeat."""
+    """Return how many seconds each step took: the median, and the figure of each repeat."""
     kept: dict[str, Any] = {}
 
     def server(task: DrainTask) -> None:
@@ -147,7 +147,7 @@ def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
 
 
 def _in_segments(decoded: list[Any]) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield the changes and events of segments, which are as large as those of a drain."""
+    """Yield the changes and events in segments of the size that a drain stores."""
     empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
     held: list[Any] = []
     for tables in decoded:

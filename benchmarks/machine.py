@@ -1,4 +1,4 @@
-"""Describe the machine by versions and hardware, without names or paths, and measure processor time of processes."""
+"""Describe the machine's software and hardware, without names or paths, and measure processes' CPU time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def environment() -> dict[str, object]:
 
 
 def java_version() -> str:
-    """Return the version of the Java that Spark uses, "none" if there is none."""
+    """Return the version of the Java that Spark uses, or "none" without Java."""
     from cutline.spark.java import find_java
     from cutline.storage.errors import SnapshotError
 
@@ -46,7 +46,7 @@ def java_version() -> str:
 
 
 def package_version(name: str) -> str:
-    """Return the installed version, "none" if there is none."""
+    """Return the installed version, or "none" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -78,7 +78,7 @@ def family(pid: int) -> set[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of the process, its descendants, and their children that have ended."""
+    """Return the CPU time of the process and its descendants, including their children that have ended."""
     ticks = 0
     for process in family(pid):
         if fields := _stat(process):
@@ -92,7 +92,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """Read the fields after the program's name, which is in parentheses; [] if the process has ended."""
+    """Read the fields that follow the program's name (in parentheses); return [] if the process has ended."""
     try:
         return (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -51,7 +51,7 @@ class Bench:
 
 
 def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
-    """Measure full snapshots and dumps. The first snapshots become the chains of the other parts."""
+    """Measure full snapshots and dumps. The other parts use the chains that begin with the first snapshots."""
     names = [ONE, MANY, SPARE]
 
     def create(repeat: int) -> None:
@@ -72,17 +72,17 @@ def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
 
 
 def check_part(bench: Bench, cutline: Cutline) -> None:
-    """Measure the check of a full snapshot, to compare it with taking the snapshot."""
+    """Measure how long it takes to check a full snapshot, for comparison with creating it."""
     for repeat in range(REPEATS):
         bench.say(f"check, run {repeat + 1}")
         bench.results.measure("check", lambda: cutline.check(ONE, 0))
 
 
 def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
-    """Measure increments, compared with draining the same WAL and with a physical increment.
+    """Measure increments, and compare them with draining the same WAL and with physical increments.
 
-    In the first repeat, the transactions run in fifty pieces, each followed by an increment of the chain "many". So
-    both chains end in the same state, and their restores can be compared.
+    In the first repeat, the transactions run in fifty pieces, each followed by an increment of the chain "many". Both
+    chains therefore end in the same state, so their restores can be compared.
     """
     results = bench.results
     results.attempt("follow", bench.peers.follow)
@@ -124,7 +124,7 @@ def _run_in_pieces(bench: Bench, cutline: Cutline) -> None:
 
 
 def restore_part(bench: Bench, cutline: Cutline) -> None:
-    """Measure restores of the same state from one increment and from fifty, compared with pg_restore of a dump."""
+    """Measure restores of the same state from one increment, from fifty, and from a dump (pg_restore)."""
     target = bench.shard.work / "target.toml"
     description = bench.shard.fleet.fleet_toml.read_text()
     target.write_text(description.replace(bench.shard.dsn, bench.shard.primary.dsn(CUTLINE_DATABASE)))

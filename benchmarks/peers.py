@@ -1,4 +1,4 @@
-"""PostgreSQL's own tools for the same tasks, used as for a backup of one node."""
+"""PostgreSQL's own tools for the same tasks, run as they would be to back up one node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Peers:
     backups: int = 0
 
     def dump(self, name: str) -> Path:
-        """Run pg_dump of all tables that Cutline copies."""
+        """Dump all tables that Cutline copies with pg_dump."""
         target = self._clear(name)
         how = ["--format=directory", "--jobs=2", "--compress=gzip:1", f"--exclude-table={EXCLUDED}"]
         run_tool("pg_dump", *how, f"--file={target}", self.shard.dsn, seconds_max=SECONDS_MAX)
         return target
 
     def restore(self, dump: Path, database: str) -> str:
-        """Run pg_restore of a dump into a new database."""
+        """Restore a dump into a new database with pg_restore."""
         dsn = self.shard.create_database(database)
         run_tool("pg_restore", "--jobs=2", "--exit-on-error", f"--dbname={dsn}", str(dump), seconds_max=SECONDS_MAX)
         return dsn
@@ -48,9 +48,10 @@ class Peers:
         self._base_backup()
 
     def drain(self) -> Path:
-        """Run pg_recvlogical of everything up to now, into a file."""
+        """Run pg_recvlogical up to the current position, writing to a file."""
         (through,) = self.shard.ask("SELECT pg_current_wal_insert_lsn()::text")
-        # pg_recvlogical ends at a message at or after --endpos. Without this message, it would wait for a keepalive.
+        # pg_recvlogical ends at the first message at or after --endpos. Without this message, it would wait for a
+        # keepalive.
         self.shard.ask("SELECT pg_logical_emit_message(false, 'bench', 'end')")
         target = self.folder / "drained"
         target.unlink(missing_ok=True)

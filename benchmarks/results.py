@@ -27,7 +27,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The ratio of `task` to `peer` in `unit`, or the figure itself without a peer; `aim` is its upper bound."""
+    """The ratio of `task` to `peer` in `unit`, or the figure itself if `peer` is None; `aim` is the upper bound."""
 
     task: str
     peer: str | None

@@ -56,13 +56,13 @@ class Shard:
         return self.primary.dsn()
 
     def ask(self, statement: str, database: str | None = None) -> tuple[Any, ...]:
-        """Execute a statement and return its first row, () if it returns no rows."""
+        """Execute a statement and return its first row, or () if it returns no rows."""
         with psycopg.connect(self.primary.dsn(database) if database else self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchone() or () if cursor.description else ()
 
     def checkpoint(self) -> None:
-        """Write dirty pages now, so that each tool is measured without the writes of the previous tool."""
+        """Write dirty pages out now, so that one tool's writes don't slow down the next."""
         self.ask("CHECKPOINT")
 
     def run_transactions(self, count: int) -> None:

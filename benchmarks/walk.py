@@ -1,7 +1,7 @@
 """Trace three commands through the modules: count the modules entered, and show the calls that go up.
 
 A module's floor is the length of the longest chain of imports below it. A call goes up if the called module is on the
-floor of the caller's module or a higher floor. Callbacks and implementations of a Protocol are called that way by
+same floor as the caller's module, or on a higher floor. Callbacks and Protocol implementations are called upwards by
 design.
 
     python -m benchmarks.walk
@@ -111,7 +111,7 @@ def _names(modules: set[str]) -> Callable[[str], str | None]:
 
 
 def floors_of(root: Path) -> dict[str, int]:
-    """Return the floor of every module of the product, by its top-level imports; ignore imports that close a circle."""
+    """Return the floor of every product module, from top-level imports; ignore imports that would form a cycle."""
     paths = {
         ".".join(("cutline", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
         for package in (root / "cutline").iterdir()

@@ -1,1 +1,1 @@
-"""Read a chain back and prove that it is complete, or name the damage. A check that compared nothing can't pass."""
+"""Read a chain back and prove that it is complete, or name the damage. A check that compares nothing can't pass."""

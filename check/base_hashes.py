@@ -1,4 +1,4 @@
-"""Hash base copies: the work of one task of the base hash job in an executor.
+"""Hash base copies: what one task of the base hash job does on an executor.
 
 The task that reads base rows also hashes them, so they are never shuffled. Rows whose key changed after the copy are
 left out, because the folded changes contain them.
@@ -39,7 +39,7 @@ class BaseHashTask:
 
 @dataclass(frozen=True, slots=True)
 class BaseHashReport:
-    """The object's combined hashes by (node number, group, partition), or the problem with the object."""
+    """The object's combined hashes, keyed by (node number, group, partition), or the problem with the object."""
 
     sums: Sums | None
     rows: int = 0

@@ -70,7 +70,7 @@ def _compare_place(
 
 
 def compare_streams(copies: Copies, sums: Sums, findings: Findings) -> None:
-    """Compare the changes in the copies' WAL archives by group, and the transaction events."""
+    """Compare the copies' WAL archives: the changes by group, and the transaction events."""
     streams = _by_node(copies, sums)
     for primary, backup in copies.pairs:
         if primary in findings.damaged or backup in findings.damaged:

@@ -1,8 +1,8 @@
-"""Combined hashes of many entries, which don't depend on the order of the entries and can be merged from parts.
+"""Combine the hashes of many entries. The result doesn't depend on their order, and can be merged from parts.
 
 An entry's hash is 64 bits over key and row together. A set of entries is represented by their number, the exclusive or
-of their hashes, and the sums of the lower and upper halves of the hashes. The sums show differences that cancel out in
-the exclusive or.
+of their hashes, and the sums of the lower and upper halves of the hashes. The sums reveal differences that cancel out
+in the exclusive or.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def combine(keys: Ints, values: Ints) -> Sums:
 def _runs(keys: Ints) -> tuple[Ints, Ints]:
     """Return an order of the rows that puts equal keys next to each other, and the start of each run of equal keys."""
     codes = _codes(keys)
-    # numpy sorts 16-bit numbers by radix sort; the codes of one group's partitions always fit into 16 bits.
+    # numpy uses a radix sort for 16-bit numbers; the codes of one group's partitions always fit into 16 bits.
     order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
     codes = codes[order]
     return order, np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
@@ -96,7 +96,7 @@ def sums_of_table(table: pa.Table, key_columns: list[str], prefix: str = "") -> 
 
 
 def hash_aggregates(hashed: Any, prefix: str = "", where: Any = None) -> list[Any]:
-    """Return Spark aggregates for the same combined hash of the bigint column `hashed`, over the rows where `where`."""
+    """Return Spark aggregates for the same combined hash of the bigint column `hashed`, over rows matching `where`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def of(value: Any) -> Any:

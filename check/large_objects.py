@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargeCheckTask:
-    """The stored objects written by a single copy task, in their order."""
+    """The stored objects written by a single copy task, in order."""
 
     objects: tuple[StoredObject, ...]
     store: StoreLocation
@@ -42,7 +42,7 @@ def check_large_objects(
 ) -> None:
     """Read all stored large objects; a damaged object is a conflict, but the rows of its node are still compared.
 
-    Raises the error of a task for which the store did not answer.
+    Raises a task's error if the store did not answer that task.
     """
     tasks = [LargeCheckTask(objects, store) for objects in group_by_copy_task(list_large_objects(full))]
     if not tasks:
@@ -68,7 +68,7 @@ def check_large_objects(
 
 
 def read_large(task: LargeCheckTask) -> list[ErrorReport | None]:
-    """Read the task's objects; return the problem with each object, None for an intact object."""
+    """Read the task's objects; return each object's problem, or None if the object is intact."""
     try:
         store = task.store.open()
     except SnapshotError as error:

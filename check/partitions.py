@@ -40,9 +40,10 @@ ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
 
 @dataclass(frozen=True, slots=True)
 class PartitionHashes:
-    """Combined hashes of rows and of row versions, by (node number, group, partition).
+    """Combined hashes of rows and of row versions, keyed by (node number, group, partition).
 
-    A row's version is the commit position of its last writer. It is known only for rows written after all base copies.
+    A row's version is the commit position of its last writer. It is known only for rows written after all base copies
+    were taken.
     """
 
     rows: Sums
@@ -101,7 +102,7 @@ def hash_partitions(
 
 @dataclass(slots=True)
 class Reported:
-    """The result of the reports of last changes: combined hashes by node (PartitionHashes), and `Fold.changed`."""
+    """What the reports of last changes give: combined hashes by node (PartitionHashes), and `Fold.changed`."""
 
     rows: list[Sums] = field(default_factory=list)
     versions: list[Sums] = field(default_factory=list)
@@ -109,7 +110,7 @@ class Reported:
 
 
 def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str, bytes | None]) -> Reported | None:
-    """Hash the rows in the reports of the tasks that read the segments; None if Spark has to fold the changes.
+    """Hash the rows that the tasks reported after reading segments; return None if Spark has to fold the changes.
 
     Removes the entries of `reports` that it uses.
     """
@@ -141,7 +142,7 @@ def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sour
 
 
 def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
-    """Return the bases of all copies: damaged copies are not folded, but are read so that all damage is reported."""
+    """Return the bases of all copies, including damaged copies, which are read so that all damage is reported."""
     folded = {bases.number for bases in sources.bases.nodes}
     unfolded = [
         node_bases(copies.chain, number, node) for number, node in enumerate(copies.nodes) if number not in folded
@@ -185,7 +186,7 @@ def _hash_bases(
 
 
 def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
-    """Report rows whose earlier images are not in the snapshot although every object of the copy is intact."""
+    """Report rows whose earlier images are missing from the snapshot although every object of the copy is intact."""
     for (number, group, place), (count, *_) in images.as_dict().items():
         node = copies.nodes[number]
         if group == PROBLEM and node not in findings.damaged:
@@ -196,7 +197,7 @@ def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
 
 
 def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
-    """Hash rows that the driver folded, and their versions, to the same hashes as `hash_folded`."""
+    """Hash rows that the driver folded, and their versions; the hashes are those that `hash_folded` returns."""
     numbers = ("node", "group", "partition", "lsn")
     node, group, partition, lsn = (to_numpy(images[name]).astype(np.int64) for name in numbers)
     hashed = xxhash64(column_of(images["key"]))
@@ -204,7 +205,7 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
     entries = to_numpy(images[ENTRY]).view(np.uint64) if has_entries else xxhash64(column_of(images["row"]), hashed)
     positions = BytesColumn(np.ascontiguousarray(lsn).view(np.uint8), np.arange(len(lsn) + 1, dtype=np.int64) * 8)
     is_compared = np.zeros(len(lsn), np.bool_)
-    # Most slices contain rows of one node. Computing the positions of all nodes takes seconds in a large fleet.
+    # Most slices contain rows from only one node. Computing the positions of all nodes takes seconds in a large fleet.
     for number in np.unique(node).tolist():
         name, of_node = copies.nodes[number], node == number
         is_compared |= of_node & (lsn >= copies.since(name))
@@ -257,7 +258,7 @@ def hash_images(batches: Iterable[pa.RecordBatch], reader: LongImageReader) -> I
 
 
 def _written_after_bases(copies: Copies) -> Column:
-    """Return the condition that a row was last written after its group's base copies on all nodes of the shard."""
+    """Return the condition that a row was last written after its group was copied on all nodes of the shard."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def numbers(values: Iterable[int]) -> Column:

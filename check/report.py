@@ -76,8 +76,8 @@ class SnapshotReport:
     """The report on a snapshot up to `increment`.
 
     `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
-    else that may differ after a restore. `large_objects` counts those read back intact, which have no other copy to be
-    compared with.
+    else that may differ after a restore. `large_objects` counts the large objects that were read back intact; there is
+    no other copy to compare them with.
     """
 
     name: str
@@ -122,7 +122,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The reports on all checked snapshots, and the operations on them that had no outcome when the check began."""
+    """The reports on all checked snapshots, and their operations that had no outcome when the check began."""
 
     snapshots: tuple[SnapshotReport, ...]
     seconds: float
@@ -216,7 +216,7 @@ class Copies:
         return cls(nodes, {node: chain.shard_of(node) for node in nodes}, chain)
 
     def since(self, node: str) -> Lsn:
-        """Return the latest base position of the shard's copies, from which all of them have the same WAL."""
+        """Return the latest base position of the shard's copies; all copies have the same WAL from there on."""
         return max(self.chain.full.base[other] for other in self.same_shard(node))
 
     def recopied_since(self, node: str) -> dict[int, Lsn]:

@@ -1,7 +1,7 @@
 """Hash the segments, and find the last change of every key in the same tasks, so that each segment is read once.
 
 For every key that its segment changes, a task reports the last change that belongs to the state, with a hash instead of
-the row. By comparing keys and positions, the driver gets the same result as from a fold. Spark folds the changes if the
+the row. The driver compares keys and positions, which gives the same result as a fold. Spark folds the changes if the
 reports are larger than the driver should hold, or if changes need their rows (groups without a key, partial images).
 """
 
@@ -72,7 +72,7 @@ class LastChanges:
     def add(self, table: pa.Table) -> None:
         """Add stored rows (SEGMENT_SCHEMA); raise ObjectDamagedError if they don't match the commit.
 
-        Does nothing once no report can be made.
+        Does nothing once it is known that no report can be made.
         """
         if not self.is_complete:
             return
@@ -107,7 +107,7 @@ def last_tasks(sources: Sources) -> dict[str, LastTask]:
 def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[pa.Table | None]:
     """Yield the last changes of every node (`node` and REPORTED_SCHEMA), or None if Spark has to fold them.
 
-    Removes each node's entries from `reports`, so that the changes of only one node are in memory.
+    Removes each node's entries from `reports`, so that only one node's changes are in memory at a time.
     """
     keys: dict[int, list[str]] = {}
     for segment in sources.segments:
@@ -136,8 +136,8 @@ class StreamTask:
     """A segment to hash: its changes and events from `since` up to, but not including, the segment's `position`.
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
-    was rolled back before it is decoded. The segment's `mapping` omits changes of a group from before the position
-    where all copies have them. `last` and `with_events` request further results.
+    was rolled back before it is decoded. The segment's `mapping` omits the changes of a group that precede the position
+    from which all copies have them. `last` and `with_events` request further results.
     """
 
     segment: SegmentSource
@@ -156,7 +156,7 @@ class MarkerMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """Combined hashes by (node number, group), where group 0 holds the events; or the problem with the segment.
+    """Combined hashes, keyed by (node number, group), where group 0 holds the events; or the problem with the segment.
 
     `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams.
     """
@@ -258,7 +258,7 @@ def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StreamHashes:
-    """Combined hashes of all streams by (node number, group), and each node's markers: position by content.
+    """Combined hashes of all streams, keyed by (node number, group), and each node's markers: position by content.
 
     `store` is where the segments were read. `last` maps object keys to the reports of last changes of `sources` until
     they are used. `events` maps object keys to the events of primaries, None if they were not kept.

@@ -1,4 +1,4 @@
-"""Check by commits and listings alone that commits fit together, archives have no gaps, and all objects exist."""
+"""Check, from commits and listings alone, that commits fit together, archives have no gaps, and all objects exist."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_structure(
 ) -> tuple[Chain | None, SnapshotReport]:
     """Read the chain and check that it is complete; return it, or None if it can't be read.
 
-    `recorded` maps operations to the increments that they recorded as committed. Nothing else shows that the last
+    `recorded` maps operations to the increments that they recorded as committed. Nothing else would show that the last
     commit file is missing.
     """
     try:
@@ -57,7 +57,7 @@ def check_structure(
     except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
         raise
     except SnapshotError as error:
-        # An unreadable mark is the error itself, which is reported below.
+        # If a mark can't be read, `error` says so, and is reported below.
         with suppress(ManifestError):
             check_not_deleted(store, name)
             if increment and is_only_full(store, name):
@@ -91,7 +91,8 @@ def check_structure(
 
 
 def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
-    # Ids of different seconds sort by time. Operations older than the full snapshot worked on an earlier chain.
+    # Ids from different seconds sort by time. Operations that are older than the full snapshot belong to an earlier
+    # chain.
     second = chain.full.operation.rpartition("-")[0]
     numbers = {number for operation, number in recorded.items() if operation >= second}
     return [

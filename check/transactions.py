@@ -43,7 +43,7 @@ UNREAD_NODES = (-2, -1)
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """The number of shared transactions compared, the conflicts between nodes, and the errors of unreadable objects."""
+    """The number of shared transactions compared, the conflicts between nodes, and errors for unreadable objects."""
 
     transactions: int
     conflicts: list[Conflict]
@@ -91,7 +91,7 @@ def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], e
 
 
 def _torn_pairs(by_node: pa.Table, torn: pa.Table) -> pa.Table:
-    """Return the first NAMED_MAX differing transactions of every pair of nodes, in PAIR_ORDER.
+    """Return the first NAMED_MAX transactions that differ between each pair of nodes, in PAIR_ORDER.
 
     `by_node` are the parts, `torn` the transactions (global_id, node_count) that differ. Holds about PAIRS_AT_ONCE
     pairs in memory, plus up to NAMED_MAX rows for each pair of nodes.
@@ -110,7 +110,7 @@ def _torn_pairs(by_node: pa.Table, torn: pa.Table) -> pa.Table:
 
 
 def _first_of_pairs(pairs: pa.Table) -> pa.Table:
-    """Return the first NAMED_MAX rows of each pair of nodes, in PAIR_ORDER."""
+    """Return the first NAMED_MAX rows for each pair of nodes, in PAIR_ORDER."""
     pairs = pairs.sort_by([(name, "ascending") for name in PAIR_ORDER])
     pair = (to_numpy(pairs["node"]).astype(np.int64) << 32) + to_numpy(pairs["other"])
     first = np.flatnonzero(np.concatenate([[True], pair[1:] != pair[:-1]])) if len(pair) else np.zeros(0, np.int64)
@@ -152,14 +152,14 @@ def _compare_in_job(
 
 
 def pair_up(parts: DataFrame) -> DataFrame:
-    """Join PART_ROWS (one row per node and transaction) to pairs: node, other, global_id, here, there."""
+    """Join PART_ROWS (one row per node and transaction) into pairs: node, other, global_id, here, there."""
     left = parts.selectExpr("global_id", "node", "included AS here")
     right = parts.selectExpr("global_id", "node AS other", "included AS there")
     return left.join(right, "global_id").where("node < other")
 
 
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
-    """Read the PART_ROWS of the segments; an unreadable segment's error report is a `global_id` of UNREAD_NODES."""
+    """Read the segments' PART_ROWS; a `global_id` of UNREAD_NODES is the error report on an unreadable segment."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     listed = broadcast(spark, balance_by_size(segments, tasks))
 

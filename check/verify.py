@@ -99,7 +99,7 @@ def _check_chain(
     progress: Progress,
 ) -> None:
     store = location.open()
-    # Records of checks are compared by the times at which they ended.
+    # Check records are compared by their end times.
     note_late_clock(cut_time(chain.last), progress)
     if request.metadata_only:
         check_listing(store, chain, findings.report)
@@ -122,7 +122,7 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
         yield
     except SnapshotError as error:
         problem = error
-    # An unreadable mark proves nothing.
+    # If a mark can't be read, it proves nothing.
     with suppress(ManifestError):
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
@@ -159,7 +159,7 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
             else:
                 read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:
-            # The object holds no rows of tables, so the copy can still be compared.
+            # The object contains no table rows, so the copy can still be compared.
             findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
             continue
         findings.count(objects=1, size_bytes=stored.size)
@@ -189,7 +189,7 @@ def check_contents(
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
-    """Return the holder through which the driver reads the chain's archives once; None if Spark jobs are faster."""
+    """Return an object holder with which the driver reads each archive once; None if Spark jobs are faster."""
     segments = [segment for node in chain.baseline for segment in chain.segments(node)]
     if (
         sum(segment.size for segment in segments) > STORED_BYTES_MAX
@@ -215,7 +215,7 @@ def _compare_transactions(
     pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store, events)
     findings.report.compared.transactions += pairs.transactions
     findings.report.conflicts += pairs.conflicts
-    # The objects were intact when they were first read, so earlier results hold and only this comparison is dropped.
+    # The objects were intact when they were first read, so earlier results hold, and only this comparison is left out.
     for problem in pairs.problems:
         findings.damage(problem)
 

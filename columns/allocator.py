@@ -1,8 +1,8 @@
-"""Limit the memory that libraries take in our processes; must run before the libraries are loaded.
+"""Limit how much memory libraries take in our processes; must run before the libraries are loaded.
 
-Arrow uses the C library's allocator. Arrow's own allocators keep freed memory, and copy a large buffer when it grows.
-With values of hundreds of megabytes a process would need additional memory of the size of a value (measured); with
-small values there is no difference. Arrow reads the variable when it is loaded.
+Arrow is set to use the C library's allocator. Arrow's own allocators keep freed memory, and copy a large buffer when it
+grows. For a value of hundreds of megabytes, they would need that much memory again (measured); for small values there
+is no difference. Arrow reads its environment variable when it is loaded.
 
 OpenBLAS, numpy's library for linear algebra, is not used here, but allocates memory for one thread per core when it is
 loaded. If that fails, it ends the process with exit code 1 or raises SIGINT, as if the user had pressed Ctrl-C.
@@ -26,7 +26,7 @@ class _NumpyGuard:
 
     @staticmethod
     def find_spec(name: str, *_: object) -> ModuleSpec | None:
-        """Probe the memory before numpy is imported; find no module, so that the other finders are asked."""
+        """Test whether numpy would get enough memory; always return None, so that the other finders are asked."""
         if name == "numpy":
             mmap.mmap(-1, NUMPY_BYTES).close()
         return None

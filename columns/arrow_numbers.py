@@ -22,7 +22,7 @@ _DTYPES: dict[Any, Any] = {arrow: dtype for dtype, arrow in _TYPES.items()}
 
 
 def to_arrow(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None = None) -> pa.Array[Any]:
-    """Convert integers to an Arrow array of the same width, without copying; null where `absent`."""
+    """Convert integers to an Arrow array of the same width, without copying; values are null where `absent` is true."""
     values = np.ascontiguousarray(values)
     valid = None if absent is None else _bits(~absent)
     return pa.Array.from_buffers(_TYPES[values.dtype], len(values), [valid, pa.py_buffer(values)])

@@ -29,7 +29,7 @@ GATHER_BLOCK_BYTES = 1 << 20
 # Hashing works in blocks of rows for the same reason.
 HASH_BLOCK_ROWS = 1 << 14
 STRIPE_BYTES = 32
-# Longer values are hashed one by one without numpy, whose passes over few rows take a second per megabyte.
+# Longer values are hashed one by one without numpy, because numpy's passes over few rows take a second per megabyte.
 HASHED_BY_COLUMN_BYTES_MAX = 1 << 10
 # Arrow's binary type has 32-bit offsets.
 ARROW_BYTES_MAX = (1 << 31) - 1
@@ -74,7 +74,7 @@ class BytesColumn:
         return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
 
     def to_arrow(self) -> pa.Array[Any]:
-        """Return the column as Arrow binary, without copying the data; raise OverflowError from 2 GiB on."""
+        """Return the column as Arrow binary, without copying the data; raise OverflowError if it is 2 GiB or larger."""
         if int(self.offsets[-1]) > ARROW_BYTES_MAX:
             raise OverflowError(f"a column of {int(self.offsets[-1])} bytes is too large for one Arrow array")
         offsets = pa.py_buffer(self.offsets.astype(np.int32))
@@ -152,9 +152,9 @@ def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
 
 
 def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
-    """Return the XXH64 of every value, with Spark's seed: the result of Spark's xxhash64() of a binary column.
+    """Return the XXH64 of every value, with Spark's seed, as Spark's xxhash64() returns for a binary column.
 
-    With the hashes of another column as `seeds`, the result is that of Spark's xxhash64() of both columns.
+    With the hashes of another column as `seeds`, the result is what Spark's xxhash64() returns for both columns.
     """
     if seeds is None:
         seeds = np.full(len(column), HASH_SEED, np.uint64)
@@ -246,7 +246,7 @@ def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
 
 
 def _rows(chosen: Flags) -> Any:
-    """Return an index of the chosen rows: a slice, which copies nothing, if all rows are chosen."""
+    """Return an index of the chosen rows; if all rows are chosen, a slice, which copies nothing."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 

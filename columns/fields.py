@@ -45,7 +45,7 @@ def field_of(lines: BytesColumn, width: int, field: int) -> BytesColumn:
 
 
 def find_nulls(fields: BytesColumn) -> Flags:
-    """Return a flag for every field, true for NULL."""
+    """Return a flag for every field, true if the field is NULL."""
     mark = np.frombuffer(NULL_MARK, np.uint8)
     short = np.flatnonzero(fields.lengths == len(mark))
     nulls = np.zeros(len(fields), np.bool_)
@@ -81,7 +81,7 @@ def read_integers(fields: BytesColumn) -> Ints:
 
 
 def read_uuids(fields: BytesColumn) -> BytesColumn:
-    """Return the 16 bytes of each uuid; no field may be NULL. Raises ValueError if the length is not that of a uuid."""
+    """Return the 16 bytes of each uuid; no field may be NULL. Raises ValueError if a field's length is wrong."""
     if (fields.lengths != UUID_CHARACTERS).any():
         raise ValueError("a value is not a uuid")
     first, last = int(fields.offsets[0]), int(fields.offsets[-1])

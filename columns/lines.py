@@ -113,7 +113,7 @@ def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) 
 def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
     """Escape every value with backslashes, as COPY does.
 
-    Works in blocks, so that the additional memory does not grow with the values.
+    Works in blocks, so that the additional memory does not depend on the size of the values.
     """
     escaped, offsets = _escape(values, block_bytes)
     return BytesColumn(escaped[: int(offsets[-1])], offsets)

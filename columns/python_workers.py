@@ -29,7 +29,7 @@ _modules_frozen = 0
 def map_batches(
     rows: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
 ) -> DataFrame:
-    """Return the rows that `work` yields for the Arrow batches of each Spark partition, as `schema` (DDL text)."""
+    """Return the rows that `work` yields for the Arrow batches of each Spark partition, with this `schema` (DDL)."""
     first = first_work()
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -65,7 +65,7 @@ def broadcast(session: SparkSession, value: Any) -> Any:
 
 
 def set_first_work(work: FirstWork | None) -> None:
-    """Make every worker process of this driver's later jobs call `work` before its first task; it must be picklable."""
+    """Make every worker process of later jobs call `work`, which must be picklable, before its first task."""
     global _first_work  # the state of the driver's process
     _first_work = work
 

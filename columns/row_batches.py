@@ -1,4 +1,4 @@
-"""Send rows to the JVM in batches, since it may have little memory, and tables between driver and tasks as streams."""
+"""Send rows to the JVM in batches, because it may have little memory, and send tables between driver and tasks."""
 
 from __future__ import annotations
 

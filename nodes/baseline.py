@@ -1,6 +1,6 @@
 """The baseline: the identities of all nodes, so that a chain is never continued on a different node.
 
-The full snapshot reads the baseline and stores it in its commit; every increment compares it first.
+A full snapshot stores the baseline in its commit, and every increment first compares the nodes with it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CHANGE_REASONS = {
 
 
 class BaselineChangedError(RefusedError):
-    """A node is not the node that the full snapshot was taken from."""
+    """A node has a different identity than at the full snapshot."""
 
 
 class FleetTopologyError(RefusedError):
@@ -161,10 +161,10 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
 def check_presence(
     was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
 ) -> tuple[Node, ...]:
-    """Return the nodes in fleet.toml that the full snapshot contains copies of, without contacting any.
+    """Return the nodes in fleet.toml that the full snapshot copied, without contacting them.
 
-    A snapshot of primaries alone ignores standbys. The standbys in `too_old`, as (primary, standby), were left out of
-    the snapshot and are ignored. Raises BaselineChangedError if a node was added or removed, or if its role in
+    If the snapshot contains only primaries, standbys are ignored. So are the standbys in `too_old`, as (primary,
+    standby), which the snapshot left out. Raises BaselineChangedError if a node was added or removed, or if its role in
     fleet.toml has changed.
     """
     listed = {node.id: node for node in fleet.nodes}
@@ -196,7 +196,7 @@ def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
 
 def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
     what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
-    # "presence" and "backup_of" describe the node itself, all other names its properties.
+    # "presence" and "backup_of" describe the node itself; all other names refer to properties of it.
     subject = "it" if name in ("presence", "backup_of") else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
     return BaselineChangedError(

@@ -20,9 +20,9 @@ from cutline.storage.errors import ChainEnd, RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# This machine's clock is corrected if it is off by more. Smaller differences, and network latency, are not errors.
+# This machine's clock is corrected if it is off by more than this. Smaller differences may be due to network latency.
 OFF_SECONDS_MAX = 1.0
-# Clocks that differ by more do not agree. Kerberos allows the same difference; leases allow more.
+# Clocks that differ by more than this do not agree. Kerberos tolerates the same difference; leases tolerate more.
 AGREE_SECONDS_MAX = 300.0
 NODES_SHOWN_MAX = 3
 # The latest time that Python can represent.
@@ -34,12 +34,12 @@ _told_seconds = 0.0
 
 
 class ClocksDifferError(RefusedError):
-    """The clocks of the nodes and of this machine differ so much that none of them can be trusted."""
+    """The clocks of the nodes and of this machine differ too much to trust any of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A node's time, read at some moment between `asked_at` and `answered_at` of this machine's clock.
+    """A node's time, which was read between `asked_at` and `answered_at` by this machine's clock.
 
     `steady` is the value of `steady_seconds` when the answer arrived.
     """
@@ -68,10 +68,10 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The time that clocks agree on, as its lead over this machine's clock: 0 if that clock is right.
+    """The time that the clocks agree on, given as seconds ahead of this machine's clock (0 if that clock is right).
 
-    `nodes` are the nodes whose clocks agree, perhaps none if this machine's clock is trusted. `middle` is the reading
-    to use if this machine's clock is wrong.
+    `nodes` are the nodes whose clocks agree; the set may be empty if this machine's clock is trusted. `middle` is the
+    reading to use if this machine's clock is wrong.
     """
 
     ahead_seconds: float
@@ -89,15 +89,15 @@ def read_clock(node: str, connection: psycopg.Connection[Any]) -> ClockReading:
 
 
 def time_of_epoch(seconds: float) -> datetime:
-    """Convert a server's clock from seconds since 1970."""
+    """Convert a server's time from seconds since 1970."""
     return datetime.fromtimestamp(min(seconds, LATEST_SECONDS), UTC)
 
 
 def find_agreement(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
     """Return the agreement of the clocks, or None if too few agree.
 
-    Clocks that are before `not_before` are wrong and are ignored. A majority of the nodes' clocks must agree, or else a
-    majority of all clocks including this machine's.
+    Clocks that show a time before `not_before` are wrong and are ignored. A majority of the nodes' clocks must agree,
+    or else a majority of all clocks including this machine's.
     """
     now = max((reading.answered_at for reading in readings), default=machine_now())
     least = (not_before - now).total_seconds() - AGREE_SECONDS_MAX if not_before else float("-inf")
@@ -131,12 +131,12 @@ def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) 
 
 
 def use_clocks(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
-    """Set this process's time to the time that the clocks agree on; return their agreement, None without one."""
+    """Set this process's time to the time that the clocks agree on; return the agreement, or None if there is none."""
     agreement = find_agreement(readings, not_before)
     if agreement is not None and (middle := agreement.middle) is not None:
         set_time(middle.answered_at + timedelta(seconds=middle.ahead_seconds), middle.steady)
     elif agreement is None and not_before is not None and not_before > machine_now():
-        # The present is at least that late.
+        # The current time can't be before the last cut.
         set_time(not_before, steady_seconds())
     else:
         follow_machine()
@@ -146,7 +146,7 @@ def use_clocks(readings: Collection[ClockReading], not_before: datetime | None =
 def note_clocks(
     readings: Collection[ClockReading], progress: Progress, not_before: datetime | None = None
 ) -> Agreement | None:
-    """Call `use_clocks`; note if this machine's clock is wrong, or if no clock can be trusted."""
+    """Call `use_clocks`; warn if this machine's clock is wrong, or if no clock can be trusted."""
     agreement = use_clocks(readings, not_before)
     if agreement is None:
         agree = find_agreement(readings) is not None
@@ -157,7 +157,7 @@ def note_clocks(
 
 
 def _note_machine(agreement: Agreement, progress: Progress) -> None:
-    """Note if this machine's clock is wrong, and again only if the difference changes."""
+    """Warn if this machine's clock is wrong; warn again only if the difference changes."""
     global _told_seconds  # the state of this process
     if abs(agreement.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
         _told_seconds = agreement.ahead_seconds
@@ -172,7 +172,7 @@ def _note_machine(agreement: Agreement, progress: Progress) -> None:
 
 
 def note_late_clock(cut_at: datetime, progress: Progress) -> None:
-    """Note if the time of the cut is in the future, and continue: for commands that contact no node."""
+    """Warn if the time of the cut is in the future, and continue. For commands that don't contact any nodes."""
     if cut_at - utc_now() > timedelta(seconds=AGREE_SECONDS_MAX):
         progress.note(_differ_text((), cut_at, are_too_early=True))
         set_time(cut_at, steady_seconds())
@@ -206,7 +206,7 @@ def check_clocks(
 
 
 def _differ_text(readings: Collection[ClockReading], not_before: datetime | None, *, are_too_early: bool) -> str:
-    """Say why no clock can be trusted. `are_too_early`: the clocks agree, but are before the last cut."""
+    """Say why no clock can be trusted. `are_too_early`: the clocks agree, but show a time before the last cut."""
     machine = f"{_shown(machine_now())} by the clock of this machine"
     shown = ", ".join(
         [*(f"{_shown(reading.time)} by the clock of node {reading.node}" for reading in readings), machine]

@@ -38,7 +38,7 @@ class CollationVersions(NamedTuple):
 
 
 def note_collation_versions(sessions: Sessions, progress: Progress) -> None:
-    """Note the nodes whose library's collation version differs from their database's, with the remedy."""
+    """Warn about each node whose library has a different collation version than its database, and name the remedy."""
     answers = in_parallel(lambda node: _read(sessions.connections[node.id]), sessions.nodes)
     versions = {node.id: answer for node, answer in zip(sessions.nodes, answers, strict=True) if answer is not None}
     for node in sessions.nodes:
@@ -52,7 +52,7 @@ def _read(connection: psycopg.Connection[Any]) -> CollationVersions | None:
 
 
 def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> str:
-    """Say what differs and how to repair it, "" if nothing; `versions` has the nodes whose collation has a version."""
+    """Describe the difference and its repair, or return ""; `versions` lacks nodes whose collation has no version."""
     own, primary = versions.get(node.id), versions.get(node.shard)
     if own is None or primary is None:
         return ""

@@ -54,7 +54,8 @@ PINNED_SETTINGS = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "xmlbinary": "base64",
-    # Settings that change how a value is read: otherwise XML would have to be a document, or {NULL} contain a string.
+    # Settings that change how a value is parsed: otherwise XML might have to be a document, or {NULL} might be a
+    # string.
     "xmloption": "content",
     "array_nulls": "on",
     "standard_conforming_strings": "on",
@@ -103,7 +104,7 @@ OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
 
 
 class SessionState(NamedTuple):
-    """A session's answer: its server process, the settings that it lacks with their wanted values, and its server.
+    """The state of a session: its server process, the settings that it lacks (with the values to set), and its server.
 
     `server` is None if the query did not ask for it.
     """
@@ -123,13 +124,13 @@ def startup_options(given: str) -> str:
 
 
 def option(name: str, value: str) -> str:
-    """Write a setting for the startup parameter `options`, where the last of several with the same name counts."""
+    """Format a setting for the startup parameter `options`; if a name is repeated, the last setting counts."""
     escaped = re.sub(r"([\\\s])", r"\\\1", value)
     return f"-c {name}={escaped}"
 
 
 def read_options(options: str) -> dict[str, str]:
-    """Parse the startup parameter `options`; the last setting of a name counts (PostgreSQL manual, "postgres")."""
+    """Parse the startup parameter `options`; if a name is repeated, the last counts (PostgreSQL manual, "postgres")."""
     words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
     found: dict[str, str] = {}
     for number, word in enumerate(words):
@@ -149,8 +150,8 @@ def wanted_settings(conninfo: str) -> dict[str, str]:
 def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
     """Return the query for the state of a session, for `read_state`.
 
-    The session's search_path is not known yet. So the query uses no operators, and only functions qualified with
-    pg_catalog: a role that may create functions in this database could have created better matches for others.
+    The session's search_path is not known yet. So the query uses no operators, and qualifies every function with
+    pg_catalog: otherwise the server might choose a better-matching function that another role created in this database.
     """
     server = "(pg_catalog.pg_control_system()).system_identifier, pg_catalog.pg_is_in_recovery()"
     settings = "".join(f", pg_catalog.current_setting('{name}', true)" for name in _asked(wanted))
@@ -185,12 +186,12 @@ def set_query(settings: Mapping[str, str]) -> str:
 
 
 def _literal(text: str) -> str:
-    # In an E'' string, backslashes mean the same under any standard_conforming_strings.
+    # In an E'' string, backslashes mean the same whatever standard_conforming_strings is set to.
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'"
 
 
-# Lists the numbers of this process's open files, on Linux and elsewhere.
+# The folder that lists this process's open descriptors, on Linux and other systems.
 DESCRIPTORS = Path("/dev/fd")
 
 CANCEL_SECONDS_MAX = 5.0
@@ -237,7 +238,7 @@ def cancel_statements() -> None:
 def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
     """End all connections of this process to the server of `node`, even connections of drivers that hide their sockets.
 
-    The connections `kept` stay open; only the calling thread may close them.
+    The connections in `kept` stay open; no other thread may close them.
     """
     server, spared = _server_of(node), set(kept)
     with _open_lock:
@@ -254,7 +255,7 @@ def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ())
 def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) -> None:
     """Shut the descriptor down if it is a socket connected to one of these addresses, unless its inode is `spared`."""
     with suppress(OSError):
-        # Use a copy: the number may soon belong to a different file, but the copy does not change.
+        # Use a duplicate: the number may soon be reused for a different file, but the duplicate stays the same.
         copy = os.dup(descriptor)
         try:
             handle = socket.socket(fileno=copy)
@@ -268,7 +269,7 @@ def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) 
 
 @contextmanager
 def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Shut the connection down if the block still runs after `seconds`."""
+    """Shut the connection down if the block is still running after `seconds`."""
     timer = threading.Timer(seconds, shut_down, [connection])
     timer.daemon = True
     timer.start()
@@ -279,7 +280,7 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
 
 
 def _server_of(node: Node) -> str:
-    """Return the node's dsn without database and settings: a server that stops answering does so for all sessions."""
+    """Return the node's dsn without database and settings: a server that stops answering does so in every session."""
     given = conninfo_to_dict(node.dsn)
     return make_conninfo("", **{key: value for key, value in given.items() if key not in ("dbname", "options")})
 
@@ -309,7 +310,7 @@ class SessionUnfitError(RefusedError):
 
 
 _checked: dict[str, str] = {}
-# One lock per dsn, so that a pooler that does not answer holds up no other node.
+# One lock per dsn, so that a pooler that does not answer does not hold up other nodes.
 _locks: dict[str, threading.Lock] = {}
 _checking = threading.Lock()
 
@@ -440,7 +441,7 @@ def _key(node: Node) -> str:
 
 
 Item = TypeVar("Item")
-# A fleet may have a thousand nodes. The query to each takes milliseconds, or all of them wait for the same event.
+# A fleet may have a thousand nodes. A query takes milliseconds, unless all nodes are waiting for the same event.
 THREADS_MAX = 64
 LOOK_SECONDS = 1.0
 
@@ -486,8 +487,8 @@ NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
 # Reading a view runs functions of its owner's choice as our role. Cutline expects a table or a sequence, but its owner
-# may have replaced it by a view since. RESTRICTION_VERSIONS has, by major version, the first minor version that can
-# refuse to read views.
+# may have replaced it with a view since. RESTRICTION_VERSIONS maps each major version to the first minor version that
+# can refuse to read views.
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
@@ -526,11 +527,11 @@ _passages: WeakKeyDictionary[psycopg.Connection[Any], Passage] = WeakKeyDictiona
 
 
 class NodeUnreachableError(UnreachableError):
-    """A node can't be connected to, or its session was lost."""
+    """A connection to a node can't be opened, or its session was lost."""
 
 
 class NodeDisruptedError(NodeUnreachableError):
-    """A node ended a statement for a reason unrelated to it; a retry can succeed (nodes/server_errors.py)."""
+    """A statement failed for a reason unrelated to the statement; a retry can succeed (nodes/server_errors.py)."""
 
 
 class OtherServerError(NodeUnreachableError):
@@ -555,8 +556,8 @@ def conninfo(dsn: str, **more: str) -> str:
         "keepalives_count": "3",
     }
     merged = defaults | {key: value for key, value in given.items() if value is not None}
-    # Without this, OpenSSL would prompt at the terminal for the passphrase of an encrypted key, even in the default
-    # place.
+    # Without this, OpenSSL would prompt at the terminal for the passphrase of an encrypted key, even of the default
+    # key.
     merged.setdefault("sslpassword", NO_PASSPHRASE)
     # Other code recognizes our sessions by their application_name.
     ours = {
@@ -582,7 +583,7 @@ class ProgramConnection(NamedTuple):
 def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramConnection:
     """Return `conninfo` for a program, with the password in the environment: all users can read command lines.
 
-    With `needs_tls`, set if the other sessions use TLS, the program does not fall back to plaintext.
+    `needs_tls` must be set if the other sessions use TLS: it keeps the program from falling back to plaintext.
     """
     parameters = conninfo_to_dict(conninfo(node.dsn, **more))
     if needs_tls and parameters.get("sslmode", os.environ.get("PGSSLMODE")) not in STRICT_MODES:
@@ -603,7 +604,7 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    """A cursor that adds the node to errors for lack of a privilege, as a note: the grant must be run there."""
+    """A cursor that adds a note with the node to errors about missing privileges: the grant must be run there."""
 
     def execute(self, *args: Any, **options: Any) -> Self:
         try:
@@ -614,7 +615,7 @@ class _Cursor(psycopg.Cursor[Any]):
 
 
 class _ClientCursor(_Cursor, psycopg.ClientCursor[Any]):
-    """As `_Cursor`, for commands that can't take parameters in the protocol."""
+    """Like `_Cursor`, for commands that don't accept parameters through the protocol."""
 
 
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
@@ -681,7 +682,7 @@ def _begin(node: Node, asked: str, cursors: type[_Cursor]) -> psycopg.Connection
 
 
 def _check_ordinary(node: Node, session: psycopg.Connection[Any], asked: str) -> None:
-    """Raise UsageError if the session takes replication commands unrequested, because of libpq's service file."""
+    """Raise UsageError if the session takes replication commands only because libpq's service file requests that."""
     if "replication" in conninfo_to_dict(asked):
         return
     if any(
@@ -716,7 +717,7 @@ def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare:
 
 
 def lacking_error(node: Node, lacking: Iterable[str]) -> SessionUnfitError:
-    """Return the error for a session that lacks settings although they were set."""
+    """Return the error for a session that still lacks settings after they were set."""
     return unfit_error(node, f"does not keep a session's settings {', '.join(lacking)}")
 
 
@@ -776,7 +777,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _remember_password(node: Node, password: bytes | None) -> None:
-    """Hide in errors a password that libpq took from a password file or a service, because the dsn lacks it."""
+    """Make errors hide a password that is not in the dsn, because libpq took it from a password file or a service."""
     if password:
         # The password's bytes are as the user wrote them, so the session's encoding does not matter.
         remember_secrets_of(make_conninfo(node.dsn, password=password.decode(errors="replace")))
@@ -876,7 +877,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
 
 
 def disrupted_error(node: str, error: psycopg.Error, what: str = "") -> NodeDisruptedError:
-    """Return the error for a statement, described by `what`, that failed for an unrelated reason (remedy_of)."""
+    """Return the error for a statement, described by `what`, that failed for a reason unrelated to it (remedy_of)."""
     return NodeDisruptedError(
         f"node {node}: {what}{': ' if what else ''}{shorten_message(error)}",
         hint=remedy_of(error),
@@ -885,7 +886,7 @@ def disrupted_error(node: str, error: psycopg.Error, what: str = "") -> NodeDisr
 
 
 def has_answered(error: BaseException | None) -> bool:
-    """Whether an attempt to connect ended with the server's or a pooler's answer.
+    """Whether the server or a pooler answered the failed attempt to connect.
 
     Servers translate their messages, but not the two spaces after the severity.
     """

@@ -22,12 +22,12 @@ CONVERT_QUERY = """
 SELECT convert_from(given, getdatabaseencoding()) FROM unnest(%s::bytea[]) WITH ORDINALITY AS g (given, n) ORDER BY n
 """
 
-# A function that converts values of a server to text and never fails. Where it may be None, the bytes are UTF-8.
+# A function that converts values of a server to text and never fails. None in its place means that they are UTF-8.
 Texts = Callable[[Sequence[bytes]], list[str]]
 
 
 class _TextLoader(Loader):
-    """Loads text. Bytes that are not UTF-8 are escaped, so that a name from another database never ends a command."""
+    """Loads text. Bytes that are not UTF-8 are escaped, so that a name from another database can't fail a command."""
 
     def load(self, data: Buffer) -> str:
         return bytes(data).decode("utf-8", "backslashreplace")
@@ -67,7 +67,7 @@ def raw_text(body: bytes) -> str:
 
 
 def raw_bytes(text: str) -> bytes:
-    """Return the bytes that `raw_text` was given."""
+    """Convert text returned by `raw_text` back to the original bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -15,7 +15,7 @@ from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 
 # The most sessions that a command needs in addition to its tasks' sessions. A create needs its own session, the
-# watch's, pg_dump's, and a session that sees the locks for which pg_dump waits. A restore needs its own, the watch's,
+# watch's, pg_dump's, and a session that watches for locks that block pg_dump. A restore needs its own, the watch's,
 # and a session that queries its progress; its DDL runs in no more sessions than there are tasks. One session is spare,
 # for occasional queries.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
@@ -69,9 +69,9 @@ def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> Non
 
 
 def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, int]:
-    """Return by node how many sessions tasks may open at a time, at least 1.
+    """Return how many sessions tasks may open at a time, at least 1, keyed by node.
 
-    The limit is `connections_max` minus the command's own sessions. Without that setting it is half of the free
+    The limit is `connections_max` minus the command's own sessions. Without that setting, it is half of the free
     connections, divided equally among nodes that are databases on the same server. Raises NodeUnreachableError.
     """
     asked = _ask(nodes)

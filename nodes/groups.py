@@ -4,7 +4,7 @@ A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL
 line of PostgreSQL's COPY text format with the key columns first, so the key is a prefix of the line. Groups with
 identity FULL and append-only groups have no key columns: such a table is a multiset of lines.
 
-A domain, array, composite or range contains values of other types, and can be loaded only where those types can be.
+A domain, array, composite or range contains values of other types, and can be loaded only if those types can.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
  WHERE {ORDINARY_TABLE}
  ORDER BY 2, 3
 """
-# Key columns are the columns that the WAL carries: those of the primary key, if it is immediate, for DEFAULT; those of
-# the chosen index for INDEX. INCLUDE columns never belong to the key.
+# The key columns are those that the WAL carries: with DEFAULT, the columns of the primary key if it is immediate; with
+# INDEX, the columns of the chosen index. INCLUDE columns never belong to the key.
 COLUMNS_QUERY = """
 SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,
        a.attnum, CASE WHEN a.atthasmissing
@@ -160,7 +160,7 @@ class SchemaChangedError(RefusedError):
 
 
 class Column(Record, frozen=True):
-    """One stored column; `position` is its place among the columns in the WAL, from 0.
+    """One stored column; `position` is its place among the columns in the WAL, counted from 0.
 
     `number` is the attribute number, which is never reused. `missing` is the column's value in rows that are older than
     the column, as `copy_text` writes it; None is NULL.
@@ -184,7 +184,7 @@ class ColumnSignature(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A table as a relation message describes it. `key` contains the names of the key columns, none if `is_full`."""
+    """A table as a relation message describes it. `key` contains the names of the key columns; empty if `is_full`."""
 
     schema: str
     table: str
@@ -194,7 +194,7 @@ class Signature(NamedTuple):
 
 
 class Group(Record, frozen=True):
-    """A definition of a shard's table: `columns` in stored order, of which the first `key_width` are the key.
+    """A definition of a shard's table. `columns` are in stored order; the first `key_width` of them are the key.
 
     `number` identifies the definition in every object of a chain; a changed table gets a new number. At the full
     snapshot all shards where the table has a key share one number, and all shards where it has none share another.
@@ -262,7 +262,8 @@ class Table:
     def is_admissible(self) -> bool:
         """Whether its updates still succeed once they are published (PostgreSQL manual, "Replica Identity").
 
-        If a generated column is part of the identity, an UPDATE fails since 18, and the WAL lacks the column before 18.
+        If a generated column is part of the identity, an UPDATE fails in 18 and later; before 18, the WAL lacks the
+        column.
         """
         if self.identity_is_generated and self.group.identity != "append_only":
             return False
@@ -333,7 +334,7 @@ def copy_text(value: bytes | None) -> str | None:
 
 
 def copy_line(text: str) -> bytes:
-    """Convert the result of `copy_text`, except None, to the bytes that COPY writes in the server's encoding."""
+    """Convert a result of `copy_text` other than None to the bytes that COPY writes in the server's encoding."""
     return ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()) if match[1] else match[0], text.encode())
 
 

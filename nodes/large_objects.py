@@ -21,7 +21,7 @@ SELECT m.oid::bigint FROM pg_largeobject_metadata m
  ORDER BY 1
 """
 COUNT_QUERY = "SELECT count(*) FROM pg_largeobject_metadata"
-# The first oids of the parts; the parameter is their number.
+# The first oid of each part; the parameter is the number of parts.
 BOUNDS_QUERY = """
 SELECT min(oid)::bigint FROM (SELECT oid, ntile(%s) OVER (ORDER BY oid) AS part FROM pg_largeobject_metadata) AS parts
  GROUP BY part ORDER BY 1

@@ -1,4 +1,4 @@
-"""Find the parts of a database that a snapshot leaves out, or could not load again; every create reports them.
+"""Find the parts of a database that a snapshot leaves out or a restore could not load; every create reports them.
 
 A restore brings back a database's DDL and the rows of its groups. Everything else is found here, by one query that
 reads only the catalogs.
@@ -155,7 +155,7 @@ def read_left_out(
 
 
 def mark_large_objects(left_out: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
-    """Adapt `left_out` to a full snapshot with large objects; `stored` has their number and position by node."""
+    """Adapt `left_out` to a full snapshot with large objects; `stored` is their number and position, keyed by node."""
     kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
     replaced = {(LeftOutKind.LARGE_OBJECTS, node) for node in stored}
     of_full = [
@@ -167,12 +167,12 @@ def mark_large_objects(left_out: Iterable[LeftOut], stored: Mapping[str, tuple[i
 
 
 def select_warnings(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
-    """Select the entries that every output warns about, including that of list and check."""
+    """Select the entries that every command warns about, including list and check."""
     return tuple(out for out in left_out if out.kind in WARNED)
 
 
 def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:
-    """List the standbys that are too old to be copied, under their primaries, which have the same version."""
+    """List the standbys that are too old to be copied, keyed by primary; each has the same version as its primary."""
     kind = LeftOutKind.STANDBY_COPY
     return tuple(
         LeftOut(node.shard, kind, node.id, WHY[kind].format(identities[node.shard].server_version // 10000))

@@ -44,9 +44,9 @@ REGISTERED = """
 """
 HELD_QUERY = f"SELECT EXISTS (SELECT {REGISTERED} AND l.objid::bigint = %(number)s AND l.pid = pg_backend_pid())"
 # The third column is false for a session that is ending: pg_stat_activity no longer shows it. A prepared transaction
-# has no process, so it is no operation. The roles that count can run a command: on a source they have REPLICATION; on a
-# target they are members of the database's owner, or have CREATEDB or the privileges for --data-only. The role of this
-# session counts as well.
+# has no process, so it is not an operation. A role counts if it can run a command: on a source if it has REPLICATION;
+# on a target if it is a member of the database's owner, or has CREATEDB or the privileges for --data-only. The role of
+# this session counts as well.
 OTHERS_QUERY = f"""
 SELECT l.objid::bigint, l.pid, a.pid IS NOT NULL, coalesce(r.rolname::text, ''), coalesce(a.application_name, ''),
        coalesce(to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'an unknown time'),
@@ -109,7 +109,7 @@ class Holder:
 
 @dataclass(slots=True)
 class FleetLock:
-    """The lock on every primary, held by `sessions`; `retaken`: a lock was lost with its session and taken again."""
+    """The lock on every primary, held by `sessions`. `retaken`: a lock was lost with its session and taken again."""
 
     sessions: Sessions
     name: str
@@ -135,7 +135,7 @@ class FleetLock:
         """Check every primary's lock; replace a lost session, check that its node is the same, and take its lock again.
 
         Afterwards no other operation is running on this fleet. Raises NodeUnreachableError, BaselineChangedError,
-        FleetBusyError or FleetLockLostError. An interrupt does not wait for a silent node.
+        FleetBusyError or FleetLockLostError. On an interrupt, it does not wait for a silent node.
         """
         self._on_all(self._renew, self._primaries)
 
@@ -168,7 +168,7 @@ class FleetLock:
         self._on_all(check, self._primaries)
 
     def release(self) -> None:
-        """Release the locks on all nodes within UNLOCK_SECONDS_MAX; a lost session holds none."""
+        """Release the locks on all nodes within UNLOCK_SECONDS_MAX; a lost session holds no lock."""
 
         def unlock(node: Node) -> None:
             connection = self.sessions.connections[node.id]
@@ -212,10 +212,11 @@ class FleetLock:
 
 @contextmanager
 def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterator[FleetLock]:
-    """Hold the fleet lock during the block: a lock on every primary, which ends with its session.
+    """Hold the fleet lock during the block: a lock on every primary, released when its session ends.
 
-    The locks are taken in the order of node ids, so that two operations can't get half each. `label` becomes the
-    sessions' application_name (fleet.own_process). Raises FleetBusyError naming the node, the holder and its role.
+    The locks are taken in the order of node ids, so that two operations can't each end up with half of them. `label`
+    becomes the sessions' application_name (fleet.own_process). Raises FleetBusyError naming the node, the holder and
+    its role.
     """
     lock = FleetLock(sessions, name, label)
     try:
@@ -228,7 +229,7 @@ def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterato
 
 
 def watch_lock(fleet: Fleet) -> str:
-    """Return the name of the watch's own lock. It leaves the fleet lock free for other commands between its tasks."""
+    """Return the name of the watch's own lock. The watch holds the fleet lock only while a task is running."""
     return f"{fleet.name} watch"
 
 
@@ -318,7 +319,7 @@ ASKING_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LockAnswer:
-    """The holders of the fleet lock and of the watch's lock on a node, None if nobody holds it.
+    """The holders of the fleet lock and of the watch's lock on a node; None for a lock that nobody holds.
 
     `problem` says why the node did not answer.
     """

@@ -1,4 +1,4 @@
-"""Databases that restores create or put aside on a node's server: being loaded, of a dry run, and old databases.
+"""Databases that restores create or put aside on a node's server: for loading, for dry runs, and replaced databases.
 
 Their names derive from the name of the node's database and the restore's id.
 """
@@ -22,7 +22,7 @@ FILLING = "cutline_restoring_"
 # The random part of an operation's id.
 SUFFIX_LENGTH = 10
 DIGEST_LENGTH = 8
-# A suffix is never digits alone (storage/ids.py): users may name a copy by the date.
+# A suffix never consists of digits alone (storage/ids.py), because users may name a copy after the date.
 SUFFIX = re.compile(rf"(?=.*[a-f])[0-9a-f]{{{SUFFIX_LENGTH}}}")
 SIZES_QUERY = """
 SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_database_size(oid) END

@@ -59,7 +59,7 @@ class OtherSession:
 
     @property
     def process(self) -> str:
-        """The session in a message that names the node itself."""
+        """Describe the session, for a message that also names the node."""
         what = f"process {self.pid} ({self.application}, {self.state or 'no client'})"
         return f"{what} of {self.user or 'no user'} from {self.address}"
 
@@ -74,7 +74,7 @@ class OtherSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
-    """Selects sessions that started from `since` until `until` by the server's clock; None is no limit.
+    """Selects sessions that started between `since` and `until` by the server's clock; None means no limit.
 
     `spares_ours` leaves out Cutline's own sessions, which set everything that they need themselves.
     """
@@ -104,7 +104,7 @@ def server_time(connection: psycopg.Connection[Any]) -> datetime:
 def end_sessions(
     node: Node, connection: psycopg.Connection[Any], since: datetime | None, seconds_max: float, progress: Progress
 ) -> tuple[int, list[OtherSession]]:
-    """End every other session that may have started before the setting that was just committed.
+    """End every other session that may have started before the new setting was committed.
 
     With `since`, end only sessions that began after it, and none of Cutline's, which don't depend on the setting.
     Returns how many sessions ended, and the sessions that remain after `seconds_max` or that our role may not end.

@@ -67,7 +67,7 @@ def _find(sessions: Sessions, node: Node, others: Iterable[Kind]) -> list[NodePr
 
     problems: list[NodeProblem] = []
     role = read_role(node, connection)
-    # A role without REPLICATION is reported as a problem of its own.
+    # A role without REPLICATION is reported as a separate problem.
     kinds = [open_raw, *([open_replication] if role.is_super or role.may_replicate else [])]
     for kind in kinds:
         try:
@@ -191,7 +191,7 @@ def check_decoding(sessions: Sessions) -> None:
 
 
 def find_fillings(sessions: Sessions) -> list[NodeProblem]:
-    """Find databases into which an unfinished restore has loaded rows: a snapshot would contain part of its rows."""
+    """Find databases with rows of an unfinished restore: a snapshot would contain only some of the restore's rows."""
     problems: list[NodeProblem] = []
     for node, connection in sessions.primaries.items():
         for (schema,) in connection.execute(FILLINGS_QUERY):

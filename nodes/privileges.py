@@ -151,7 +151,7 @@ def _find_reading(
 
 
 def _grant_reading(unreadable: Sequence[_Unreadable], role: Role) -> Iterator[str]:
-    """Yield the statements that let our role read the relations: a few of a schema by name, else the whole schema."""
+    """Yield the statements that let our role read the relations: a few by name, many by granting a whole schema."""
     if closed := dict.fromkeys(quote(owned.schema) for owned in unreadable if not owned.is_open):
         yield f"GRANT USAGE ON SCHEMA {', '.join(closed)} TO {role.quoted};"
     for kind, is_sequence in (("TABLE", False), ("SEQUENCE", True)):

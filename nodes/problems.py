@@ -188,7 +188,7 @@ def connect_line(address: str, database: str) -> str:
 
 
 def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, str]) -> list[str]:
-    """List the statements by place and purpose, each place after the command that connects psql to it.
+    """List the statements by place and purpose; each place begins with the command that connects psql to it.
 
     If some statements are required, all others become comments, so that nobody grants them without need.
     """

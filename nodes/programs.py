@@ -58,7 +58,7 @@ def copy_wheel(site: Path) -> Path:
     """Return a copy of the wheel's programs that every account can read and only root can write.
 
     If no copy exists, one is created and renamed into place when complete. Its name contains the digest of the
-    contents. A copy is used only if root owns all of it, nobody else can write to it, and its digest is right.
+    contents. A copy is used only if root owns all of it, nobody else can write to it, and its digest matches.
     """
     digest = _digest(site)
     parent = shared_temporary_directory()
@@ -125,7 +125,7 @@ def _digest(site: Path) -> str:
 # For root, the first of these accounts that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")
 
-# The line in which a client program or the server reports the error, and how many lines are shown from there.
+# The line in which a client program or the server reports the error, and the number of lines shown, including it.
 ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
 
 # The environment variables that a program needs: paths of programs, libraries and temporary files, locale and time
@@ -137,7 +137,7 @@ HANDED_ON = re.compile(
 # The programs that run a server and its standbys.
 SERVER_PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")
 
-# If the account can't read all of these, the wheel is copied.
+# If the account can't read all of these files, the wheel is copied.
 PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
 
 
@@ -165,7 +165,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """PostgreSQL's programs, and the account that runs them; None is the user of this process.
+    """PostgreSQL's programs, and the account that runs them; None means the user of this process.
 
     `confined` is a command line prefix that confines the program after it (embedded/confine.py).
     """
@@ -369,7 +369,7 @@ def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> Pr
     )
 
 
-# Where Debian's packages, and PGDG's for Red Hat, install each version's programs. Others are found by PATH.
+# Where Debian's packages, and PGDG's for Red Hat, install each version's programs. Others are found through PATH.
 PACKAGED = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
 PROGRAMS = ("pg_dump", "pg_restore")
 ASKING_SECONDS_MAX = 30
@@ -398,9 +398,9 @@ class ClientPrograms:
 def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPrograms:
     """Return the programs to dump the node's DDL with.
 
-    They are the programs that fleet.toml names, or else the wheel's or the machine's whose version is nearest to the
-    server's. They are never older than the server, and can use TLS if the session `connection` does. Raises
-    ProgramsUnfitError.
+    They are the programs that fleet.toml names. Otherwise they are those in the wheel or on the machine whose version
+    is nearest to the server's. They are never older than the server, and can use TLS if the session `connection` does.
+    Raises ProgramsUnfitError.
     """
     server, needs_tls = connection.info.server_version // 10000, bool(connection.pgconn.ssl_in_use)
     fit = [

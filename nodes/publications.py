@@ -1,4 +1,4 @@
-"""Cutline's publications: they select the tables whose changes are decoded. Event triggers may act on their DDL.
+"""Cutline's publications: they select the tables whose changes are decoded. Event triggers may fire on DDL for them.
 
 An event trigger's function runs in our session, as our role. Many such functions name tables without a schema, which
 works under the database's default search_path but not under ours. So each DDL statement on publications runs under the
@@ -46,7 +46,7 @@ SELECT substr(setting, length('search_path=') + 1)
 SET_PATH = "SELECT pg_catalog.set_config('search_path', %s, true)"
 # Since this version, a role's sessions can disable event triggers.
 EXEMPTION_VERSION = 170000
-# The name of each function as an error's context may show it: qualified or not.
+# Each function's name as an error's context may show it: qualified or unqualified.
 TRIGGERS_QUERY = """
 SELECT t.evtname::text, format('%I.%I()', n.nspname, p.proname), format('%I()', p.proname)
   FROM pg_event_trigger t JOIN pg_proc p ON p.oid = t.evtfoid JOIN pg_namespace n ON n.oid = p.pronamespace
@@ -170,7 +170,7 @@ class PublicationChangedError(RefusedError):
 class Membership:
     """The stamps of a table's rows in pg_publication and pg_publication_rel.
 
-    `limits` names the features that withhold some of its changes (a row filter, a column list), "" if none does.
+    `limits` names the features that withhold some of its changes (a row filter, a column list); "" if there are none.
     """
 
     publication: str
@@ -184,7 +184,7 @@ Members = dict[str, dict[str, Membership]]
 
 
 def publication_names(fleet_id: str) -> tuple[str, str]:
-    """Name the fleet's two publications on every primary: for keyed and full tables, and for append-only tables."""
+    """Return the names of each primary's publications: for keyed and full tables, and for append-only tables."""
     return f"cutline_{fleet_id}", f"cutline_{fleet_id}_append_only"
 
 
@@ -249,8 +249,8 @@ def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> N
 def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
     """Create both publications, add missing tables, and repair altered publications; return the tables added.
 
-    A table whose updates PostgreSQL rejects is removed. Safe to repeat: only parts that are wrong are changed, so no
-    chain ends. If it raises NotOwnerError or EventTriggerError, nothing was changed.
+    A table whose updates PostgreSQL rejects is removed. Safe to repeat: only what is wrong is changed, so chains can
+    continue. If it raises NotOwnerError or EventTriggerError, nothing was changed.
     """
     wanted: dict[str, dict[str, Table]] = {name: {} for name in publication_names(fleet_id)}
     for table in tables:
@@ -360,7 +360,7 @@ def check_published(
 ) -> dict[str, Membership]:
     """Return the groups' memberships by table; raise PublicationChangedError unless all their changes are published.
 
-    With `unpublished_too`, groups that are in none of Cutline's publications are just left out of the result.
+    With `unpublished_too`, groups that are in none of Cutline's publications are left out of the result instead.
     """
     options, members = _options(connection, fleet_id), _members(connection, fleet_id)
     wanted: dict[str, list[str]] = {}

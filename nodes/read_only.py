@@ -7,7 +7,7 @@ record of how to undo that. Copies of the node (a promoted standby, pg_upgrade) 
 
 A session that sets the variable itself can still write, so a command that relies on the freeze must check for writes
 (snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (nodes/connections.py).
-Undoing the freeze needs neither Arrow, Spark nor the store.
+Undoing the freeze does not need Arrow, Spark or the store.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Frozen(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema
 
 @dataclass(frozen=True, slots=True)
 class ThawResult:
-    """A node that accepts writes again. Of the sessions that began read-only, `ended` were ended and `left` remain."""
+    """A node that accepts writes again. Of its read-only sessions, `ended` is how many ended; `left` are still open."""
 
     node: str
     was: Frozen
@@ -149,7 +149,7 @@ def read_settings(connection: psycopg.Connection[Any]) -> list[EffectiveSetting]
 
 
 def read_record(node: Node, connection: psycopg.Connection[Any]) -> Frozen | None:
-    """Read the record of the database's freeze; return None without one. Raises FreezeRecordError."""
+    """Read the record of the database's freeze; return None if it has none. Raises FreezeRecordError."""
     row = connection.execute(RECORD_QUERY).fetchone()
     if row is None:
         return None
@@ -203,7 +203,8 @@ def thaw(
 ) -> ThawResult | None:
     """Restore the previous settings, and end the sessions that began read-only; return None if nothing is frozen.
 
-    With `operation`, undo only a freeze by that operation. A setting that is no longer on was changed since, and stays.
+    With `operation`, undo only a freeze by that operation. A setting that is no longer on has been changed since, and
+    is left alone.
     """
     frozen = read_record(node, connection)
     if frozen is None or operation not in (None, frozen.operation):
@@ -303,7 +304,7 @@ def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str
 
 
 def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Role) -> Iterator[NodeProblem]:
-    """Yield a problem for each role whose own setting must be changed but our role may not change."""
+    """Yield a problem for each role whose own setting must be changed, although our role may not change it."""
     for setting in read_settings(connection):
         other = setting.setting.role
         if not other or setting.is_on or setting.may_change:
@@ -357,7 +358,7 @@ class FleetFrozenError(RefusedError):
 
 
 def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, terminal: bool) -> None:
-    """Note the nodes that are read-only. Before a `terminal` snapshot, raise if any is, or if a node can't be frozen.
+    """Warn about read-only nodes. Before a `terminal` snapshot, raise if any is, or if a node can't be frozen.
 
     Raises FleetFrozenError, NodeUnfitError, FreezeRecordError.
     """
@@ -387,7 +388,7 @@ def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, ter
 
 
 def undo_freeze(nodes: Iterable[Node], operation: str, progress: Progress) -> bool:
-    """Undo the operation's freeze on all primaries; return False if it may remain on some, which notes name."""
+    """Undo the operation's freeze on all primaries; return False if some, named in notes, may still be frozen."""
 
     def undo(node: Node) -> bool:
         try:

@@ -71,7 +71,7 @@ def locked_error(
     *,
     modes: Iterable[str] = READING,
 ) -> RelationLockedError:
-    """Return the error for a wait of `what` that timed out, naming the current holders of `relations` in `modes`.
+    """Return the error for a lock wait of `what` that timed out, naming who now holds `relations` in `modes`.
 
     `relations` are names quoted for SQL; None means all relations of the database.
     """

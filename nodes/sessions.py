@@ -124,7 +124,7 @@ def in_parallel(
 
 
 def let_end() -> None:
-    """Do nothing: an `interrupted` of `in_parallel` that waits for the calls that have begun."""
+    """Do nothing: passed to `in_parallel` as `interrupted`, it lets the calls that have begun finish."""
 
 
 @contextmanager

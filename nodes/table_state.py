@@ -6,13 +6,13 @@ whether older rows and later changes fit together:
 
 - Whether it is the same table and was published without a gap. A table that leaves a publication and comes back gets a
   new pg_publication_rel row; an altered publication gets a new xmin in its pg_publication row (freezing and rewriting a
-  catalog keep xmin). A published table can't be made unlogged, so a table that was unlogged for some time shows here,
-  too.
+  catalog keep xmin). A published table can't be made unlogged, so a table that was unlogged for some time is noticed
+  here, too.
 - Whether an ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A
   rewrite gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE only give
   it a new file.
-- How many attributes it ever had: a column that was added and dropped again leaves no other trace.
-- Whether types whose values are printed as names (enum labels, fields of composites) are still printed the same.
+- How many attributes it has ever had: a column that was added and dropped again leaves no other trace.
+- Whether types whose values are printed as names (enum labels, fields of composites) are still printed in the same way.
 
 An append-only table's state includes PostgreSQL's counters of updates and deletes (PostgreSQL manual, "The Cumulative
 Statistics System"). They count attempts: they include rows of transactions that were rolled back, and changes by
@@ -76,7 +76,7 @@ class Counters(Record, frozen=True):
 
 
 def read_counters(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Counters]:
-    """Read the counters of these tables, by oid."""
+    """Read the counters of these tables, keyed by oid."""
     rows = connection.execute(COUNTERS_QUERY, (list(oids),)).fetchall()
     return {oid: Counters(updated, deleted, since) for oid, updated, deleted, since in rows}
 
@@ -189,8 +189,8 @@ class TableState(Record, frozen=True):
 
     `publication` and `membership` stamp its rows in pg_publication and pg_publication_rel, and `columns` its rows in
     pg_attribute. `types` stamps how values are printed, and lists the columns that contain XML (`xml_columns`). `file`
-    is the table's filenode, and `attributes` the number of columns that it ever had. `counted` contains the counters of
-    an append-only table; for other tables it is None.
+    is the table's filenode, and `attributes` the number of columns that it has ever had. `counted` contains the
+    counters of an append-only table; for other tables it is None.
     """
 
     table: str
@@ -222,7 +222,7 @@ def read_table_states(
     *,
     unpublished_too: bool = False,
 ) -> dict[str, TableState]:
-    """Read the states of the node's `tables`, by name; raise PublicationChangedError if changes are not published.
+    """Return the states of `tables`, keyed by name; raise PublicationChangedError if changes are not published.
 
     With `unpublished_too`, a table that is in none of Cutline's publications has a state with an empty membership.
     """

@@ -1,4 +1,4 @@
-"""Query nodes and watch them, so that waiting for a node that stopped answering always ends.
+"""Query nodes and watch them, so that no wait for a node that has stopped answering lasts forever.
 
 If a network drops packets or a server process is suspended, a connection gets neither an answer nor an error, and
 waiting for it would never end. The watch sends each node a trivial query in a separate session; a node that is only
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswers(Generic[T]):
-    """The answers by node, and for nodes without an answer the reason."""
+    """The answers, keyed by node, and for each node that did not answer, the reason."""
 
     found: Mapping[str, T]
     problems: Mapping[str, str]

@@ -49,12 +49,12 @@ from cutline.storage.process_limits import limit_thread_starts, raise_limit
 from cutline.storage.waits import listening
 
 PROGRAM = "snapshot"
-# The signals that ended the command, other than Ctrl-C.
+# Signals other than Ctrl-C that ended the command.
 _signals: list[int] = []
 # A nudge raises a lost interrupt again.
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, NUDGE)
-# timeout(1) sends its signal to the command and to the command's process group: a signal that follows another this soon
-# is a repetition. Pressing Ctrl-C repeatedly interrupts once a second.
+# timeout(1) sends its signal both to the command and to the command's process group, so a signal that follows another
+# within this time is a repetition. Pressing Ctrl-C repeatedly interrupts once a second.
 SAME_SECONDS = 1.0
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
@@ -139,7 +139,7 @@ class CommandInterruptedError(Exception):
 
 
 def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Begin the session when the command runs: its help and usage errors need no temporary folder."""
+    """Start the session only when the command runs: help and usage errors need no temporary folder."""
 
     @wraps(callback)
     def run_command(*arguments: Any, **options: Any) -> Any:

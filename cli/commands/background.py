@@ -1,4 +1,4 @@
-"""The option `--background` of long-running commands: the prompt returns as soon as the operation has begun."""
+"""The `--background` option of long-running commands: the prompt returns as soon as the operation has started."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
-    """Run this command line in the background; exit once its operation has begun, or with its code if it ends first."""
+    """Run this command line in the background; exit once its operation has started.
+
+    If the command ends before that, exit with its exit code.
+    """
     from cutline.cli.process.detaching import EndedEarly, detach_command
 
     if is_dry:

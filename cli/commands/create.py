@@ -138,7 +138,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
                 commit: Commit = create_restore_point(fleet, request, noting)
             else:
                 commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
-    # The commit is complete. Read the store once more only if the human-readable output has something to name.
+    # The commit is complete. Read the store again only if the human-readable output has items to name.
     options = command_context(context)
     is_named = incremental and bool(commit.left_out) and not options.json
     before: Iterable[LeftOut] = ()
@@ -154,7 +154,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
 
 
 def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
-    """Return the items that the previous commit leaves out; none if it can no longer be read, so that all are named."""
+    """Return the items that the previous commit left out; return nothing if it can't be read, so that all are named."""
     with suppress(SnapshotError):
         return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out
     return ()
@@ -237,7 +237,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
 
 
 def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
-    """Return the human-readable output; `before` are the items that the previous restore point leaves out, too."""
+    """Return the human-readable output; `before` contains what the previous restore point left out."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
     rows = f"{quantity_text(counts['rows'], 'rows')}, " if counts["rows"] else ""

@@ -121,7 +121,7 @@ def plan_document(plan: DeletionPlan) -> dict[str, Any]:
 
 
 def mark_document(mark: Mark) -> dict[str, Any]:
-    """Return the restore points that are lost, and when and by whom their removal was requested."""
+    """Return the restore points that a removal deletes, and when and by whom it was requested."""
     return {
         "operation": mark.operation or None,
         "at": mark.at,
@@ -166,12 +166,12 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
 
 
 def losses_of(plan: DeletionPlan) -> list[str]:
-    """Return the lines of the plan that need confirmation: all but `keep`, which changes when a snapshot is taken."""
+    """Return the lines of the plan that need confirmation: all but the `keep` lines, which new snapshots change."""
     return [line for line in plan_lines(plan) if not line.startswith("keep ")]
 
 
 def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str]) -> list[str]:
-    """Return where slots are dropped, and where they stay."""
+    """Return the lines that say where slots will be dropped, and where they will stay."""
     lines: list[str] = []
     for slot in slots:
         if nodes := [node for node in mark.nodes if node not in left_behind]:
@@ -184,7 +184,7 @@ def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str])
 
 
 def point_lines(mark: Mark) -> list[str]:
-    """Return the restore points that are lost, one per line."""
+    """Return the restore points that will be lost, one per line."""
     return [
         f"lost: {f'increment {point.increment}' if point.increment else 'full snapshot'} of"
         f" {point.cut_at[:19].replace('T', ' ')} UTC"

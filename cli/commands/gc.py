@@ -68,7 +68,7 @@ def gc(
     if not confirmation.is_given:
         with progress(context) as shown:
             found = preview_garbage(fleet, seconds, shown)
-        # More objects may be garbage by the time of the answer, but none of a snapshot that can be restored.
+        # By the time the user answers, more objects may be garbage, but none that belong to a restorable snapshot.
         if found.garbage:
             confirmation.ask(lines_of(found), "remove this garbage?")
     with leaving_metrics(context, fleet, "gc", metrics, is_dry=dry_run):

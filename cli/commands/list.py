@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
-# The number of listed increments per snapshot: if all snapshots are listed, if one is named, and at most.
+# How many increments of a snapshot to list: when all snapshots are listed, when one is named, and at most.
 LAST, LAST_OF_ONE, LAST_MAX = 3, 20, 1_000_000
 Flat = Annotated[bool, typer.Option("--flat", help="Print one row per restore point, with all columns.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print these rows as CSV, for spreadsheets and scripts.")]
@@ -143,7 +143,7 @@ def _chosen(listing: Listing, name: str | None) -> list[Entry]:
 
 
 def _first_shown(entry: Entry, last: int | None) -> int:
-    """Return the number of the first increment to list, if only the newest `last` are listed; None: all."""
+    """Return the number of the first of the newest `last` increments; with None, that of the first increment."""
     return 1 if last is None else max(len(entry.summaries) - last, 0) + 1
 
 
@@ -207,14 +207,14 @@ def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
-    """Return the total size in bytes of the chain's objects, with those of these increments."""
+    """Return the total size in bytes of the objects of the full snapshot and of these increments."""
     return chain.full.counts["bytes"] + sum(increment.bytes for increment in increments)
 
 
 def lines_of(
     listing: Listing, now: datetime, wanted: str | None = None, last: int | None = None
 ) -> list[str | RenderableType]:
-    """Return the human-readable output for the snapshot `wanted`, with its `last` increments; None: all."""
+    """Return the human-readable output for the snapshot `wanted` and its newest `last` increments; None means all."""
     chosen = sorted(_chosen(listing, wanted), key=_newest_cut, reverse=True)
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
@@ -275,7 +275,7 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
 
 
 def _checked(checks: NewestChecks, entry: Entry, now: datetime) -> str:
-    """Return the age of the last full check and its result unless valid, after any conflicts of another check."""
+    """Return conflicts that another check found, then the age of the last full check and its result (unless valid)."""
     check, other = checks.full.get(entry.name), checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
     if other is None or other is check:
         return _result(check, now, is_alone=True)

@@ -77,7 +77,8 @@ def prune(
         confirmation.ask(plan_lines(plan), question, losses=losses_of(plan))
 
     with leaving_metrics(context, fleet, "prune", metrics):
-        # Each removal is an operation. So is the whole prune, which is announced, waited for and cancelled.
+        # Each removal is an operation. So is the whole prune, which is the operation that users see, wait for and
+        # cancel.
         with recorded_activity(context, fleet, "prune", begins_at_once=False) as recorded:
 
             def begin(plan: PrunePlan) -> None:
@@ -201,7 +202,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
 
 
 def losses_of(plan: PrunePlan) -> list[str]:
-    """Return the removals that need confirmation. Their reasons and the kept snapshots may change with time."""
+    """Return the removals that need confirmation. Their reasons and the kept snapshots may change over time."""
     return [
         line
         for step in plan.steps

@@ -114,7 +114,7 @@ def restore(
         if not confirmation.is_given:
             plan = plan_restore(source, target, request)
             _ask(context, plan, confirmation, announced)
-            # The restore begins when the user answers: other commands use this time until its first heartbeat.
+            # The restore starts when the user answers. Other commands use this start time until the first heartbeat.
             plan = plan.begun_now()
         with leaving_metrics(context, source, "restore", metrics, is_dry=dry_run):
             plan = plan or plan_restore(source, target, request)

@@ -35,14 +35,14 @@ ELSEWHERE = re.compile(r" --to\b")
 WORD = r"""(?:'[^']*'|"[^"]*"|[^\s;'"])+"""
 # Matches a command in a hint. It ends before `; and …`, or before three spaces and `or: …`.
 RESTORE_COMMAND = re.compile(rf"snapshot (?:restore(?:-[a-z]+)?|drill)(?: {WORD})*(?=;|$| {{3}})")
-# Matches commands whose snapshot must be filled in: hints from executors, on refused rows for example, say NAME.
+# Matches commands whose snapshot must be filled in: hints from executors, for example about refused rows, say NAME.
 UNNAMED = re.compile(r"(snapshot (?:restore(?:-[a-z]+)?|drill|show) )NAME\b")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
-# For each field of the report: the line after the command, and the line of a dry run.
+# For each field of the report: the line that the command prints, and the line that a dry run prints.
 ABANDON_LINES = {
     "operations": ("restore {} is undone", "restore {} would be undone"),
     "done": (
-        "restore {} had decided to publish, and nothing is left to do: it is recorded as done",
+        "restore {} had decided to publish, and nothing was left to do: it was recorded as done",
         "restore {} has decided to publish, and nothing is left to do: it would be recorded as done",
     ),
     "put_back": (
@@ -77,7 +77,7 @@ def naming_target(to: Path | None, name: str = "NAME") -> Iterator[None]:
 
 
 def name_target(line: str, to: Path | None) -> str:
-    """Add the target to every restore command in the line of a hint that names none."""
+    """Add the target to every restore command in a line of a hint, except commands that name a target."""
     given = f" --to {shlex.quote(str(to))}" if to else ""
     return RESTORE_COMMAND.sub(lambda found: found[0] if ELSEWHERE.search(found[0]) else f"{found[0]}{given}", line)
 

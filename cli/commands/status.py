@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "cutline/status/1"
 TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign")
-# Rows of nodes have values only in the first three of these columns.
+# The rows of nodes have values only in the first three of these columns.
 IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
 WATCH_SECONDS = 2.0
 Lines: TypeAlias = "list[str | RenderableType]"
@@ -99,7 +99,7 @@ def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
 
 
 def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:
-    """Return the command's JSON. `nodes` contains the progress of each and, for primaries, the lock's holder."""
+    """Return the command's JSON. `nodes` contains each node's progress and, for primaries, the lock's holder."""
     return {
         "schema": SCHEMA,
         "operations": [_operation_of(operation, report.now, fleet_file) for operation in report.operations],

@@ -46,7 +46,7 @@ class OperationFailedError(SnapshotError):
 
 
 class StillRunningError(BusyError):
-    """The operation did not end within the given time."""
+    """The operation is still running after the given time."""
 
 
 def wait(
@@ -132,7 +132,7 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
         phase = _show(way, phase, progress)
         if deadline is not None and time.monotonic() >= deadline:
             raise StillRunningError(
-                f"operation {operation} has not ended in {seconds:.0f} s", hint="it continues: snapshot status"
+                f"operation {operation} is still running after {seconds:.0f} s", hint="it continues: snapshot status"
             )
         time.sleep(POLL_SECONDS)
 

@@ -48,7 +48,7 @@ def watch(context: typer.Context) -> None:
     ):
         watcher = Watcher(source, activity, command.operation, say, Notices(source, say))
         try:
-            say(f"the watch of fleet {source.fleet.name} begins, operation {command.operation}")
+            say(f"watching fleet {source.fleet.name}, operation {command.operation}")
             with metrics_of(watcher):
                 run_watch(watcher)
         except BaseException as error:
@@ -62,10 +62,10 @@ def watch(context: typer.Context) -> None:
 
 
 def run_watch(watcher: Watcher) -> NoReturn:
-    """Work while this process has the turn, and stand by while another watch has it."""
+    """Do the tasks while this process has the turn; stand by while another watch has it."""
     said, seconds, is_start, silent = "", STAND_BY_SECONDS, True, SilentWatch()
     while True:
-        # A node may have a new address by now.
+        # By now, a node may have a new address.
         watcher.read_file()
         try:
             with take_turn(watcher.source.fleet, watcher.log) as turn:
@@ -88,8 +88,8 @@ def run_watch(watcher: Watcher) -> NoReturn:
             is_busy = isinstance(error, BusyError)
             if is_busy and watcher.had_turn:
                 watcher.hand_over()
-            # An error at the start stays until somebody fixes its cause. Wait for a later error to go away, even while
-            # another watch works: nodes may have switched roles, and fleet.toml will follow.
+            # An error at startup will persist until somebody fixes its cause. A later error may go away, so wait, even
+            # while another watch works: nodes may have switched roles, and fleet.toml will be updated.
             is_refused = is_start and not is_busy and not isinstance(error, UnreachableError)
             if find_behind(error, KeyboardInterrupt) is not None or is_refused:
                 raise
@@ -128,7 +128,7 @@ def is_another_at_work(watcher: Watcher) -> bool:
 
 
 def _is_terminated(error: BaseException) -> bool:
-    """Whether SIGTERM ended the watch, as service managers end a service; false for a request to stop and Ctrl-C."""
+    """Whether SIGTERM, which service managers send, ended the watch; false after a request to stop or Ctrl-C."""
     interrupt = find_behind(error, KeyboardInterrupt)
     return interrupt is not None and interrupt.args == (signal.SIGTERM,) and cancel_request() is None
 
@@ -141,6 +141,6 @@ def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseE
         store = watcher.source.open_store()
         record_without_intent(store, command, activity.began_at, own_label("watch"), ending)
     except SnapshotError as problem:
-        # The error that ended the watch is printed anyway.
+        # If the same error ended the watch, it will be printed anyway.
         if str(problem) != str(error):
             watcher.log(problem.message, hint=problem.hint)

@@ -81,14 +81,14 @@ class Stage:
         return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS, programs=self._programs)
 
     def begin_target(self) -> None:
-        """Start the fleet to restore into, in the background: with as many shards, but no standbys and no databases."""
+        """Start the fleet to restore into, in the background: as many shards, but no standbys and no databases."""
         folder, programs = self._folder / "restored", self._programs
         self._target = self._threads.submit(
             start_fleet, folder, shards=SHARDS, backups=0, schema=False, programs=programs
         )
 
     def target(self) -> EmbeddedFleet:
-        """Return the fleet to restore into, once it runs."""
+        """Wait until the fleet to restore into is running, and return it."""
         if self._target is None:
             raise RuntimeError("begin_target was not called")
         return self._target.result()
@@ -103,7 +103,7 @@ class Stage:
         """Do nothing: entering the block started Spark."""
 
     def session(self) -> SparkSession:
-        """Return the session of the whole story, once it has started."""
+        """Wait until the session for the whole story has started, and return it."""
         if self._spark is None:
             raise RuntimeError("the stage was not entered")
         return self._spark.session()
@@ -116,7 +116,7 @@ class Stage:
 
 
 class Interrupts:
-    """Within the block, handles the first SIGINT, SIGTERM or SIGHUP as before the block and ignores later signals.
+    """Within the block, passes the first SIGINT, SIGTERM or SIGHUP to its previous handler, and ignores later signals.
 
     `raised` is the exception that the first signal raised.
     """

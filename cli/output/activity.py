@@ -28,7 +28,7 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.ids import OPERATION_ID, new_operation_id
 
-# Volumes that say nothing about the amount of work.
+# Volumes that do not measure the amount of work.
 UNSHOWN = ("groups",)
 
 
@@ -120,7 +120,7 @@ class RecordedCommand:
 def recorded_activity(
     context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "", *, begins_at_once: bool = True
 ) -> Iterator[RecordedCommand]:
-    """Do the same as `activity` for a command without an intent, and record its outcome if the store can be reached.
+    """Like `activity`, but for a command without an intent; record its outcome if the store can be reached.
 
     Unless it `begins_at_once`, the operation begins with `begin`; a command that ends earlier leaves no record.
     """

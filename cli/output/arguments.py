@@ -98,14 +98,14 @@ RecoveryPlan = Annotated[
 Statements = Annotated[
     bool,
     typer.Option(
-        "--statements", help="Print roles, tablespaces, settings of databases and rows of extensions' tables as SQL."
+        "--statements", help="Print roles, tablespaces, database settings and the rows of extension tables as SQL."
     ),
 ]
 Verifiers = Annotated[
     bool, typer.Option("--verifiers", help="With --statements: include the password verifiers of roles.")
 ]
 Timeline = Annotated[
-    bool, typer.Option("--timeline", help="Draw cuts, sizes, phases, checks, gaps and lag of nodes over time.")
+    bool, typer.Option("--timeline", help="Draw cuts, sizes, phases, checks, gaps and node lag over time.")
 ]
 At = Annotated[
     str | None,
@@ -121,7 +121,7 @@ UseBackupCopies = Annotated[
     bool,
     typer.Option(
         "--use-backup-copies",
-        help="If rows are damaged in the copy of a primary, take them from the copy of its standby.",
+        help="If rows in a primary's copy are damaged, take them from the copy of its standby.",
     ),
 ]
 AllowRefusedDdl = Annotated[
@@ -139,7 +139,7 @@ NoDatabaseSettings = Annotated[
     bool,
     typer.Option(
         "--no-database-settings",
-        help="Do not restore owner, privileges, settings, comment and tablespace of the databases themselves.",
+        help="Do not restore the owner, privileges, settings, comment and tablespace of the databases themselves.",
     ),
 ]
 SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="Restore the DDL without rows.")]
@@ -211,7 +211,7 @@ def parse_at(at: str | None, increment: int | None) -> datetime | None:
 
 
 def check_text(option: str, *values: str) -> None:
-    """Raise UsageError unless the values of an option are valid text; a process's arguments may be any bytes."""
+    """Raise UsageError unless the values of an option are valid text: a process's arguments can be arbitrary bytes."""
     for value in values:
         try:
             value.encode()

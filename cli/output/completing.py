@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The longest time that a user who presses Tab waits for a store that does not answer.
 SECONDS_MAX = 5.0
-# The variables in which completion scripts pass the command line: that of bash, and that of the other shells.
+# The variables in which completion scripts pass the command line: in bash, and in the other shells.
 LINE_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 

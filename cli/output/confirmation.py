@@ -28,7 +28,7 @@ ANSWERS = ("y", "yes")
 
 
 class ConfirmationMissingError(UsageError):
-    """A destructive command has no --yes, and nobody can be asked."""
+    """A destructive command was given without --yes, and nobody can be asked."""
 
     def __init__(self, command: str, why: str) -> None:
         super().__init__(
@@ -43,19 +43,19 @@ class NotConfirmedError(RefusedError):
 
 
 class PlanChangedError(RefusedError):
-    """A command would destroy something that was not confirmed."""
+    """A command would destroy something that the user did not confirm."""
 
 
 @dataclass(slots=True)
 class Confirmation:
-    """The confirmation of a command's plan: it `is_given` in advance, or the user `confirmed` these lines of it."""
+    """The confirmation of a command's plan: it `is_given` in advance, or the user `confirmed` these lines."""
 
     context: typer.Context
     is_given: bool
     confirmed: Sequence[str] | None = None
 
     def ask(self, plan: Iterable[str], question: str, *, losses: Iterable[str] | None = None) -> None:
-        """Print the plan and ask; a plan that destroys nothing has no question. Raises NotConfirmedError.
+        """Print the plan, and ask unless the plan destroys nothing. Raises NotConfirmedError.
 
         `losses` is the part of the plan that must be the same under the lock; by default all of it.
         """

@@ -4,8 +4,8 @@ All implement fleet.progress.Progress, write only to stderr and may be called fr
 its last step is shown as stopped, never as done. `verbose` also shows each point when it is reached, with the time
 since the start.
 
-JSON has a line when a step begins, then at most one a second for the whole step and one for each node, and a line when
-the step ends. Logs have only the last.
+JSON output has one line when a step begins, then at most one per second for the whole step and for each node, and one
+when the step ends. Logs contain only the last of these lines.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ LINE_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _ShownStep(StepPace):
-    """The current step; for each node, when it was last shown; and the nodes whose newest reading is not shown yet."""
+    """The current step; when each node was last shown; and the nodes whose newest reading has not been shown yet."""
 
     shown: dict[str, float] = field(default_factory=dict)
     pending: dict[str, None] = field(default_factory=dict)

@@ -100,7 +100,7 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
     newest = newest_covering(checks, len(summaries))
     newest_valid = newest_covering([check for check in checks if check.point.result == VALID], len(summaries))
     for one, check, valid in zip(summaries, newest, newest_valid, strict=True):
-        # Commits that were not read have changed no definition.
+        # Commits that were not read did not change any definitions.
         if (commit := commits.get(one.increment)) and _redefine(groups, commit):
             names = sorted(set(groups.values()))
         yield {
@@ -193,7 +193,7 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
 
 
 def conflicts_at(increment: int) -> str:
-    """Describe the conflicts that a check up to `increment` found, for use at another increment."""
+    """Describe the conflicts that a check up to `increment` found, for display at a different increment."""
     return f"{CONFLICTS} at increment {increment}," if increment else f"{CONFLICTS} at the full snapshot,"
 
 

@@ -31,7 +31,7 @@ def default_fleet_path() -> Path:
 
 
 def check_found(path: Path) -> None:
-    """Raise UsageError if the file belongs to another user: a fleet file names programs and reads variables."""
+    """Raise UsageError if the file belongs to another user: it can run programs and read environment variables."""
     from cutline.storage.errors import UsageError
 
     try:

@@ -105,7 +105,7 @@ def _suite(one: SnapshotReport) -> ElementTree.Element:
 
 @contextmanager
 def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
-    """Write to the file that the command `what` did not end, until it ends; raise UsageError if it can't be written.
+    """Until the command `what` ends, let the file report that it did not end; raise UsageError if it can't be written.
 
     Otherwise a CI system could collect the report of an earlier, perhaps successful run.
     """

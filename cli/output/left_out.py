@@ -34,7 +34,7 @@ KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.SUBSCRIPTION: KindText("subscription", "subscriptions", "not restored"),
     LeftOutKind.USER_MAPPING: KindText("user mapping", "user mappings", "without options when restored"),
 }
-# The same for the kinds of WARNINGS that don't change throughout a chain.
+# The texts of the kinds in WARNINGS that don't change throughout a chain.
 PARTIAL: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.APPEND_ONLY_TABLE: KindText("append-only table", "append-only tables", "without updates and deletes"),
     LeftOutKind.LARGE_OBJECTS_OF_FULL: KindText("large object", "large objects", "as of the full snapshot"),
@@ -60,7 +60,7 @@ WARNINGS: Mapping[LeftOutKind, str] = {
 
 
 def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
-    """Return one line per kind; of append-only tables, updates and deletes are left out."""
+    """Return one line per kind, including append-only tables, whose updates and deletes are left out."""
     left_out = list(left_out)
     by_kind = _by_kind(left_out)
     return [_line(kind, by_kind[kind]) for kind in KINDS if kind in by_kind] + warning_lines(left_out)

@@ -27,7 +27,7 @@ class NodeStatus:
 
     @property
     def problem(self) -> str:
-        """The reason why an answer is missing, "" if none is."""
+        """The reason why an answer is missing; "" if no answer is missing."""
         return self.lags.problem or (self.lock.problem if self.lock else "")
 
     @property

@@ -42,7 +42,8 @@ BEGIN = """\
 \\restrict {token}
 """
 AS_ANOTHER = "-- To run them as another role, such as a superuser, change user in the next line."
-# psql finds the ends of constants by these two settings, which functions that the statements call can change.
+# Where psql sees the end of a constant depends on these two settings, which the statements can change by calling
+# functions.
 READING = f"SET client_encoding = '{RAW}'; SET standard_conforming_strings = on;\n"
 END = f"{READING}\\unrestrict {{token}}\n"
 NOT_SQL = (
@@ -104,7 +105,7 @@ def _connect(access: str, token: str) -> str:
 
 
 def _with_reading(script: str) -> str:
-    """Return the statements, with READING before each whose end depends on these settings."""
+    """Return the statements, with READING before each statement whose end depends on the settings in READING."""
     texts = (text for text, _ in statements_of(script))
     return "".join(text if text.isascii() and "\\" not in text else _after_gap(text) for text in texts)
 

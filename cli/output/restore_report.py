@@ -64,7 +64,7 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
     ]
     if plan.request.at and plan.request.at > utc_now():
-        lines.append("warning: --at is in the future, so the newest cut is restored; check its UTC offset")
+        lines.append("warning: --at is in the future, so the newest cut is restored; check the UTC offset")
     if plan.next_cut:
         after = chain.last.increment + 1
         lines.append(f"the next cut is after --at: that of increment {after}, {time_text(plan.next_cut)}")
@@ -178,9 +178,9 @@ def _begun_document(begun: BegunShard | None) -> dict[str, Any]:
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10
-# How many items of a kind the plan of a restore names without --verbose, if the restore then begins at once.
+# How many items of a kind the plan of a restore names without --verbose, if the restore starts right afterwards.
 SHOWN_IN_BRIEF = 3
-# From this number on, items are only counted.
+# If there are this many items or more, they are only counted.
 COUNTED_MIN = 4
 ALL_IN_JSON = "--json lists each"
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
@@ -296,7 +296,7 @@ def _shorten(lines: list[str], shown: int, rest: str) -> list[str]:
 
 
 def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: str = ALL_IN_JSON) -> list[str]:
-    """Describe the refused statements; of many privileges, only their number, the first reason and `all_of_them`."""
+    """Describe the refused statements; if many are privileges, only count them, and add a reason and `all_of_them`."""
     reasons = {statement.counted: statement.reason for statement in reversed(refused) if statement.counted}
     found = [
         (statement.text(), statement.counted and f"{statement.counted} ({reasons[statement.counted]})")
@@ -363,7 +363,7 @@ def _plan_lines(
     replaces: Iterable[str],
     shown: int | None = None,
 ) -> list[str]:
-    """Return the lines of a plan; with `shown`, at most so many items that are left out and differences of roles."""
+    """Return the lines of a plan; with `shown`, at most that many left-out items and role differences."""
     report = plan.report()
     lines = [*plan_lines(plan, preview), *route_lines(report)]
     left_out = [(line, preview.counted.get(line, "")) for line in preview.left_out]
@@ -387,7 +387,7 @@ def announce_plan(
     options = command_context(context)
     if options.json and not options.quiet:
         write_document(preview_document(plan, preview), sys.stderr)
-    # The JSON result contains all warnings, its lines only those that were not shown.
+    # The JSON result contains all warnings; the human-readable result contains only those that were not shown.
     announced["warnings"] = [] if options.quiet else list(plan.report().warnings)
     # Progress shows the other warnings, and the effects of --replace.
     brief = None if options.verbose else SHOWN_IN_BRIEF

@@ -15,7 +15,7 @@ QUOTED = r'"(?:[^"]|"")+"'
 ROLE_PAIR = re.compile(rf"(?P<before>{QUOTED}|[^\"=][^=]*)=(?P<after>{QUOTED}|[^\"=][^=]*)", re.DOTALL)
 TABLE_PART = rf"({QUOTED}|[^\".=*?\[]+)"
 TABLE_PAIR = re.compile(rf"{TABLE_PART}\.{TABLE_PART}={TABLE_PART}\.{TABLE_PART}", re.DOTALL)
-# These words mean all roles and no role; no role can have these names.
+# These words mean "all roles" and "no role", and no role can have such a name.
 NO_ROLES = ("public", "none")
 
 

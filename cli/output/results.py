@@ -41,10 +41,10 @@ def emit(
     *,
     code: int = 0,
 ) -> None:
-    """Write the result of a command that does something, as `answer` does. With `--quiet`, a success prints nothing.
+    """Write the result of a command that does something, as `answer` does.
 
-    A command succeeds if its exit code is 0; its warnings still go to stderr. The document of `--json` is always
-    written.
+    With `--quiet`, a successful command prints nothing. A command succeeds if its exit code is 0; its warnings still go
+    to stderr. The document of `--json` is always written.
     """
     options = command_context(context)
     if options.json or not options.quiet or code:
@@ -92,7 +92,7 @@ def emit_csv(rows: Iterable[Iterable[object]]) -> None:
 
 
 def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
-    """Write the plan of a command, except with `--quiet`, or with `--json`, whose only document is the result."""
+    """Write the plan of a command, but not with `--quiet`, nor with `--json`, where the only document is the result."""
     options = command_context(context)
     if not (options.json or options.quiet):
         answer(context, {}, lines)

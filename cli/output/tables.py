@@ -59,7 +59,7 @@ JOINING_SCRIPTS = (
     "TIBETAN ",
 )
 # The texts that precede a command in a message; in a hint, a command may also begin a line. `demo` has its own fleets,
-# and help needs none.
+# and help does not need a fleet.
 LEADS = r": |; |\(| {3}|then |or |as "
 COMMAND_NAMES = (
     "init",
@@ -141,7 +141,7 @@ def age_text(then: datetime, *, now: datetime) -> str:
 
 
 def time_text(moment: datetime) -> str:
-    """Return RFC 3339 in UTC with milliseconds, `2026-01-02T03:04:05.678Z`; raise ValueError if there is no zone."""
+    """Return RFC 3339 in UTC with milliseconds, `2026-01-02T03:04:05.678Z`; raise ValueError without a time zone."""
     if moment.tzinfo is None:
         raise ValueError(f"the time {moment.isoformat()} has no zone")
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -217,7 +217,7 @@ class FittingTable:
     """A table; a row has a cell for each title. `numbers` are the titles of right-aligned columns.
 
     `important` are titles in order of importance; the others follow from the left, and the first column always stays.
-    `spared` are titles of columns that a terminal that is too narrow for all columns does not show at all.
+    `spared` are titles of columns that are left out entirely on a terminal that is too narrow for all columns.
     """
 
     titles: Sequence[str]
@@ -341,7 +341,7 @@ def cells_of(text: str) -> int:
 
 
 def _packed(parts: Sequence[str], width: int | None, first: str, indent: str) -> Iterator[str]:
-    """Join the parts by commas into lines; the first line begins with `first`, the others with `indent`."""
+    """Join the parts with commas into lines; the first line begins with `first`, the others with `indent`."""
     line, is_begun = first, False
     for number, part in enumerate(parts):
         text = f"{part}{',' * (number + 1 < len(parts))}"

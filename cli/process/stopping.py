@@ -29,12 +29,13 @@ NUDGE = signal.SIGURG
 NUDGE_SECONDS = 0.2
 
 _lost: list[KeyboardInterrupt] = []
-# The number of handled nudges. It is not an Event, for whose lock a handler that interrupts another would wait forever.
+# The number of handled nudges. It is not an Event: a handler that interrupts another would wait for the Event's lock
+# forever.
 _handled = 0
 
 
 def nudge_until_handled() -> None:
-    """Have each signal handled within about NUDGE_SECONDS from now on, unless a call can't be interrupted."""
+    """From now on, have each signal handled within about NUDGE_SECONDS, unless a call can't be interrupted."""
     told, tell = os.pipe()
     os.set_blocking(tell, False)
     before = sys.unraisablehook
@@ -74,7 +75,7 @@ def _handle_nudge(_number: int, _frame: object) -> None:
 
 
 class _Flag:
-    """A threading.Event without the lock, for which a signal handler that interrupts another would wait forever."""
+    """Like threading.Event, but without a lock, for which a handler that interrupts another would wait forever."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -91,7 +92,7 @@ class _Flag:
 
 _requests: list[CancelRequest] = []
 _is_stopping = _Flag()
-# Whether stop_process has sent a signal that was not handled yet, and whether a signal came from elsewhere.
+# Whether stop_process has sent a signal that has not been handled yet, and whether a signal came from elsewhere.
 _is_sent, _is_signalled = _Flag(), _Flag()
 
 

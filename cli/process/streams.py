@@ -61,7 +61,10 @@ codecs.register_error(RULE, _replace)
 
 
 def writable(text: str, encoding: str | None) -> str:
-    """Return the text as a stream in this encoding shows it, so that its width is known. None: any text is writable."""
+    """Return the text as a stream in this encoding shows it, so that its width is known.
+
+    With None, any text can be written.
+    """
     if encoding is None or text.isascii():
         return text
     try:
@@ -74,7 +77,10 @@ STANDARD = (0, 1, 2)
 
 
 class _Unfailing(io.RawIOBase):
-    """A file descriptor whose writes never fail. `problem` is the first error; a reader that has exited is no error."""
+    """A file descriptor whose writes never fail.
+
+    `problem` is the first error; a reader that has exited is not an error.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -110,7 +116,7 @@ _stdout: list[_Unfailing] = []
 
 
 def secure_streams() -> None:
-    """Make the streams of this process unfailing, and open closed ones, whose numbers another file would otherwise get.
+    """Make the streams of this process unfailing, and open closed streams, or other files would get their descriptors.
 
     Must be called before anything is opened or written.
     """

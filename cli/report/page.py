@@ -143,7 +143,7 @@ def _column(x: int, width: int, height: int) -> str:
 
 
 def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
-    """Return the beginning and length of each run of True."""
+    """Return the start and length of each run of True."""
     runs: list[tuple[int, int]] = []
     for number, flag in enumerate(flags):
         if flag and runs and sum(runs[-1]) == number:

@@ -25,7 +25,7 @@ from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE,
 
 
 class PartKind(StrEnum):
-    """The meaning of a part of a bar."""
+    """What a part of a bar means."""
 
     AMOUNT = "amount"
     VALID = "valid"
@@ -119,7 +119,7 @@ class Extent:
 
 
 def extent_of(moments: Iterable[datetime]) -> Extent | None:
-    """Return the period from the first time to the last; None if there are none."""
+    """Return the period from the first time to the last; None if there are no times."""
     datetimes = list(moments)
     return Extent(min(datetimes), max(datetimes)) if datetimes else None
 
@@ -479,7 +479,7 @@ def _lag_texts(points: Sequence[PointFigures], found: Sized, rows: Sized) -> tup
             " any node committed before it."
         )
     if len(found) > len(rows):
-        texts.append(f"The chart shows the {len(rows)} nodes of {len(found)} with the greatest lags.")
+        texts.append(f"The chart shows the {len(rows)} of {len(found)} nodes with the greatest lags.")
     return tuple(texts)
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 NO_MARK = " "
 # Drawn in addition to the levels. The highest level draws amounts and the valid part of a bar.
 SHADED, INCONCLUSIVE, UNKNOWN = "░", "▒", "·"
-# The width in a pipe, the largest share of a line for labels, the least width of a drawing, and the most rows of a
-# table.
+# The width in a pipe, the largest share of a line for labels, the minimum width of a drawing, and the maximum number of
+# rows in a table.
 WIDTH_OF_A_PIPE, LABEL_SHARE, COLUMNS_MIN, TABLE_ROWS_MAX = 100, 0.4, 10, 20
 
 
@@ -40,7 +40,7 @@ def timeline_levels() -> str:
 
 
 def timeline_of(figures: StoreFigures, levels: str) -> list[str | RenderableType]:
-    """Return all sections, which are drawn in the width of the terminal; in ASCII if the `levels` are."""
+    """Return all sections, to be drawn in the width of the terminal; in ASCII if `levels` is ASCII."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -91,7 +91,10 @@ class _Picture:
 
 
 def _axis(extent: Extent, margin: int, columns: int, width: int) -> Iterator[str]:
-    """Return the first and the last time, below `columns`; on a narrow axis without seconds, or on a line each."""
+    """Yield the first and last time, below `columns`.
+
+    On a narrow axis, omit the seconds, or use a line for each time.
+    """
     for text in (moment_text, minute_text):
         begin, end = text(extent.begin), text(extent.end)
         line = f"{begin}{end:>{max(columns - len(begin), len(end) + 1)}}"

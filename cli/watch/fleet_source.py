@@ -47,7 +47,7 @@ class FleetSource:
     @property
     def copy(self) -> Path:
         """Write the last accepted file for the commands that the watch runs, and return its path."""
-        # This process's own folder, which it deletes at its end.
+        # This process's own folder, which it deletes when it ends.
         copy = Path(tempfile.gettempdir()) / "fleet.toml"
         # Replace the file as a whole: a running check may be reading it.
         new = copy.with_suffix(".new")
@@ -96,12 +96,12 @@ class FleetSource:
             log(f"{error.message}; the watch continues with the previous file", hint=error.hint)
             return False
         self.fleet, self.accepted, self.problem = fleet, body, None
-        log(f"{self.path} has changed and was read again")
+        log(f"{self.path} has changed and was reloaded")
         return True
 
 
 def rules_of(fleet: Fleet) -> WatchTable:
-    """`[watch]` of the fleet's file; raise UsageError if it has none."""
+    """Return `[watch]` of the fleet's file; raise UsageError if the file does not contain it."""
     if fleet.watch is None:
         raise UsageError(
             f"{fleet.path} has no [watch]",
@@ -110,7 +110,7 @@ def rules_of(fleet: Fleet) -> WatchTable:
     template = read_template(fleet.watch.name)
     if not template.fields & {TIME, NUMBER}:
         raise UsageError(
-            f"{fleet.path}: [watch] name {fleet.watch.name!r} makes only one name a day",
+            f"{fleet.path}: [watch] name {fleet.watch.name!r} produces only one name per day",
             hint="a full snapshot may follow on the same day: add {time} or {n}",
         )
     return fleet.watch
@@ -131,7 +131,7 @@ def _load(path: Path) -> Fleet:
 
 
 def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
-    """Return the interval of each task in seconds; 0 is never."""
+    """Return the interval of each task in seconds; 0 means never."""
     rules, retention = rules_of(fleet), fleet.retention
     keeps = (retention.keep_full, retention.keep_days, retention.keep_increments)
     return {

@@ -60,7 +60,7 @@ class WatchedChain:
 
 
 def matching_names(store: ObjectStore, template: str) -> tuple[str, ...]:
-    """Return the names of snapshots that the template can produce, in its order; raises the errors of the store."""
+    """Return the names of snapshots that match the template, in its order; raises the errors of the store."""
     parsed = read_template(template)
     matching = {name: values for name in snapshot_names(store) if (values := parsed.values_in(name))}
     return tuple(sorted(matching, key=lambda one: matching[one]))
@@ -129,7 +129,7 @@ DAY_SECONDS = 86400.0
 
 @dataclass(slots=True)
 class Following:
-    """The chain of the newest snapshot, None if there is no snapshot, and its effects on the watch's `tasks`.
+    """The chain of the newest snapshot (None if there is no snapshot), and how it affects the watch's `tasks`.
 
     Decides when full snapshots and the ends of replaced chains are due, and when increments are next due.
     """
@@ -142,7 +142,7 @@ class Following:
     # For each task, how often in a row it has failed with an error that may mean the end of the chain.
     doubts: Counter[TaskKind] = field(default_factory=Counter)
     _pauses: FullPauses = field(default_factory=FullPauses)
-    # The ended chain that the due full snapshot will replace; "" if there was none, None if a chain continues.
+    # The ended chain that the due full snapshot will replace; "" if there was no chain, None if a chain continues.
     _asked_for: str | None = None
     _names: tuple[str, ...] = ()
     _others: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ class Following:
         return is_other
 
     def look_for_chain(self) -> None:
-        """While there is no chain to continue, check from time to time whether somebody has begun one."""
+        """While there is no chain to continue, check from time to time whether somebody has started one."""
         if self.goes_on or time.monotonic() < self._looked_at + LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
@@ -221,15 +221,16 @@ class Following:
                 self._done_at(TaskKind.FULL, self.chain.began_at)
 
     def end(self, reason: str) -> None:
-        """Record that the chain can't continue: a new full snapshot begins the next one, if the rules allow it."""
+        """Record that the chain can't continue; if the rules allow it, a full snapshot will begin the next chain."""
         assert self.chain is not None  # an increment of it has failed
         self.chain = replace(self.chain, ended=reason)
         self._ask_for_full(f"snapshot {self.chain.name} can't continue: {reason}")
 
     def is_over(self, kind: TaskKind, end: ChainEnd) -> bool:
-        """Whether the failure of a task ends the chain. A fault that can be repaired gets some attempts first.
+        """Whether the failure of a task ends the chain.
 
-        Their number is unlimited if no full snapshot would follow.
+        If the fault can be repaired, the task is first retried a few times, or without limit if no full snapshot would
+        follow.
         """
         self.doubts[kind] = self.doubts[kind] + 1 if end is ChainEnd.PERHAPS else 0
         is_given_up = self.doubts[kind] >= FINAL_FAILURES and self.source.rules.full > 0
@@ -262,7 +263,7 @@ class Following:
     def _plan_replacing(self, *, is_done: bool = False) -> None:
         """Plan the end of replaced chains, if there are any.
 
-        If `is_done`, the caller has just ended them, and reports it.
+        If `is_done`, the caller has just ended them, and will report it.
         """
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
         # A failed task keeps its pauses, even if there is more to replace.
@@ -305,7 +306,10 @@ def _with_way_out(error: ManifestError, name: str) -> ManifestError:
 
 
 def chain_end_of(error: BaseException) -> ChainEnd:
-    """Return whether the error ends the chain. A damaged commit may, until it is put back; fleet.json never does."""
+    """Return whether the error ends the chain.
+
+    A damaged commit may end it, unless the commit is put back; a damaged fleet.json never ends it.
+    """
     if isinstance(error, ManifestError) and error.details.get("object") == FLEET_KEY:
         return ChainEnd.NO
     if isinstance(error, ManifestError) and not isinstance(error, StoreEncryptedError):

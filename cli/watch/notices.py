@@ -80,7 +80,7 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
             process.communicate(body, NOTIFY_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             _end(process)
-            return f"[notify] command {command[0]} had not ended after {NOTIFY_SECONDS_MAX:.0f} s, and was killed"
+            return f"[notify] command {command[0]} was still running after {NOTIFY_SECONDS_MAX:.0f} s and was killed"
         except BaseException:
             _end(process)
             raise
@@ -92,7 +92,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-# How many operations without an intent are read. They are sorted by their beginning, and a watch may run for months.
+# How many operations without an intent are read. They are sorted by start time, and a watch may run for months.
 READ_MAX = 5000
 OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
 
@@ -128,7 +128,7 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
 def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
     """Mark the `tasks` of reported failures as failing; return the failures of the watch itself.
 
-    Checks and drills whose last outcome was bad are already failing. A task that is never done here could not recover.
+    Checks and drills whose last outcome was bad are already marked. A task that is never due here could not recover.
     """
     of_watch: dict[TaskKind, Task] = {}
     for task in told:
@@ -172,7 +172,7 @@ class Notices:
 
     source: FleetSource
     log: Callable[..., None]
-    # Whether another watch works. It reports problems of the file, which both use.
+    # Whether another watch works. If so, it reports problems of the file, because both watches use the same file.
     is_beside: bool = False
     _troubles: dict[TaskKind, Task] = field(default_factory=dict)
 

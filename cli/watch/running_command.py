@@ -24,15 +24,15 @@ from typing import IO, Any
 from cutline.cli.process.detaching import PROGRAM
 from cutline.spark.session_folder import lasting_folder
 
-# Long enough to undo a command: to wait for a slot, to drop databases. The watch may wait for two commands, one after
-# the other, and its supervisor gives it two minutes (docs/systemd, docs/kubernetes).
+# Long enough to undo a command, for example to wait for a slot or to drop databases. The watch may wait for two
+# commands, one after the other, and its supervisor gives it two minutes (docs/systemd, docs/kubernetes).
 CLEAN_UP_SECONDS_MAX = 50.0
 POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The exit code of a command and its JSON document, {} if it wrote none."""
+    """The exit code of a command and its JSON document; {} if it did not write a document."""
 
     code: int
     document: dict[str, Any]
@@ -51,7 +51,7 @@ class CommandResult:
 
 @dataclass(slots=True)
 class RunningCommand:
-    """A running command. Its stdout goes to a file without a name."""
+    """A running command. Its stdout goes to an unnamed temporary file."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -69,7 +69,7 @@ class RunningCommand:
         return CommandResult(code, document if isinstance(document, dict) else {})
 
     def stop(self) -> None:
-        """Stop the command by SIGTERM, and wait until it has cleaned up; kill it if that takes too long."""
+        """Stop the command with SIGTERM, and wait until it has cleaned up; kill it if that takes too long."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -85,14 +85,12 @@ _starts: list[Future[RunningCommand]] = []
 
 
 def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
-    """Start `snapshot` with these words; signals to this process group do not reach it.
-
-    Another thread starts it, because a signal could interrupt this thread between the start and the return.
-    """
+    """Start `snapshot` with these words; signals to this process group will not reach it."""
     _starts[:] = [start for start in _starts if not start.done() or _runs(start)]
     start: Future[RunningCommand] = Future()
     # Append it first, so that stop_commands finds it if this thread is interrupted.
     _starts.append(start)
+    # A signal could interrupt this thread between the start of the process and Popen's return, so use another thread.
     try:
         Thread(target=_start, args=(start, fleet_file, words), name="start command", daemon=True).start()
     except RuntimeError as error:  # for example, if the limit of processes is reached
@@ -103,13 +101,13 @@ def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
 def stop_commands() -> None:
     """Stop all commands that are running."""
     for start in list(_starts):
-        # A cancelled start never begins.
+        # A start that could be cancelled will never run.
         if not start.cancel() and _runs(start):
             start.result().stop()
 
 
 def _runs(start: Future[RunningCommand]) -> bool:
-    """Whether the command is running; waits for its start."""
+    """Whether the command is running; waits for it to start."""
     return start.exception() is None and start.result().process.poll() is None
 
 
@@ -139,7 +137,7 @@ def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
 
 
 def run_command(fleet_file: Path, words: Sequence[str]) -> CommandResult:
-    """Run `snapshot` with these words to its end; stop it if this process is interrupted."""
+    """Run `snapshot` with these words until it ends; stop it if this process is interrupted."""
     running = start_command(fleet_file, words)
     try:
         while (result := running.result()) is None:

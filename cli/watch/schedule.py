@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
-# How long another operation may block a task before it is reported: so many intervals, and at least so many seconds.
+# How long another operation may block a task before it is reported: this many intervals, and at least this many
+# seconds.
 WAITING_INTERVALS_MAX, WAITING_SECONDS_MAX = 3, 600.0
 # A chain that ends within this time after it began is young.
 YOUNG_SECONDS = 3600.0
@@ -39,7 +40,8 @@ class TaskKind(StrEnum):
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
-# The tasks that run concurrently with others, that need a chain that continues, and that need any snapshot.
+# The tasks that run concurrently with others, the tasks that need a chain that continues, and those that need any
+# snapshot.
 BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
@@ -49,8 +51,8 @@ OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 class Task:
     """A task, its interval (0: never), the time when it was last done, and the number of its failures since then.
 
-    `retry_at` is the time of the next attempt, if not by the interval. `problem` says why the last attempt failed.
-    `waiting_since` is the time since when another operation has been blocking the task.
+    `retry_at` is the time of the next attempt, if the interval does not determine it. `problem` says why the last
+    attempt failed. `waiting_since` is the time when another operation started to block the task.
     """
 
     kind: TaskKind
@@ -75,7 +77,7 @@ class Task:
         return begun_at if self.done_at is None else min(self.done_at, now) + interval
 
     def done(self, now: datetime) -> Task:
-        """Return the task after it was done."""
+        """Return the task as it is after it was done at `now`."""
         return Task(self.kind, self.interval_seconds, now)
 
     def last_done(self, moment: datetime) -> Task:
@@ -153,7 +155,7 @@ class FullPauses:
 
 
 def idle_texts(tasks: Iterable[Task], next_at: datetime | None) -> list[str]:
-    """Return the status while nothing is due: until when, and which tasks are failing or waiting."""
+    """Return the status while nothing is due: when the next task is due, and which tasks are failing or waiting."""
     return [f"idle until {clock_text(next_at)}" if next_at else "idle", *trouble_texts(tasks)]
 
 

@@ -166,7 +166,7 @@ def accepting(result: TaskResult, fleet: Fleet) -> TaskResult:
 
 
 def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> Task:
-    """Return the task after it was done with this result, continuing the count of failures of `before`."""
+    """Return the task as it is after it was done with this result; its count of failures continues that of `before`."""
     if result.finding is None:
         return task
     before = before or task
@@ -236,7 +236,7 @@ DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
 
 
 def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
-    """Plan the `tasks` by the store's records, and mark those with findings as failing; return the failures to report.
+    """Plan the `tasks` from the store's records; mark tasks with findings as failing; return the failures to report.
 
     Conflicts are reported twice rather than never. A drill of any snapshot counts as done, but its findings count only
     if it restored `snapshot`.

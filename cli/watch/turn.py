@@ -73,7 +73,7 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     )
 
 
-# After this time, a watch that was killed when this watch took over counts as dead.
+# By this time, a watch that was killed when this watch took over counts as dead.
 FORGET_SECONDS = 180.0
 
 
@@ -84,7 +84,7 @@ class DeadWatches:
     _due_at: float | None = field(default_factory=lambda: time.monotonic() + FORGET_SECONDS)
 
     def forget_when_due(self, source: FleetSource, log: Callable[..., None]) -> None:
-        """Record each dead watch; if the store does not answer, try again after the same time."""
+        """Record each dead watch; if the store does not answer, try again after the same interval."""
         if self._due_at is None or time.monotonic() < self._due_at:
             return
         self._due_at = time.monotonic() + FORGET_SECONDS
@@ -102,7 +102,7 @@ LOST_HINT = "look for the end of the session in the server's log; a connection p
 
 @dataclass(slots=True)
 class Turn:
-    """The turn of this process to work for the fleet."""
+    """The process's turn to work for the fleet."""
 
     lock: FleetLock
     log: Callable[..., None]
@@ -154,7 +154,10 @@ class Turn:
             renewal.set_result(None)
 
     def _why(self, error: NodeUnreachableError) -> SnapshotError:
-        """Return the reason why a node can't be asked; if it was silent, this process has ended its session."""
+        """Return the reason why a node can't be asked.
+
+        If the node was silent, this process has ended its session on it.
+        """
         try:
             self.lock.sessions.watch.check()
         except SilentNodeError as silent:

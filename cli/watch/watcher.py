@@ -39,7 +39,7 @@ from cutline.storage.errors import BusyError, ChainEnd, find_behind
 TICK_SECONDS = 1.0
 # The pause if another operation holds the fleet's lock.
 BUSY_SECONDS = 15.0
-# The pause after a task was cancelled: the user does not want it to begin again at once.
+# The pause after a task was cancelled: the user does not want it to start again at once.
 CANCELLED_SECONDS = 300.0
 
 Log = Callable[..., None]
@@ -185,7 +185,7 @@ class Watcher:
         return result
 
     def _take_full(self) -> TaskResult:
-        """Take a full snapshot, unless there is a new one, even one of an attempt whose answer was lost."""
+        """Take a full snapshot, unless there is a new one already, perhaps from an attempt whose answer was lost."""
         if self.following.follow_newest() and self.following.goes_on:
             return TaskResult("")
         # Log this only once, although the task is retried while another operation blocks it.
@@ -266,7 +266,7 @@ class Watcher:
         if text != self._busy_texts.get(task.kind):
             self.log(f"{task.kind} waits: {text}", task=task.kind)
         self._busy_texts[task.kind] = text
-        self.say(f"{task.kind} waits: another operation is running")
+        self.say(f"{task.kind} is waiting: another operation is running")
 
     def _say_idle(self, next_at: datetime | None) -> None:
         more = [] if self.following.goes_on else ["no snapshot gets increments"]

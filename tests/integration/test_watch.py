@@ -181,7 +181,7 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     second.await_text("standing by: node s1: another operation is running: watch by")
     # One that stands by reads the file again, too: to take over, it has to know where the nodes are.
     fleet.path.write_text(fleet.path.read_text() + "\n# changed\n")
-    second.await_text("was read again")
+    second.await_text("was reloaded")
     first.process.kill()
     first.process.wait()
     # The same chain goes on.

@@ -93,7 +93,7 @@ def test_without_a_schedule_there_is_no_watch(file: Path) -> None:
 @pytest.mark.parametrize("name", ["nightly", "nightly-{date}"])
 def test_the_name_has_to_differ_between_two_of_one_day(file: Path, name: str) -> None:
     write(file, f'{RULES}name = "{name}"\n')
-    with pytest.raises(UsageError, match="one name a day"):
+    with pytest.raises(UsageError, match="one name per day"):
         FleetSource.read(file)
 
 

@@ -38,7 +38,7 @@ def test_a_command_that_fails_does_not_read_or_is_not_there_is_named() -> None:
 
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutline.cli.watch.notices, "NOTIFY_SECONDS_MAX", 0.5)
-    assert "had not ended after" in notify(python("import time; time.sleep(60)"), EVENT)
+    assert "was still running after" in notify(python("import time; time.sleep(60)"), EVENT)
 
 
 def test_a_command_that_hangs_ends_with_an_interrupted_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

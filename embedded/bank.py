@@ -36,7 +36,7 @@ CREATE TABLE transfer (
 
 TOTALS_QUERY = "SELECT (SELECT coalesce(sum(balance), 0)::bigint FROM account), (SELECT count(*) FROM transfer)"
 
-# Transfers that belong to a different shard, or to a second shard as well.
+# Transfers that belong only to a different shard, or to two shards.
 FOREIGN_TRANSFERS_QUERY = """
 SELECT id::text, from_account, to_account, amount, extract(epoch FROM at)::text
   FROM transfer
@@ -63,12 +63,12 @@ SELECT coalesce(account.id, expected.id)
 
 
 class NoBankError(RefusedError):
-    """A shard lacks the bank's tables or the accounts of that shard."""
+    """A shard lacks the bank's tables, or its own accounts."""
 
 
 @dataclass(frozen=True, slots=True)
 class BankInvariants:
-    """The result of checking the invariants: `transfers` per shard, and the transfers and accounts at fault."""
+    """The result of checking the invariants: `transfers` per shard, and the violating transfers and accounts."""
 
     total_balance: int
     expected_total: int
@@ -83,7 +83,7 @@ class BankInvariants:
 
 
 def shard_of(account: int) -> int:
-    """Return the number, from 0, of the shard of `account`."""
+    """Return the number (from 0) of the shard that holds `account`."""
     return (account - 1) // ACCOUNTS_PER_SHARD
 
 
@@ -155,7 +155,7 @@ def read_invariants(dsns: Sequence[str]) -> BankInvariants:
 
 
 def half_present(foreign: Sequence[set[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """Return the ids of transfers across shards that are not on exactly their two shards with equal rows.
+    """Return the ids of transfers across shards, except those with equal rows on exactly their two shards.
 
     `foreign[shard]` contains the rows (id, from account, to account, …) of that shard.
     """

@@ -56,7 +56,7 @@ ROLLBACK_PREPARED = "ROLLBACK PREPARED %(gid)s"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer. It may leave an account below zero, because only the sum matters."""
+    """One transfer. A transfer may overdraw an account, because only the sum matters."""
 
     id: uuid.UUID
     from_account: int
@@ -168,7 +168,7 @@ def settle_leftovers(sessions: Sequence[psycopg.Connection[Any]]) -> int:
     """Finish the prepared transactions of clients that died; return the number of their transfers.
 
     A transfer is committed if the other shard already has it; otherwise it was not committed anywhere, and is rolled
-    back. No other workload may be running: its sessions would be ended.
+    back. No other workload may be running: this call would end its sessions.
     """
     for session in sessions:
         # A server does not notice that a client died while its statement was waiting for a row lock, and would prepare
@@ -231,7 +231,7 @@ class LatencyLog:
         return durations[math.ceil(len(durations) * 0.99) - 1] if durations else None
 
     def longest_between(self, t0: float = -math.inf, t1: float = math.inf) -> float | None:
-        """Return the longest duration of the transactions that overlap t0 to t1, or None without any."""
+        """Return the longest duration of the transactions that overlap t0 to t1; None if there are none."""
         seconds = [seconds for start, seconds in self.entries() if _overlaps(start, seconds, t0, t1)]
         return max(seconds, default=None)
 
@@ -273,7 +273,7 @@ class Committed:
 
 @dataclass(slots=True)
 class BankWorkload:
-    """Runs `clients` threads that make transfers on the shards `dsns` (their primaries, in order) until `stop`.
+    """Runs `clients` threads that make transfers until `stop`; `dsns` are the shards' primaries, in order.
 
     `cross_shard_ratio` is the share of transfers across shards. `seed` determines accounts and amounts. Every client
     waits `pause_seconds` between its transactions. As a context manager the workload starts and stops itself. The first
@@ -301,7 +301,7 @@ class BankWorkload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # The caller must see the block's error, and not the errors that it caused in the clients.
+            # The caller must see the block's error, not the errors that it caused in the clients.
             self.stop(abandon=error is not None)
         except (KeyboardInterrupt, SystemExit):
             # Even a second Ctrl-C must not leave a transaction prepared.
@@ -350,7 +350,7 @@ class BankWorkload:
         return not self._stopping.wait(seconds)
 
     def pause(self) -> None:
-        """Begin no new transactions, and wait for the running transactions."""
+        """Start no new transactions, and wait until the running ones have ended."""
         self._going.clear()
         for thread in self._threads:
             with thread.turn:
@@ -364,8 +364,8 @@ class BankWorkload:
         """Let every client finish its transaction and end; may be called repeatedly.
 
         Raises BankStoppedError for the first error of a client, or TimeoutError if the clients do not end. With
-        `abandon` it raises nothing and returns soon: a transaction that can't finish in time, because a shard is down,
-        is cancelled, and rolled back or committed on the remaining shards.
+        `abandon` it raises nothing and returns soon: if a transaction can't finish in time because a shard is down, it
+        is cancelled, and then rolled back or committed on the remaining shards.
         """
         self._stopping.set()
         self._going.set()

@@ -1,11 +1,11 @@
 """Confine a program: `python -I confine.py SETTINGS PROGRAM [ARGUMENT …]`. Imports nothing from the project.
 
-SETTINGS is JSON. With `root`, an empty folder, the program gets separate mount, network and IPC namespaces. Of the file
-system it sees only the folders `shown`, which are read-only, the folders `kept`, which it can change, the system's
-programs and libraries without the files and folders `hidden`, and empty folders for temporary files. Shown or kept
-folders stay visible inside a hidden folder. With `uid` and `gid` the program runs as that user, without supplementary
-groups. Without them it keeps the current user, and the namespaces belong to a new user namespace. The program has no
-capabilities and can't gain any.
+SETTINGS is JSON. With `root`, an empty folder, the program gets separate mount, network and IPC namespaces. The only
+parts of the file system that it sees are the folders `shown`, which are read-only, the folders `kept`, which it can
+change, the system's programs and libraries without the files and folders `hidden`, and empty folders for temporary
+files. Shown or kept folders stay visible inside a hidden folder. With `uid` and `gid` the program runs as that user,
+without supplementary groups. Without them it keeps the current user, and the namespaces belong to a new user namespace.
+The program has no capabilities and can't gain any.
 
 If a step fails, this script ends with exit code 126 and the reason on stderr (Linux manual, namespaces(7),
 pivot_root(2)).
@@ -25,7 +25,7 @@ from typing import Any
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MNT_DETACH, PR_SET_NO_NEW_PRIVS = 2, 38
-# The mount options that a user namespace may not drop, as (flag of statvfs, flag of mount).
+# The mount options that a user namespace may not drop, as (statvfs flag, mount flag).
 KEPT_OPTIONS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
 # The system's files that a server needs. Never show all of /etc, which may contain files that only this user can read.
 SYSTEM = (
@@ -81,7 +81,7 @@ def show(root: str, path: str, *, is_kept: bool = False) -> None:
         place.mkdir(exist_ok=True)
     else:
         place.touch()
-    # Include the mounts below: otherwise the kernel refuses, because files that another mount hides would be uncovered.
+    # Include the mounts below it: otherwise the kernel refuses, because files hidden by another mount would be exposed.
     mount(path, str(place), None, MS_BIND | MS_REC)
     if not is_kept:
         had = os.statvfs(place).f_flag
@@ -90,7 +90,7 @@ def show(root: str, path: str, *, is_kept: bool = False) -> None:
 
 
 def hide_all(settings: dict[str, Any], program: str) -> None:
-    """Hide the whole file system except the paths in SETTINGS and SYSTEM."""
+    """Hide the whole file system, except the paths in `settings` and SYSTEM."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = settings["root"]
     # Make the folders above the shown files accessible to everybody.
@@ -159,7 +159,7 @@ def main() -> None:
         confine(json.loads(sys.argv[1]), sys.argv[2])
         os.execv(sys.argv[2], sys.argv[2:])
     except OSError as error:
-        # Not str(error), which includes the number.
+        # Don't use str(error), which includes the number.
         reason = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
         sys.stderr.write(f"{reason}\n")
         sys.exit(FAILED)

@@ -1,7 +1,7 @@
-"""A real fleet on this machine, primaries with physical standbys, for trying the commands and for tests.
+"""A real fleet on this machine (primaries with physical standbys), for trying the commands and for tests.
 
 Only one process at a time can start or stop a fleet. If a fleet can't be created, its servers are stopped and deleted.
-Only the user who created it, root, and the account that runs its servers can connect.
+Only the user who created the fleet, root, and the account that runs its servers can connect.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EmbeddedFleet:
         return [node.dsn(database) for node in self.primaries]
 
     def running(self) -> tuple[EmbeddedNode, ...]:
-        """Return the nodes whose server is running."""
+        """Return the nodes whose servers are running."""
         return tuple(node for node in self.nodes if running_pid(node) is not None)
 
     def start_node(self, node: EmbeddedNode) -> None:
@@ -120,10 +120,10 @@ def start_fleet(
     """Create and start a fleet in `directory`, or start the existing fleet; return it with all servers running.
 
     A new fleet has the database `bank` with its tables and accounts on every shard. Without `schema` it lacks that
-    database, so that a restore can create it. `settings` are PostgreSQL settings for new servers. `programs` are
-    folders of programs, by id of the primary, for shards with a different PostgreSQL version than the wheel's. In an
-    existing fleet, the servers that are down are started. On an error or interrupt, the servers that this call started
-    are stopped, and the servers that it created are deleted. Raises FolderTakenError, EmbeddedFleetBusyError or
+    database, so that a restore can create it. `settings` are PostgreSQL settings for new servers. `programs` maps
+    primaries' ids to program folders, for shards whose PostgreSQL version differs from the wheel's. In an existing
+    fleet, the servers that are down are started. On an error or interrupt, the servers that this call started are
+    stopped, and the servers that it created are deleted. Raises FolderTakenError, EmbeddedFleetBusyError or
     ServerFailedError.
     """
     shape = shape_of(shards, backups)

@@ -39,7 +39,7 @@ SOCKET_LETTERS = 12
 
 
 class FolderTakenError(RefusedError):
-    """The folder contains other files, or a different fleet than was requested."""
+    """The folder contains other files, or a fleet that differs from the requested one."""
 
 
 class EmbeddedFleetBusyError(BusyError):
@@ -55,7 +55,7 @@ class NodePlaces:
 
     def node(self, node_id: str, backup_of: str | None, programs: Path | None) -> EmbeddedNode:
         """Return the node with its folders in these places."""
-        # The id itself may be too long for the path of a socket.
+        # An id alone may make the path of a socket too long.
         sockets = self.sockets / hashlib.sha256(node_id.encode()).hexdigest()[:SOCKET_LETTERS] if self.sockets else None
         return EmbeddedNode(node_id, self.nodes / node_id, backup_of, programs, sockets)
 
@@ -68,7 +68,7 @@ class NodePlaces:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The contents of demo.json: the servers, their folders, and whether all of them were created."""
+    """The contents of demo.json: the servers, their folders, and whether all servers were created."""
 
     places: NodePlaces
     nodes: tuple[EmbeddedNode, ...]
@@ -76,7 +76,10 @@ class State:
 
 
 def read_state(directory: Path) -> State | None:
-    """Read the state of `directory`, None if it has no fleet; raise FolderTakenError for a foreign file or path."""
+    """Read the state of `directory`; None if it contains no fleet.
+
+    Raises FolderTakenError for a foreign file or path.
+    """
     try:
         document = json.loads(_read_own(directory / STATE))
         sockets = document.get("sockets_directory")
@@ -151,7 +154,7 @@ def describe(directory: Path, nodes: Sequence[EmbeddedNode]) -> None:
 
 
 def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
-    """Return the id of every node with its backup_of: s1, s2, …, then s1-b1, …; raise UsageError."""
+    """Return each node's id and backup_of: s1, s2, …, then s1-b1, …; raise UsageError for impossible numbers."""
     if not (1 <= shards <= SHARDS_MAX and 0 <= backups <= BACKUPS_MAX):
         raise UsageError(
             f"an embedded fleet can't have {shards} shards with {backups} standbys each",
@@ -175,11 +178,11 @@ def check_directory(directory: Path) -> Path:
 
 
 def refuse_foreign_files(directory: Path) -> None:
-    """Raise FolderTakenError if a new fleet would overwrite files that no embedded fleet has created."""
+    """Raise FolderTakenError if a new fleet would overwrite files that were not created by an embedded fleet."""
     for name in (DESCRIPTION, NODES):
         if os.path.lexists(directory / name):
             raise FolderTakenError(
-                f"{directory / name} exists, but no embedded fleet has created it",
+                f"{directory / name} exists, but was not created by an embedded fleet",
                 hint="choose a new or empty folder",
             )
 
@@ -214,7 +217,7 @@ def _holds_sockets(place: Path, ids: Iterable[str]) -> bool:
 
 @contextmanager
 def lock_folder(directory: Path) -> Iterator[None]:
-    """Lock the fleet of `directory` during the block; raise EmbeddedFleetBusyError if another process holds it."""
+    """Lock the fleet of `directory` during the block; raise EmbeddedFleetBusyError if another process has locked it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

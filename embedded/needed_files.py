@@ -1,9 +1,8 @@
-"""Find the files that a confined server must see, and private files among the system's.
+"""Find the files that a confined server must see, and the private files among the system's files.
 
 A build of PostgreSQL may have been moved since it was compiled, consist of links to several folders, and use libraries
-from other places. So the server sees its programs, its folders of libraries and shared files, the libraries that the
-loader finds elsewhere, and the targets of links. Other files in the same folders stay hidden, because the programs may
-be in ~/bin.
+from other places. So the server sees its programs, its library and share folders, the libraries that the loader finds
+elsewhere, and the targets of links. Other files in the same folders stay hidden, because the programs may be in ~/bin.
 
 A home folder, a key or a data directory may be below /usr: PostgreSQL's manual itself names /usr/local/pgsql/data, and
 /usr/local/pgsql is often the home of the user postgres.
@@ -24,7 +23,7 @@ from cutline.nodes.programs import Programs, run_as
 
 # The programs that start a server; pg_ctl runs the postgres in its own folder.
 STARTERS = ("pg_ctl", "postgres")
-# A build's folders of libraries, and its folders of modules there. These are exact names, because a pattern could match
+# A build's library folders, and the module folders inside them. The names are exact, because a pattern could match
 # ~/library.
 LIBRARIES, MODULES = ("lib", "lib32", "lib64"), ("", "postgresql")
 # A module that every build has.
@@ -39,7 +38,7 @@ def needed_files(programs: Programs, private: Iterable[Path] = ()) -> list[Path]
     """Find the files, folders and links outside SYSTEM that a server needs, at their real paths and without overlap.
 
     Files below SYSTEM are included if they or a folder above them are `private`. Raises ProgramFailedError if a program
-    that lists libraries or folders does not end.
+    that lists libraries or folders hangs.
     """
     names = [programs.bin_directory / name for name in STARTERS]
     real = sorted({name.resolve() for name in names})
@@ -121,7 +120,7 @@ MANY = 100
 def find_private(folders: Iterable[str] = SYSTEM) -> list[Path]:
     """Find the files and folders below `folders` that not everybody may read, and this user's home folders.
 
-    Home folders count only if they belong to the user. No result is inside another.
+    A home folder is included only if it belongs to the user. No result is inside another result.
     """
     homes = set(_home_folders())
     places = [Path(folder) for folder in folders if folder != FOR_EVERYBODY]

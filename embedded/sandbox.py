@@ -1,11 +1,11 @@
 """Servers for the untrusted databases of a drill.
 
-Clients reach the servers by a socket in a private folder, with a password that only this process knows. The servers'
-environment contains no secrets (nodes.programs.HANDED_ON). If root creates them, they run as a user that has no other
-processes. If the kernel provides namespaces, they see only PostgreSQL, the system's programs and their own folder, and
-have no network (embedded/confine.py). An ordinary user's servers would have that user's rights. So files in the
-system's folders that not everybody may read are hidden from them, and without namespaces a drill is refused unless the
-user allows it.
+Clients reach the servers through a socket in a private folder, with a password that only this process knows. The
+servers' environment contains no secrets (nodes.programs.HANDED_ON). If root creates them, they run as a user that has
+no other processes. If the kernel provides namespaces, they see only PostgreSQL, the system's programs and their own
+folder, and have no network (embedded/confine.py). An ordinary user's servers would have that user's rights. So files in
+system folders are hidden from the servers unless everybody may read them, and without namespaces a drill is refused
+unless the user allows it.
 
 The servers' folder is a fleet folder without a fleet.toml, so that stop_fleet can delete it however this process ends.
 """
@@ -46,7 +46,7 @@ class UnconfinedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The means that isolate servers: a separate user `account`, `namespaces`, both or neither.
+    """How servers are isolated: by a separate user `account`, by `namespaces`, by both or by neither.
 
     `lacking` says why there are no namespaces.
     """
@@ -78,7 +78,7 @@ class SandboxedServer:
 
 
 def find_confinement(folder: Path) -> Confinement:
-    """Find out how this process can confine servers, by a test in an empty `folder`.
+    """Find out how this process can confine servers, by testing it in an empty `folder`.
 
     Raises UnconfinedError if root can't become another user.
     """
@@ -135,7 +135,7 @@ def _make(
     node, account = server.node, confinement.account
     create_primary(programs, node, settings, (server.superuser, server.password))
     if account:
-        # initdb needs a user with a name, so the files change their owner afterwards.
+        # initdb needs a user with a name, so the files' owner is changed afterwards.
         for folder in node.folders:
             _give(folder, programs.account, account)
     kept = _settings(account, shown=shown, kept=node.folders, hidden=hidden)
@@ -162,7 +162,7 @@ def _settings(
 
 
 def _try(settings: Mapping[str, object]) -> str:
-    """Confine a program that does nothing; return the reason if that fails, else ""."""
+    """Confine a program that does nothing; if that fails, return the reason, else ""."""
     try:
         done = run_as(None, [*LAUNCHER, json.dumps(settings), "/bin/sh", "-c", ":"], seconds_max=PROBE_SECONDS_MAX)
     except (OSError, ProgramFailedError) as error:

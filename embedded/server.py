@@ -1,7 +1,7 @@
 """One server of the embedded fleet: create it, start it, stop it, and make sure that it is ours.
 
-A server accepts connections only by a Unix socket in a folder that nobody but its account and root can enter. Any other
-user of the machine who could connect would be its superuser, and could run programs as its account.
+A server accepts connections only on a Unix socket in a folder that nobody but its account and root can enter. Any other
+user of the machine who could connect would be a superuser of the server, and could run programs as its account.
 
 A server is identified by its data directory, never by a process id alone: the pid in postmaster.pid counts only if the
 working directory of that process is the data directory. Every wait is bounded. Nothing here depends on shards or
@@ -28,7 +28,7 @@ from cutline.nodes.programs import ProgramFailedError, Programs
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 SUPERUSER = "postgres"
-# The number in the name of the socket. All servers can use the same number, because none listens on a port and each has
+# The number in the socket's file name. All servers can use the same number, because none listens on a port and each has
 # its own folder.
 PORT = 5432
 START_SECONDS_MAX = 60
@@ -148,7 +148,7 @@ def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode
     """Copy the running `primary` to a new standby with its own physical slot."""
     _create_folder(programs, node)
     with psycopg.connect(primary.dsn("postgres"), autocommit=True) as connection:
-        # If the standby existed before, its old slot remains.
+        # If the standby existed before, its old slot still exists.
         connection.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
             [node.slot],
@@ -194,9 +194,9 @@ def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
 
 
 def running_pid(node: EmbeddedNode) -> int | None:
-    """Return the pid of this node's server, None if it is not running.
+    """Return the pid of this node's server; None if the server is not running.
 
-    postmaster.pid outlives a crash, and its pid may belong to a different process by now. So the process must also have
+    postmaster.pid outlives a crash, and by now its pid may belong to a different process. So the process must also have
     the data directory as its working directory, as servers do. Raises ServerNotOursError.
     """
     try:
@@ -288,7 +288,7 @@ def _forget_dead_server(node: EmbeddedNode) -> None:
     """Remove the lock files of a crashed server, if it is certain that no server uses the data directory.
 
     PostgreSQL refuses to start while any process has the pid in these files: an unrelated process, or the dead server
-    itself if it was not reaped, as in containers whose init process does not reap.
+    itself if it was never reaped, as in containers whose init process does not reap children.
     """
     can_tell = Path("/proc/self/cwd").exists()
     if can_tell and running_pid(node) is None and not _children_left(node.data_directory):

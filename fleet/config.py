@@ -1,7 +1,7 @@
 """fleet.toml: its schema, variables and rules, and the nodes, store and settings that it describes.
 
-Reading fleet.toml contacts nothing. Every mistake raises a FleetFileError that names the key: the functions here raise
-a ValueError with that message, which load_fleet converts.
+Reading fleet.toml contacts nothing. Every mistake raises a FleetFileError that names the key: functions here raise a
+ValueError with the message, and load_fleet converts it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def expand_dsn(key: str, dsn: str) -> str:
 
 
 def remember_secrets_of(dsn: str) -> None:
-    """Hide the dsn's secrets in errors, except texts that another parameter shows anyway, such as `postgres`."""
+    """Hide the dsn's secrets in errors, except values that another parameter shows anyway, such as `postgres`."""
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     shown = {text for parameter, text in given.items() if parameter not in SECRET_PARAMETERS}
     for parameter in SECRET_PARAMETERS & given.keys():
@@ -85,7 +85,7 @@ def remember_secrets_of(dsn: str) -> None:
 
 
 def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
-    """Parse the dsn; raise a ValueError that shows no part of it."""
+    """Parse the dsn; raise a ValueError that does not show any part of it."""
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
         if not _is_misread(dsn, given):
@@ -96,7 +96,7 @@ def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
 
 
 def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
-    """Whether libpq takes a part of the URI's password for a different parameter, which messages would show.
+    """Whether libpq takes part of the URI's password for a different parameter, which messages would show.
 
     In a password, an `@` or `/` ends that part of the URI. After `?`, `@` is only text.
     """
@@ -129,7 +129,7 @@ def expand_all(key: str, value: Any, missing: list[str] | None = None) -> Any:
     return value
 
 
-# The default of spark.redaction.regex, by which Spark hides settings, and other common words.
+# The default of spark.redaction.regex, with which Spark hides settings, plus other common words.
 SECRETIVE = re.compile(
     r"(?i)secret|passw(or)?d|passphrase|token|credential|(access|account|api)[._-]?key|(key|trust)?store[._-]?pass"
     r"|connection[._-]?string"
@@ -160,7 +160,7 @@ def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def remember_secret_settings(settings: Mapping[str, object]) -> None:
-    """Hide in errors the settings whose names mark them as secrets, and such values in the options of JVMs."""
+    """Hide settings whose names mark them as secrets in errors, as well as such values in JVM options."""
     for name, value in settings.items():
         if isinstance(value, str) and name.endswith(JAVA_OPTIONS):
             for secret in secrets_in_options(value):
@@ -193,21 +193,21 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def has_executors(master: str) -> bool:
-    """Whether tasks run outside the driver: with all masters except `local` and `local[4]`."""
+    """Whether tasks run outside the driver, as with all masters except `local`, `local[4]` and the like."""
     return re.match(r"local(\[|$)", master) is None
 
 
 def runs_on_this_machine(master: str) -> bool:
     """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`.
 
-    This decides only about addresses and files. In all other respects a `local-cluster` is treated like a cluster.
+    This matters only for addresses and files. In all other respects a `local-cluster` is treated like a cluster.
     """
     return not has_executors(master) or master.startswith("local-cluster[")
 
 
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)
-# A command opens up to five sessions of its own on a node, and needs one for a task.
+# A command itself opens up to five sessions on a node, and needs at least one more for tasks.
 CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
 ASSERTION_TIMEOUT = Duration.parse("10min")
@@ -284,7 +284,7 @@ class ToolsTable(Record, frozen=True):
 
 
 class EncryptionTable(Record, frozen=True):
-    """`[encryption]` of fleet.toml, which has exactly one of the three keys."""
+    """`[encryption]` of fleet.toml, which contains exactly one of the three keys."""
 
     key_file: Text | None = None
     key_variable: Text | None = None
@@ -310,7 +310,7 @@ class NodeTable(Record, frozen=True):
 
 
 Value: TypeAlias = bool | int | float | str
-# A value, or rows that are each a value or a list of values.
+# A single value, or rows, each a value or a list of values.
 Expected: TypeAlias = Value | tuple[Value | tuple[Value, ...], ...] | UnsetType
 
 
@@ -327,7 +327,7 @@ class DrillTable(Record, frozen=True):
     """`[drill]` of fleet.toml: the servers of a drill, and the assertions about the restored databases.
 
     `postgresql` is the folder of the servers' programs, None for the wheel's. `extensions` are extensions that a
-    superuser creates there, besides the extensions that PostgreSQL and Cutline trust.
+    superuser creates there, in addition to those that PostgreSQL and Cutline trust.
     """
 
     postgresql: Text | None = None
@@ -379,7 +379,7 @@ def toml_hint(error: Exception) -> str:
         return "[drill] is for the settings, and each assertion is a [[drill.assertion]]; see docs/fleet-file.md"
     # Keys after a table header belong to that table, and [spark] and [store_options] accept any key.
     if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
-        return "name and store must stand above the first table; docs/fleet-file.md lists every key"
+        return "name and store must come before the first table; docs/fleet-file.md lists every key"
     return "docs/fleet-file.md lists every key"
 
 
@@ -457,7 +457,7 @@ def check_spark_master(master: object) -> str:
 
 
 def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
-    """Check that the command is the driver, with its own JVM, and that the executors' image on Kubernetes is given."""
+    """Check that the command is the driver, with its own JVM, and that an image is set for executors on Kubernetes."""
     for name in (REMOTE, API_MODE):
         if settings.get(name, CLASSIC).strip().lower() != CLASSIC:
             raise ValueError(f"`{name}` selects Spark Connect, which can't run Cutline's jobs: remove it")
@@ -470,18 +470,18 @@ def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
 
 
 def check_watch(table: WatchTable | None) -> WatchTable | None:
-    """Return `[watch]`; raise ValueError if increments are too frequent or a task is more frequent than increments."""
+    """Return `[watch]`; raise ValueError if increments are too frequent, or a task runs more often than they do."""
     if table is None:
         return None
     if table.every < EVERY_SECONDS_MIN:
         raise ValueError(f"`watch.every` is less than {EVERY_SECONDS_MIN} s")
     for name, interval in (("full", table.full), ("check", table.check), ("drill", table.drill)):
         if 0 < interval < table.every:
-            raise ValueError(f"`watch.{name}` is more often than `watch.every`")
+            raise ValueError(f"`watch.{name}` runs more often than `watch.every`")
     return table
 
 
-# A fleet.toml of a thousand nodes is 200 kB. Reading a device, or the wrong file, may never end.
+# A fleet.toml of a thousand nodes is 200 kB. Reading a device or the wrong file might never end.
 FILE_BYTES_MAX = 16 << 20
 SET_VARIABLE = "set the variable, or correct its name"
 NO_FILE_HINT = "name a file with --fleet FILE or SNAPSHOT_FLEET, or write an example to edit: snapshot init --example"
@@ -494,7 +494,7 @@ class FleetFileError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class KnownServer:
-    """Identifies the server that a command first reached by a node's dsn; later sessions must reach it, too."""
+    """Identifies the server that a command first reached through a node's dsn; later sessions must reach it again."""
 
     system_identifier: str
     in_recovery: bool
@@ -502,7 +502,7 @@ class KnownServer:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One PostgreSQL database: a primary, or the standby of the primary `backup_of`."""
+    """One PostgreSQL database: a primary, or a standby of the primary `backup_of`."""
 
     id: str
     # The dsn may contain a password, and a traceback shows the repr of objects.
@@ -510,11 +510,11 @@ class Node:
     backup_of: str | None = None
     # How much WAL a chain's slot may retain on this node.
     retained_wal_bytes_max: int = RETAINED_WAL_MAX
-    # The most sessions that a command opens on this node at a time; None: its tasks use half of the free connections.
+    # The most sessions that a command opens on this node at once; None: its tasks use half of the free connections.
     connections_max: int | None = None
-    # The folder of pg_dump and pg_restore; None: they are searched for.
+    # The folder that contains pg_dump and pg_restore; None: search for them.
     programs: Path | None = None
-    # None: no session has reached the server yet.
+    # None until a session has reached the server.
     server: KnownServer | None = field(default=None, compare=False)
 
     @property
@@ -548,7 +548,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """The address at which an endpoint listens."""
+    """The address on which an endpoint listens."""
 
     host: str
     port: int
@@ -649,7 +649,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         raise ValueError("`globals.passwords` needs [encryption]: readers of a plain store could guess the passwords")
     master = check_spark_master(spark.pop("master", "local[*]"))
     settings = spark_settings(spark)
-    # An unexpanded `${NAME}` is no secret.
+    # An unexpanded `${NAME}` is not a secret.
     remember_secret_settings({name: value for name, value in settings.items() if not VARIABLE.search(value)})
     check_spark_settings(master, settings)
     return Fleet(

@@ -1,7 +1,7 @@
 """The crash points of a create: one right after each effect that is visible from outside the process.
 
-Each point is reported to `Progress.reached`, which also shows where the time goes. A command that ends between two
-points leaves only the effects before the first point. tests/integration/test_points.py tests that a point follows every
+Each point is reported to `Progress.reached`, which also shows where the time goes. If a command ends between two
+points, only the effects up to the first point exist. tests/integration/test_points.py tests that a point follows every
 effect on a node or the store.
 """
 

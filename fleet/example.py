@@ -1,6 +1,6 @@
 """The example fleet.toml, which docs/fleet-file.md shows and `snapshot init --example` writes.
 
-Every key shows its default or an example. In the written file all keys that are not required are commented out.
+Every key shows its default or an example. In the written file, all optional keys are commented out.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class FleetFileExistsError(RefusedError):
 
 
 def example_text() -> str:
-    """Return the example with everything that is not required commented out."""
+    """Return the example with all optional keys commented out."""
     lines, is_optional = list[str](), False
     for line in EXAMPLE.splitlines():
         is_optional = is_optional or line.startswith(FIRST_OPTIONAL)

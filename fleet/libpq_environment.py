@@ -53,8 +53,8 @@ DEFAULT_AUTHORITIES = ".postgresql/root.crt"
 def with_environment(dsn: str) -> str:
     """Return `dsn` with the parameters that libpq takes from this process's environment and from the service file.
 
-    With sslmode=require libpq verifies the server's certificate if it finds a file of authorities. In this case the
-    mode becomes verify-ca, which fails on machines where the file is missing.
+    With sslmode=require, libpq verifies the server's certificate if it finds a file of root certificates. In this case
+    the mode becomes verify-ca, which fails on machines where the file is missing.
     """
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     parameters = given | {name: value for name, value in _defaults(given).items() if name not in given}
@@ -64,7 +64,7 @@ def with_environment(dsn: str) -> str:
 
 
 def missing_files(dsn: str) -> str:
-    """Name the files in `dsn` that this machine can't read, as the end of a message; "" if it can read all."""
+    """Name the files in `dsn` that this machine can't read, to end a message with; "" if it can read all of them."""
     given = conninfo_to_dict(dsn)
     named = [(name, str(given[name])) for name in FILES if given.get(name)]
     lacking = [f"{name} {path}" for name, path in named if path != "system" and not os.access(path, os.R_OK)]
@@ -81,7 +81,7 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
         name = option.keyword.decode()
         is_set = option.envvar is not None and bool(os.environ.get(option.envvar.decode()))
         is_changed = service is not None and option.val != option.compiled
-        # Without a user libpq takes the operating system's user, who is a different user on other machines.
+        # Without a user, libpq takes the operating system's user, which differs between machines.
         if name in TRANSFERRED and option.val and (is_set or is_changed or name == "user"):
             defaults[name] = os.fsdecode(option.val)
     return defaults

@@ -11,7 +11,7 @@ NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another na
 UNFINISHED_RESTORE = (
     "an unfinished restore may have closed the database; the command that ends it is named by: snapshot list"
 )
-# Follows a command that ends or repeats a restore.
+# Shown after a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"
 DRILL_COMMAND = "snapshot drill"
 

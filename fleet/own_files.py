@@ -1,6 +1,6 @@
 """Files and folders that no other user of the machine can change, and files that are written atomically.
 
-The JVM runs files from the cache folder, so it is used only if no other user can have put files there.
+The JVM runs files from the cache folder, so the folder is used only if no other user could have put files there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def private_folder(variable: str, default: str) -> Path | None:
 
 
 def find_private_folder(variable: str, default: str) -> Path | str:
-    """Find the folder of `private_folder`; instead of None, return a text with the folder and the reason."""
+    """Like `private_folder`, but instead of None, return a text that names the folder and the reason."""
     path = os.environ.get(variable) or default
     try:
         folder = Path(path).expanduser().resolve() / NAME
@@ -52,9 +52,9 @@ def cache_folder() -> Path | None:
 def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a new version of the file, which replaces the file unless the block raises.
 
-    Raises UsageError if the file can't be written, if possible before the block begins. The file gets the permissions
-    `mode`, or keeps its own. If `path` is a symbolic link of this user, its target is replaced. Until the end the new
-    version is in a hidden file with a different suffix. Raw text (nodes.encodings) is written as its bytes.
+    Raises UsageError if the file can't be written, if possible before the block starts. The file gets the permissions
+    `mode`, or keeps its own. If `path` is a symbolic link owned by this user, its target is replaced. Until the end,
+    the new version is in a hidden file with a different suffix. Raw text (nodes.encodings) is written as its bytes.
     """
     with _naming_file(path):
         target = _target_of(path)

@@ -73,7 +73,7 @@ def _is_open_to_others(folder: Path, trusted: set[int]) -> bool:
 
 
 PROC = Path("/proc")
-# The namespaces in which the number and the start time of a process are counted.
+# The namespaces that a process id and a start time are relative to.
 NAMESPACES = ("pid", "time")
 # States of processes that have ended, but whose exit status has not been collected.
 ENDED = ("Z", "X", "x")
@@ -114,7 +114,7 @@ def _place() -> str:
 
 
 def _start(process: int) -> str | None:
-    """Return when a process started, in ticks since boot; "" if it has ended, None if that is not visible."""
+    """Return when a process started, in ticks since boot; "" if it has ended, None if the system hides it."""
     try:
         # The name in parentheses may itself contain spaces and parentheses (proc_pid_stat(5)).
         fields = (PROC / str(process) / "stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
@@ -124,7 +124,7 @@ def _start(process: int) -> str | None:
 
 
 LABEL_BYTES_MAX = 63
-# The part of these bytes that is reserved for `user@host:pid`, however long the subject is.
+# How many of these bytes are reserved for `user@host:pid`, however long the subject is.
 OWNER_BYTES_MAX = 32
 LABEL = re.compile(
     r"cutline (?P<command>\S+)(?: (?P<subject>\S+))? (?P<user>[^@\s]+)@(?P<host>[^:\s]+):(?P<process>\d+)"
@@ -157,7 +157,7 @@ def own_label(command: str, subject: str = "") -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
-        # In a container the user id may have no name.
+        # In a container, the user id may have no name.
         user = str(os.getuid())
     return Label(command, subject, user, socket.gethostname().partition(".")[0], os.getpid()).text()
 

@@ -41,7 +41,7 @@ class Progress(Protocol):
     """Receives the steps of an operation, in order, from any thread."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Begin the step `name`, which ends the previous step; `total` is its amount of work in `unit`, if known."""
+        """Start the step `name`, which ends the previous step; `total` is its amount of work in `unit`, if known."""
 
     def advance(self, done: int) -> None:
         """Add `done` units to the current step."""
@@ -53,10 +53,10 @@ class Progress(Protocol):
         """Report one line that matters to the operator, as `News` if it needs no action."""
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Report that the crash point `point` is reached, on `node` if every node has this point."""
+        """Report that the crash point `point` was reached, on `node` if every node has this point."""
 
     def ending(self) -> None:
-        """Report that the operation may not be stopped any more: it is done, can only finish, or undoes its work."""
+        """Report that the operation can no longer be stopped: it is done, can only finish, or is undoing its work."""
 
 
 class Silent:
@@ -120,7 +120,7 @@ class Noting(Forwarding):
 
 @dataclass(frozen=True, slots=True)
 class NodePace:
-    """The last reading, the units per second since the first reading, and the seconds left at that rate.
+    """The latest reading, the units per second since the first reading, and the seconds left at that rate.
 
     None means unknown.
     """
@@ -134,8 +134,8 @@ class NodePace:
 class StepPace:
     """The step in progress. Times are on the monotonic clock.
 
-    `readings` are the last readings, and `first` the units and times from which the rates are computed; both by node,
-    with "" for all nodes together.
+    `readings` are the latest readings, and `first` the units and times from which rates are computed. The keys of both
+    are nodes, with "" for all nodes together.
     """
 
     name: str
@@ -147,14 +147,14 @@ class StepPace:
     first: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def take(self, reading: Reading) -> None:
-        """Use the reading instead of the step's own count, or for one node."""
+        """Use the reading for its node; a reading for all nodes replaces the step's own count."""
         self.readings[reading.node] = reading
         if not self.first.get(reading.node, (0, 0.0))[0]:
             # Measure the rate from the first unit done: a slow start says nothing about the pace afterwards.
             self.first[reading.node] = (reading.done, time.monotonic())
 
     def least_advanced(self, count: int) -> list[str]:
-        """Return up to `count` nodes with readings, those that have done the smallest parts of their work."""
+        """Return up to `count` nodes that have readings: those that have done the smallest share of their work."""
 
         def part(node: str) -> float:
             reading = self.readings[node]
@@ -164,7 +164,7 @@ class StepPace:
         return sorted((node for node in self.readings if node), key=lambda node: (part(node), node))[:count]
 
     def pace(self, node: str, now: float) -> NodePace:
-        """Return the progress and pace on one node, or with "" on all nodes together."""
+        """Return the progress and pace on one node, or on all nodes together if `node` is ""."""
         reading = self.readings.get(node) or Reading(self.done, self.total, self.unit, node)
         begun, since = self.first.get(node, (0, self.began))
         rate = (reading.done - begun) / (now - since) if reading.done > begun and now > since else None
@@ -186,7 +186,7 @@ class StepTimes(Forwarding):
         self._lock = threading.Lock()
 
     def phases(self) -> dict[str, float]:
-        """Return the seconds that each step has taken until now, by name, in order of their beginning."""
+        """Return how many seconds each step has taken so far, by name, in the order in which the steps began."""
         with self._lock:
             self._end(self._step)
             found = dict(self._seconds)

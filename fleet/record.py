@@ -46,7 +46,7 @@ class Time(str):
         """Parse the time in `text`; raise ValueError if it is invalid."""
         if not TIME.fullmatch(text):
             raise ValueError(f"{text!r} is not a time such as 2026-11-20T01:02:03Z")
-        # The pattern allows a 30th of February, and readers compare times in UTC.
+        # The pattern allows dates such as February 30, and readers compare times in UTC.
         try:
             datetime.fromisoformat(text).astimezone(UTC)
         except OverflowError as error:
@@ -75,7 +75,7 @@ def from_json(body: bytes | str, kind: Any) -> Any:
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    # msgspec examines a type at its first use. Two threads that do so at the same time crash the process.
+    # msgspec inspects a type when it is first used. If two threads do this at the same time, the process crashes.
     with _EXAMINING:
         return _new_decoder(kind)
 

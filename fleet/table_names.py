@@ -1,4 +1,4 @@
-"""Names of tables: for reports and patterns, and quoted for SQL."""
+"""Table names: for reports and patterns, and quoted for SQL."""
 
 from __future__ import annotations
 

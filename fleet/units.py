@@ -56,7 +56,7 @@ class Interval(Duration):
 
 SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BYTES_PER_UNIT = 1024
-# Units that sizes may be written in: KiB, MiB and so on are powers of 1024; KB, MB and so on are powers of 1000.
+# The units in which sizes are written: KiB, MiB and so on are powers of 1024; KB, MB and so on are powers of 1000.
 UNIT_BYTES = {
     "B": 1,
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},

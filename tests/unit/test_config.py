@@ -256,7 +256,7 @@ def test_keys_of_the_fleet_below_a_table_are_told_where_they_belong(fleet_file: 
     fleet_file.write_text(text)
     with pytest.raises(FleetFileError) as error:
         load_fleet(fleet_file)
-    assert "name and store must stand above the first table" in error.value.hint
+    assert "name and store must come before the first table" in error.value.hint
 
 
 def test_the_error_for_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_name_has_to_differ_between_two_of_one_day(file: Path, name: str) ->
 
 def test_nothing_is_more_often_than_increments(file: Path) -> None:
     write(file, f'{RULES}check = "1min"\n')
-    with pytest.raises(FleetFileError, match=r"`watch\.check` is more often than `watch\.every`"):
+    with pytest.raises(FleetFileError, match=r"`watch\.check` runs more often than `watch\.every`"):
         FleetSource.read(file)
 
 

@@ -53,7 +53,7 @@ NAME_BYTES_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class CheckedDdl:
-    """The DDL of some shards as it will be run, the entries of their archives, and the omissions.
+    """The DDL of some shards as it will be run, their archives' entries, and the omissions.
 
     `counted` maps lines of `left_out` that may be numerous to the noun under which they are counted.
     """
@@ -66,7 +66,7 @@ class CheckedDdl:
 
 @dataclass(frozen=True, slots=True)
 class _RowsOfExtensions:
-    """The rows of extensions' tables that a target gets, lines about omitted rows, and rows lost from the store."""
+    """The extension rows that a target gets, lines about omitted rows, and rows lost from the store."""
 
     found: ExtensionsOfShard = field(default_factory=ExtensionsOfShard)
     left_out: tuple[str, ...] = ()
@@ -76,9 +76,9 @@ class _RowsOfExtensions:
 def read_all_ddl(
     locked: LockedTargets, targets: Iterable[Target], databases: Mapping[str, PlannedDatabase]
 ) -> CheckedDdl:
-    """Read each shard's DDL in a form that its target's role can run; `databases` is by shard.
+    """Read each shard's DDL in a form that its target's role can run; `databases` is keyed by shard.
 
-    Adds an obstacle if a server lacks a requirement of the DDL, or if our role may not act as an owner in the DDL.
+    Adds an obstacle if a server lacks something the DDL requires, or if our role may not act as an owner in the DDL.
     """
     checked, met = CheckedDdl(), set[str]()
     plan, obstacles, folder = locked.plan, locked.obstacles, locked.folder
@@ -155,7 +155,7 @@ def read_all_ddl(
 def _find_extension_rows(
     plan: RestorePlan, target: Target, entries: Iterable[ArchiveEntry], obstacles: Obstacles
 ) -> _RowsOfExtensions:
-    """Read the rows of extensions' tables that a target gets; add an obstacle if they are damaged."""
+    """Read the extension rows that a target gets; add an obstacle if they are damaged."""
     if plan.request.is_partial:
         return _RowsOfExtensions()
     store, commit, where = plan.store.open(), plan.chain.last, f"rows of extensions' tables on {target.shard}"
@@ -167,7 +167,7 @@ def _find_extension_rows(
         error.hint = "\n".join([*_earlier_rows(store, plan, target.source), f"{WITHOUT}; or", str(error.hint)])
         obstacles.add(error)
         return _RowsOfExtensions()
-    # The rows were read after the cut, so they may include those of an extension that the DDL at the cut lacks.
+    # The rows were read after the cut, so they may include rows of an extension that is not in the DDL at the cut.
     extensions = {show_name(entry.name) for entry in entries if entry.kind == EXTENSION}
     lines = [
         f"{where}: {table_name(table.table.schema, table.table.name)} belongs to an extension created after the cut"
@@ -188,7 +188,7 @@ def _find_extension_rows(
 
 
 def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator[str]:
-    """Yield hints that name the newest earlier increment with undamaged rows, as every commit stores all such rows."""
+    """Yield hints that name the newest earlier increment with undamaged rows; every commit stores all of them."""
     for commit in reversed(plan.chain.commits[:-1]):
         with suppress(ObjectDamagedError):
             read_extension_rows(store, commit, shard)
@@ -202,15 +202,15 @@ def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator
 def _with_database(
     plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase, lost: tuple[Refusal, ...]
 ) -> Ddl:
-    """Add the statements for the database itself, and the rows of extensions that the store has lost."""
+    """Add the statements for the database's own properties, and the extension rows that are lost from the store."""
     properties = plan.chain.database_properties(target.source)
-    # The archive's search_path is that of the last DDL change, so the database's properties take precedence.
+    # The archive's search_path dates from the last DDL change, so the database's properties take precedence.
     path = ddl.search_path if properties is None else find_path(properties)
     return replace(ddl, database=planned.ddl, search_path=path, lost=lost)
 
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:
-    """Omit the DDL that would be wrong or unwanted in a restore without all rows; also return the omissions."""
+    """Omit the DDL that would be wrong or unwanted when not all rows are restored; also return the omissions."""
     if plan.request.is_partial:
         return ddl.without_dependents()
     if plan.topology:
@@ -235,7 +235,7 @@ def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], 
 def _change_roles(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: ArchiveDdl
 ) -> tuple[ArchiveDdl, ChangedRoles]:
-    """Replace roles in the DDL; also return omissions from it and from large objects, and the roles it named."""
+    """Replace roles in the DDL; also return the roles that it named, and omissions from it and from large objects."""
     shard, chain = target.source, plan.chain
     changes = find_role_changes(target, connection, plan)
     changed, found = ddl.with_roles(changes)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChainObject:
-    """An object that the commit of `increment` lists; it belongs to the copy or the DDL of `node`.
+    """An object listed by the commit of `increment`, which belongs to the copy or the DDL of `node`.
 
-    An object list represents all objects that it lists until it is expanded, or permanently if it is lost.
+    Until it is expanded, an object list represents all objects that it lists; a lost list is never expanded.
     """
 
     key: str
@@ -51,11 +51,11 @@ class ChainObject:
 
     @property
     def count(self) -> int:
-        """The number of objects that it represents."""
+        """The number of objects represented."""
         return self.stored.objects if isinstance(self.stored, ObjectList) else 1
 
     def expand(self) -> Iterator[ChainObject]:
-        """Yield the objects that it represents, a lost list as itself; raise RuntimeError if a list was not read."""
+        """Yield the objects represented, or a lost list itself; raise RuntimeError if a list was not read."""
         if not isinstance(self.stored, ObjectList) or isinstance(self.stored, LostList):
             yield self
             return
@@ -65,7 +65,7 @@ class ChainObject:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damage to an object of the node's copy or DDL; `kind` as in ObjectDamagedError."""
+    """Damage to an object of the node's copy or DDL; for `kind`, see ObjectDamagedError."""
 
     key: str
     node: str
@@ -112,10 +112,11 @@ def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
 
 
 def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
-    """List the snapshot's folder and find the objects that are missing or have the wrong size.
+    """List the snapshot's folder, and find objects that are missing or have the wrong size.
 
-    For a chain with object lists, list large folders of one node at a time, which bounds the memory. An object that the
-    listing lacks or shows with the wrong size is looked up individually, as a listing may be out of date.
+    If the chain has object lists, large folders are listed one node at a time, to limit memory. An object that is
+    missing from the listing or has the wrong size there is looked up individually, because a listing may be out of
+    date.
     """
     if not any(commit.object_lists for commit in chain.commits):
         sizes = {listed.key: listed.size for listed in store.inventory(f"snapshots/{chain.name}")}
@@ -143,7 +144,7 @@ def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Map
 
 
 def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
-    """Compare an object with its size in the store; return its damage, or None if it is intact."""
+    """Compare an object's size with that in the store; return the damage, or None if the object is intact."""
     if isinstance(chain_object.stored, LostList):
         return Damage(chain_object.key, chain_object.node, chain_object.stored.damage, chain_object.stored.detail)
     if size is None:
@@ -157,7 +158,7 @@ def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
 
 @dataclass(frozen=True, slots=True)
 class CopyNeeds:
-    """The objects that a node's copy at the chain's last commit consists of; `numbers` are its numbers_at_cut."""
+    """The objects that make up a node's copy at the chain's last commit; `numbers` are its numbers_at_cut."""
 
     chain: Chain
     node: str
@@ -182,7 +183,7 @@ class CopyNeeds:
 
 
 def needs_other(chain: Chain, shard: str, chain_object: ChainObject) -> str:
-    """Return the part, apart from rows, that the shard lacks without the object: `DDL`, `large objects` or ""."""
+    """Return which part of the shard, other than rows, is lost without the object: `DDL`, `large objects` or ""."""
     if chain_object.node != shard or isinstance(chain_object.stored, Segment):
         return ""
     if chain_object.stored.kind == DDL and chain_object.stored == chain.ddl_object(shard):
@@ -195,10 +196,11 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The parts of a chain that a restore takes: groups of each shard, large objects, DDL.
+    """The parts of a chain that a restore needs: groups of each shard, large objects, DDL.
 
-    `nodes`: only these shards. `command` is the typed command, without --increment. `use_backup_copies`: rows
-    that a primary's copy lacks may be taken from a standby's; `may_use_backup_copies`: the command allows that option.
+    `nodes` limits the restore to these shards. `command` is the command that the user typed, without --increment. If
+    `use_backup_copies`, rows missing from a primary's copy may be taken from a standby's; `may_use_backup_copies` says
+    whether the command allows that option.
     """
 
     tables: ChosenTables
@@ -214,7 +216,7 @@ class Wanted:
         return frozenset(group.number for group in self.tables.of(chain.groups(shard)))
 
     def takes(self, what: str) -> bool:
-        """Whether the restore takes `what`, a part named by `needs_other`."""
+        """Whether the restore needs `what`, a part named by `needs_other`."""
         return (what == "DDL" and self.ddl) or (what == "large objects" and self.large_objects)
 
 
@@ -231,7 +233,7 @@ class CopyChoice:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """A part that no usable copy contains: a group with its number of partitions, the DDL or the large objects."""
+    """A part that is in no usable copy: a group (with its number of partitions), the DDL or the large objects."""
 
     shard: str
     what: str
@@ -239,14 +241,17 @@ class LostPart:
 
     @property
     def text(self) -> str:
-        """The part without its shard. It names all partitions, as any may have had rows in the lost object."""
+        """The part's name without its shard.
+
+        All partitions are named, because any may have had rows in the lost object.
+        """
         if self.partitions is None:
             return self.what
         return f"{self.what} (partition{'s 0 to' if self.partitions > 1 else ''} {self.partitions - 1})"
 
 
 def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyChoice, list[LostPart]]:
-    """For every group, choose the first intact copy, trying the primary's first; also return the lost parts."""
+    """For every group, choose the first intact copy, starting with the primary's; also return the lost parts."""
     # Expand only the lists of nodes with damage.
     nodes = {damage.node for damage in damages.values()}.intersection(chain.baseline)
     objects = [stored_object for stored_object in list_objects(chain, sorted(nodes)) if stored_object.key in damages]
@@ -277,7 +282,7 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
 def _missing(
     chain: Chain, node: str, numbers: frozenset[int], objects: Iterable[ChainObject]
 ) -> tuple[frozenset[int], set[str]]:
-    """Return the numbers of the groups that the node's copy lacks, and the keys of the damaged objects."""
+    """Return the numbers of the groups that are missing from the node's copy, and the keys of the damaged objects."""
     if not numbers:
         return numbers, set()
     needs = CopyNeeds.of(chain, node)
@@ -296,9 +301,9 @@ def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Dam
 
 
 def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
-    """Raise ObjectDamagedError if a lost object list means that copies chosen earlier lack rows now.
+    """Raise ObjectDamagedError if rows are now missing from copies chosen earlier, because an object list is lost.
 
-    A lost object is noticed when it is read, but the objects of a lost list would never be read.
+    A lost object is noticed when it is read, but the objects on a lost list would never be read.
     """
     for chain_object, lost in lost_lists(chain):
         shard = chain.shard_of(chain_object.node)
@@ -315,12 +320,12 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
 
 
 def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: ObjectDamagedError) -> ObjectDamagedError:
-    """Return the error for an object that was found altered while it was read, extended with the losses it causes."""
+    """Extend the error for an object that turned out to be altered when it was read; name the resulting losses."""
     if "lost" in error.details:
         return error
     key, node, kind = (str(error.details.get(name)) for name in ("object", "node", "kind"))
     damages = {**find_listed_damage(store, chain), key: Damage(key, node, kind, error.message.partition(": ")[2])}
-    # Standbys' copies are no alternative: either they are in use already, or the user did not allow them.
+    # Standbys' copies can't help: either they are already in use, or the user did not allow them.
     wanted = replace(wanted, use_backup_copies=False)
     choice, lost = choose_copies(chain, wanted, damages)
     if not any(damage.key == key for damage in choice.damaged):
@@ -332,7 +337,7 @@ def _damage_error(
     store: ObjectStore, chain: Chain, wanted: Wanted, choice: CopyChoice, found: tuple[list[LostPart], Damages]
 ) -> ObjectDamagedError:
     lost, damages = found
-    # Later increments may be damaged further, which must not keep the hint from naming the restorable increments.
+    # Later increments may have more damage, which must not prevent the hint from naming the restorable increments.
     try:
         longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
     except SnapshotDeletedError:
@@ -412,7 +417,7 @@ class VerifyTask:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The damage of the object, or the error that ended the task."""
+    """The damage to the object, or the error that ended the task."""
 
     damage: Damage | None = None
     problem: ErrorReport | None = None
@@ -429,7 +434,7 @@ def verify_copies(
     damages = find_listed_damage(opened, chain)
 
     def verify(copies: str, nodes: Sequence[str]) -> dict[str, Damage]:
-        # Take the total from the commits: the driver may be unable to hold all objects.
+        # Take the total from the commits, because all objects may be too many for the driver.
         total = sum(needed_entry.count for needed_entry in needed_entries(chain, nodes, wanted))
         if not total:
             return {}
@@ -447,7 +452,7 @@ def verify_copies(
 
 
 def needed_entries(chain: Chain, nodes: Iterable[str], wanted: Wanted) -> Iterator[ChainObject]:
-    """Yield the commit entries that the wanted groups need in these nodes' copies, plus shards' DDL and large objects.
+    """Yield the commit entries that the wanted groups need from these nodes' copies, plus DDL and large objects.
 
     Includes an object list if any of its objects may be needed.
     """
@@ -474,7 +479,7 @@ def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progre
         raise_first([report.problem for report in reports])
         damages |= {report.damage.key: report.damage for report in reports if report.damage}
         left -= len(reports)
-    # Count the skipped objects too: those of other groups, and those already known to be damaged.
+    # Also count the skipped objects: those of other groups, and those already known to be damaged.
     progress.advance(left)
     return damages
 

@@ -22,20 +22,20 @@ from cutline.snapshots.ddl.database_facts import SEARCH_PATH
 from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
 
 NAMES_QUERY = "SELECT rolname FROM pg_roles"
-# Since PostgreSQL 16 the membership itself says whether its member may act as the role.
+# Since PostgreSQL 16, each membership says whether the member may act as the role.
 ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDatabase:
-    """The properties that a target's database gets, if any; `left_out` are the source's properties that it doesn't."""
+    """The properties that a target's database gets, if any; `left_out` are the other properties of the source."""
 
     ddl: DatabaseDdl | None = None
     left_out: tuple[str, ...] = ()
 
 
 def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connection[Any]) -> PlannedDatabase:
-    """Choose the properties for the target's database that our role may set."""
+    """Choose the properties that our role may set on the target's database."""
     scope, properties = plan.request.scope, plan.chain.database_properties(target.source)
     if properties is None or scope.data_only or scope.no_database_settings:
         return PlannedDatabase()
@@ -51,7 +51,7 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
     owner = "" if scope.no_owner else changed.owner
     if owner and not ours.is_super:
         able = connection.execute(ABLE_QUERY, (_membership(connection), owner)).fetchone()
-        # If the server lacks the owner, that is an obstacle, or the role is created with ours as a member.
+        # If the owner is missing on the server, that is an obstacle, or the role will be created with ours as a member.
         if able == (False,):
             left_out.append(f"owner {owner} of the database: role {ours.name} can't transfer ownership to that role")
             owner = ""

@@ -61,12 +61,12 @@ from cutline.wal.segments.damage import ObjectDamagedError
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A restore before it begins: the snapshot and its parts, the store, the targets, and the operation.
+    """A restore that has not begun: the snapshot and its parts, the store, the targets, and the operation.
 
-    `damage`: the error for needed objects that a listing shows as missing, reported together with all other obstacles.
-    `next_cut`: the time of the first cut after the requested time. `doubts`: reasons in the records not to trust the
-    snapshot. `superusers`: the superusers who act where the restoring role may not; None if that role does everything.
-    `decided`: the earlier restores with a decision, newest first.
+    `damage`: the error for needed objects that a listing shows to be missing, reported together with all other
+    obstacles. `next_cut`: the time of the first cut after the requested time. `doubts`: reasons in the records not to
+    trust the snapshot. `superusers`: the superusers who do what the restoring role may not; None if that role does
+    everything. `decided`: the earlier restores with a decision, newest first.
     """
 
     request: RestoreRequest
@@ -85,12 +85,12 @@ class RestorePlan:
     decided: tuple[str, ...] = ()
 
     def begun_now(self) -> RestorePlan:
-        """Return the plan with the current time as the beginning of the restore."""
+        """Return the plan with the current time as the restore's start."""
         return replace(self, intent=structs.replace(self.intent, began_at=current_time()))
 
     @property
     def wanted(self) -> Wanted:
-        """The parts of the chain that are taken."""
+        """The parts of the chain that this restore needs."""
         return self.request.wanted(is_routed=self.topology is not None)
 
     @property
@@ -104,7 +104,7 @@ class RestorePlan:
         return self.topology.sources if self.topology else tuple(target.shard for target in self.targets)
 
     def sequences(self, target: Target) -> tuple[Sequence, ...]:
-        """Return the sequences of a target, with their values."""
+        """Return a target's sequences, with their values."""
         return self.topology.sequences(self.chain) if self.topology else self.chain.sequences(target.source)
 
     def roles(self, target: Target) -> tuple[str, ...]:
@@ -113,13 +113,13 @@ class RestorePlan:
         return tuple(dict.fromkeys(role for source in sources for role in self.chain.roles(source)))
 
     def moves(self, target: Target) -> list[TableMove]:
-        """Return the tables of a target that get new names."""
+        """Return a target's tables that get new names."""
         tables = {(group.schema, group.table) for group in self.groups[target.shard]}
         return [move for move in self.request.scope.moves if (move.schema, move.table) in tables]
 
     @property
     def chosen(self) -> dict[str, frozenset[int]]:
-        """The numbers of the groups that are taken from each copy, by node; a shard without an entry takes all."""
+        """The numbers of the groups taken from each copy, by node; a shard without an entry uses all of its copy."""
         borrowed = dict(self.copies.borrowed)
         for shard in self.sources:
             lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
@@ -141,7 +141,7 @@ class RestorePlan:
 
     @property
     def steps(self) -> tuple[str, str] | None:
-        """The commands that restore the same in two steps, first without rows, then the rows; None if impossible."""
+        """The commands for the same restore in two steps, first all but the rows, then the rows; None if impossible."""
         return None if self.topology else self.request.steps(self.chain.last.increment)
 
     def lacks_ddl(self, shard: str) -> bool:
@@ -151,7 +151,7 @@ class RestorePlan:
         return find_ddl(self.chain, shard).key in keys
 
     def report(self) -> RestoreReport:
-        """Return the report of this restore before it begins."""
+        """Return the report of this restore as it is before the start."""
         return RestoreReport(
             snapshot=self.request.name,
             increment=self.chain.last.increment,
@@ -197,7 +197,7 @@ def plan_resumed(
     """Plan the remaining work of the restore that wrote a database's record.
 
     `allow_refused_ddl`: continue without statements that the targets refuse, even if the restore began without this
-    option. Raises UnfinishedRestoreError if the snapshot has changed, and all errors of plan_restore.
+    option. Raises UnfinishedRestoreError if the snapshot has changed, and any error of plan_restore.
     """
     request = RestoreRequest(
         record.snapshot,
@@ -239,12 +239,12 @@ def plan_restore(
 ) -> RestorePlan:
     """Read the chain and find every shard's target; `resumed` is the record of the restore to continue, if any.
 
-    The plan's `damage` names parts that a listing shows as missing, or damaged DDL that keeps several sources from
-    being compared. If the target fleet lacks a shard or the request has routes, all its primaries are targets, and
-    routes divide the rows.
+    The plan's `damage` names parts that a listing shows to be missing, or damaged DDL that prevents comparing the
+    sources. If the target fleet lacks a shard or the request has routes, all its primaries are targets, and routes
+    divide the rows.
 
-    Raises UsageError if such a table has no route or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
-    and all errors of read_chain, check_archive and find_ddl.
+    Raises UsageError if such rows have no route or no group matches; also SourcesDifferError,
+    LargeObjectsUnroutedError, and any error of read_chain, check_archive and find_ddl.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -294,7 +294,7 @@ def plan_restore(
 def _choose_copies(
     store: ObjectStore, chain: Chain, wanted: Wanted, resumed: DatabaseRecord | None
 ) -> tuple[CopyChoice, ObjectDamagedError | None]:
-    """Return the copies from which rows are taken, and the error if a listing shows that they lack parts."""
+    """Return the copies from which rows are taken, and the error if a listing shows that parts are missing."""
     if resumed is None:
         try:
             return settle_copies(store, chain, wanted, find_listed_damage(store, chain)), None

@@ -36,7 +36,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class BorrowedRows:
-    """The names of the groups whose rows a shard got from the copy of the standby `node`."""
+    """The names of the groups whose rows a shard got from standby `node`'s copy."""
 
     shard: str
     node: str
@@ -45,14 +45,14 @@ class BorrowedRows:
 
 @dataclass(frozen=True, slots=True)
 class RefusedStatement:
-    """A statement that a target refused, for reports; `needs` names the refused object that it depends on.
+    """A statement that a target refused, as reported; `needs` names the refused object that it depends on, if any.
 
     `statement` is the refused statement in readable form. `script` contains all statements of the object's entry: none
     of them took effect, or they are grants, which can be repeated. The script is raw text (nodes.encodings) and may
     contain passwords, so it is written only to the file of refused statements. `settings` are the statements that set
-    the session up for this script and the following ones, empty if nothing changes. `access` is the database's
-    connection string without passwords. `counted` is the noun under which many similar statements are counted for
-    people.
+    the session up for this script and the following ones (empty if nothing changes). `access` is the database's
+    connection string without passwords. If there are many similar statements, the text report only counts them, and
+    `counted` is the noun for the count.
     """
 
     node: str
@@ -79,7 +79,7 @@ class RefusedStatement:
 
 @dataclass(frozen=True, slots=True)
 class WalPhase:
-    """The work of a restore on its shards' archived WAL: reading the segments and finding each row's last change.
+    """The part of a restore that processes archived WAL: reading the segments and finding each row's last change.
 
     `changes` also counts changes in the segments that were committed after the cut.
     """
@@ -96,14 +96,14 @@ class RestoreReport:
     """The results of a restore.
 
     `aside`: the new names of existing databases. `left_out`: parts of the snapshot that were not restored.
-    `not_in_snapshot`: parts that the snapshot lacks. `open_operations`: operations on the snapshot without an outcome.
-    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: slots that could
-    not be dropped. `owner_changes`: restored databases whose owner changed. `roles_created` (`node: role`) remain if
-    the restore fails. `is_resumed`: a different process began it. `in_doubt`: the transactions in doubt at the cut,
-    None if they are unknown. `borrowed`: rows taken from standbys' copies because of the objects in `damaged`; a
-    resumed restore does not look for damage again. `warnings`: deficiencies of the restored databases. `moved`: renamed
-    tables, as `node: name=other`. `routes`: how the rows of each table were divided if the targets are not the
-    snapshot's shards; `remarks`: the consequences of that division. `scope`: the scope of the request.
+    `not_in_snapshot`: what the snapshot does not contain. `open_operations`: operations on the snapshot that have no
+    outcome. `slots_dropped`: the slots of chains that ended when their databases were put aside; `slots_left`: slots
+    that could not be dropped. `owner_changes`: restored databases whose owner changed. `roles_created` (`node: role`)
+    remain if the restore fails. `is_resumed`: an earlier process began the restore. `in_doubt`: the transactions in
+    doubt at the cut, None if they are unknown. `borrowed`: rows taken from standbys' copies because of the objects in
+    `damaged`; a resumed restore does not look for damage again. `warnings`: what is wrong with the restored databases.
+    `moved`: renamed tables, as `node: name=other`. `routes`: how the rows of each table were divided if the targets are
+    not the snapshot's shards; `remarks`: the consequences of that division. `scope`: the scope of the request.
     `role_differences`: how roles that exist on the targets differ from the snapshot's. `cut_at`: when the cut was made,
     `safe_at`: its safe time; both None if the snapshot could not be read. `wal` is None if this process loaded no rows
     and so did not read the archived WAL.

@@ -18,9 +18,9 @@ from cutline.storage.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """A request to restore a snapshot, or only its tables that match `groups` or are in a schema of `scope`.
+    """A request to restore a snapshot, or only the tables that match `groups` or are in a schema of `scope`.
 
-    `increment` restores at that increment, `at` at the latest cut at or before that time. Without either, the newest
+    `increment` selects that increment; `at` selects the latest cut at or before that time. Without either, the newest
     increment is restored.
 
     `routes` (restore/scope/table_routes.py) divide the rows of tables among targets that are not the snapshot's shards.
@@ -65,7 +65,7 @@ class RestoreRequest:
 
     @property
     def into_tables(self) -> str:
-        """The command that loads the same rows into existing tables; "" if there is none.
+        """The command that loads the same rows into existing tables; "" if no command can do that.
 
         It omits options that change databases, roles or tables.
         """
@@ -79,9 +79,9 @@ class RestoreRequest:
         return shlex.join([*shlex.split(RestoreRequest(self.name, groups=self.groups, scope=only).command), *words])
 
     def steps(self, increment: int) -> tuple[str, str] | None:
-        """Return the commands that restore the same at this increment in two steps, first without rows, then the rows.
+        """Return the commands for the same restore in two steps, first all but the rows, then the rows.
 
-        None for drills, and if rows go to databases or tables that are not the snapshot's.
+        Returns None for drills, and if rows go to databases or tables other than the snapshot's.
         """
         if self.routes or self.scope.moves or self.is_drill:
             return None
@@ -94,7 +94,7 @@ class RestoreRequest:
         return f"{first.command} {shlex.join(number)}", f"{second.command} {shlex.join(words)}"
 
     def wanted(self, *, is_routed: bool) -> Wanted:
-        """Return the parts of a chain that it takes; `is_routed`: the targets are not the snapshot's shards."""
+        """Return the parts of a chain that are needed; `is_routed`: the targets are not the snapshot's shards."""
         return Wanted(
             self.tables,
             nodes=self.scope.nodes,
@@ -122,7 +122,7 @@ class RestoreRequest:
 
 
 def _role(name: str) -> str:
-    """Quote a role as --role-map requires."""
+    """Quote a role for --role-map."""
     return quote_identifier(name) if "=" in name or name.startswith('"') else name
 
 

@@ -1,7 +1,8 @@
-"""The roles that a snapshot's DDL names: which roles a target lacks, and which roles the restoring role may act as.
+"""The roles named in a snapshot's DDL: which of them a target lacks, and which the restoring role may act as.
 
 A server stores a role's name as bytes in the encoding of the database where the role was created, and shows the same
-bytes in databases of every encoding. So names are compared as bytes in the encoding of the restored database.
+bytes in all databases, whatever their encoding. So names are compared as bytes in the encoding of the restored
+database.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def read_our_name(target: Target) -> str:
 def check_memberships(target: Target, connection: psycopg.Connection[Any], roles: Mapping[str, list[str]]) -> None:
     """Raise TargetUnfitError unless our role can act as each of `roles` that exists on the target.
 
-    `roles` maps role names (raw text) to the objects that they own or have granted. The error's message names all roles
-    that we can't act as, and its hint contains the statements that grant membership of them.
+    `roles` maps role names (raw text) to the objects that they own or granted privileges on. The error's message names
+    all roles that we can't act as, and its hint contains the statements that grant membership of them.
     """
     ours = read_role(target.node, connection)
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
@@ -69,7 +70,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     grants: dict[str, None] = {}
     for role, things in sorted(roles.items()):
         if role == PUBLIC_OWNER:
-            # Membership can't be granted: a database's owner is the only member, and only in that database.
+            # Membership in this role can't be granted: its only member is a database's owner, in that database.
             continue
         is_super, is_usable, is_member = known.get(raw_bytes(role), (False, True, False))
         if is_super:
@@ -101,7 +102,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
 
 
 def _grant(role: str, ours: Role, *, is_member: bool) -> Iterator[str]:
-    """Yield the statements that let our role act as `role`; an existing membership keeps options not named here."""
+    """Yield the statements that let our role act as `role`; an existing membership keeps its other options."""
     if ours.version >= INHERIT_OPTION_VERSION and is_member:
         yield f"GRANT {quote(role)} TO {ours.quoted} WITH INHERIT TRUE, SET TRUE;"
     else:
@@ -114,9 +115,10 @@ SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS giv
 """
 RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
 ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
-# Extensions' names prefix their settings, which a session doesn't know before it has loaded the library.
+# An extension's settings have its name as a prefix; a session doesn't know them before it loads the library.
 EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
-# CREATE ROLE raises the first for an existing role, the second if another session creates the role at the same time.
+# CREATE ROLE raises the first error for an existing role, and the second if another session creates the role at the
+# same time.
 EXISTS = (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation)
 ATTEMPTS = 3
 RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
@@ -134,8 +136,8 @@ def missing_roles(
 ) -> list[str]:
     """Return the roles that the target's server lacks; raise TargetUnfitError if we may not create them.
 
-    The roles `of_database` are needed only for the properties of the database itself. `may_create`: the user allows it;
-    `by_superuser`: a superuser creates them for our role. `encoding` is that of the restored database.
+    The roles `of_database` are needed only for the database's own properties. `may_create`: the user allows creating
+    roles; `by_superuser`: a superuser creates them for our role. `encoding` is that of the restored database.
     """
     roles, of_database = list(roles), list(of_database)
     may_do_without = set(of_database).difference(roles)
@@ -143,7 +145,7 @@ def missing_roles(
     existing = find_existing_roles(target, connection, roles, encoding)
     missing = [role for role in roles if role not in existing]
     node = target.node.id
-    # A drill's roles lack the properties of the snapshot's roles, and that drill or the next one drops them.
+    # A drill's roles don't have the properties of the snapshot's roles, and that drill or the next one will drop them.
     if not by_superuser and (drilled := sorted(existing.intersection(role for role, _ in find_marked(connection)))):
         raise TargetUnfitError(
             f"node {node}: a drill has created roles that the restore needs, and will drop them: {', '.join(drilled)}",
@@ -188,7 +190,7 @@ def find_existing_roles(
 def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str) -> list[bytes]:
     """Return the bytes that a server stores for roles created in a database of `encoding`.
 
-    Raises TargetUnfitError if the encoding lacks a character.
+    Raises TargetUnfitError if a character does not exist in the encoding.
     """
     names = [role.encode() for role in roles]
     try:
@@ -213,7 +215,7 @@ def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan:
 
 
 def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
-    """Raise UsageError if --role-map names a role that the snapshot lacks; `met` are the roles in its DDL."""
+    """Raise UsageError if --role-map names a role that is not in the snapshot; `met` are the roles in its DDL."""
     known = {role for target in plan.targets for role in (*plan.roles(target), *_roles_of_database(plan, target))}
     if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
         raise UsageError(
@@ -238,13 +240,13 @@ def create_roles(
     superusers: Superusers | None = None,
     server_globals: ServerGlobals | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Create the roles, all or none; return the new roles, as `node: role`, and lines on their missing properties.
+    """Create all of the roles or none; return the new roles, as `node: role`, and lines about their missing properties.
 
     Roles in `server_globals` get the properties they had; other roles get no login, password or privileges. Unless our
-    role is a superuser, it becomes a member of them, as it could not give them objects otherwise. If `superusers` is
-    given, a superuser creates them. The session is in the database being restored, not in the locked maintenance
-    database, because the server stores the names in the encoding of the session's database. The roles belong to the
-    whole server, so they remain if the restore fails.
+    role is a superuser, it becomes a member of the new roles, because it could not make them owners otherwise. If
+    `superusers` is given, a superuser creates the roles. The session is in the database being restored, not in the
+    locked maintenance database, because the server stores the names in the encoding of the session's database. Roles
+    belong to the whole server, so they remain if the restore fails.
     """
     roles = list(roles)
     if not roles:
@@ -314,7 +316,7 @@ def _check_made_here(
 ) -> None:
     """In a drill, raise TargetUnfitError if another drill or session has created the role since the checks.
 
-    A drill marks its roles as its own. It must neither drop the roles of others at its end nor act as them.
+    A drill marks the roles that it creates. It must not act as any other roles, or drop them when it ends.
     """
     if superusers and superusers.mark and (role, superusers.mark) not in find_marked(connection):
         raise TargetUnfitError(
@@ -359,7 +361,7 @@ def _give_what_they_had(
             statement = membership_statement(membership)
             yield f"role {membership.member} is not made a member of {membership.role}; to grant it: {statement}"
         elif problems := list(_refused(connection, membership_statement(membership))):
-            # The grantor may not grant it on this server, or does not exist here.
+            # The grantor may not grant the membership on this server, or does not exist here.
             yield from problems if list(_refused(connection, membership_statement(membership, grantor=False))) else ()
 
 
@@ -368,7 +370,7 @@ def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[
     anybodys = {name.lower() for (name,) in connection.execute(ANYBODYS_QUERY)}
     for privilege in privileges:
         statement = parameter_statement(privilege)
-        # Parameters of a library that is not loaded are unknown: not every role may be allowed to set them.
+        # The parameters of a library that is not loaded are unknown, so assume that not every role may set them.
         if privilege.privilege == "SET" and privilege.parameter in anybodys:
             yield from _refused(connection, statement)
         else:
@@ -379,8 +381,8 @@ def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[
 def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
     """Return the settings, in lower case, that not every role may set or that make each session load a library.
 
-    Some of the former give power over the server or over others' objects. With the latter, nobody could log in if the
-    server lacks the library.
+    The former may give power over the server or over other roles' objects. With the latter, nobody could log in if the
+    library is missing on the server.
     """
     return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED.keys()
 
@@ -403,9 +405,9 @@ def _refused(connection: psycopg.Connection[Any], statement: str) -> Iterator[st
 
 
 def _is_concurrent(error: psycopg.Error) -> bool:
-    """Whether another session has changed the same catalog row concurrently, so that another attempt may succeed.
+    """Whether another session changed the same catalog row concurrently, so that another attempt may succeed.
 
-    The message can be matched because the server does not translate internal errors.
+    The message can be compared because the server does not translate internal errors.
     """
     is_changed = isinstance(error, psycopg.errors.InternalError_) and "tuple concurrently " in str(error)
     return is_changed or isinstance(error, psycopg.errors.UniqueViolation)

@@ -33,7 +33,7 @@ SETTINGS = ("encoding", "collate", "ctype", "locale_provider", "locale", "icu_ru
 
 
 class SourcesDifferError(RefusedError):
-    """The shards whose rows go to the same databases have different definitions."""
+    """Shards whose rows go to the same databases have different definitions."""
 
 
 class LargeObjectsUnroutedError(RefusedError):
@@ -44,7 +44,7 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
     """Raise SourcesDifferError, naming the differences, unless all sources have the definitions of the first.
 
     Compares the databases' encodings, locales and search_path, the tables, and the whole DDL with its owners. All other
-    properties of a database or its server are taken from the first source: see _is_of_server.
+    properties of the database or server are taken from the first source: see _is_of_server.
     """
     differences: list[str] = []
     first, *others = sources
@@ -81,7 +81,7 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
 def compare_sources(
     store: ObjectStore, chain: Chain, sources: Sequence[str], wanted: Wanted
 ) -> ObjectDamagedError | None:
-    """Compare as check_sources does; return the error for DDL that can't be compared, with the losses it causes."""
+    """Compare as check_sources does; if damaged DDL can't be compared, return the error, with the losses it causes."""
     try:
         check_sources(store, chain, sources)
     except ObjectDamagedError as error:
@@ -107,7 +107,7 @@ def _compare_tables(first: Iterable[Group], other: Iterable[Group]) -> list[tupl
 
 
 def _definition(group: Group) -> object:
-    """Return the properties that two shards' stored lines must share; types are by name, as oids are local."""
+    """Return the properties that two shards' stored lines must share; oids are local, so types are given by name."""
     columns = [(column.name, column.type, column.type_modifier) for column in group.columns]
     return group.identity, group.key_width, columns
 
@@ -123,10 +123,10 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 
 
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
-    """Return the statements of a source's DDL by the object that they define, without those that are not compared.
+    """Return a source's DDL statements, keyed by the object that they define, without those that are not compared.
 
-    Cutline's own publications are not compared: one node may have a publication for tables that were append-only while
-    another with the same tables does not.
+    Cutline's own publications are not compared: of two nodes with the same tables, only one may have a publication for
+    tables that were append-only.
     """
     body = read_stored_ddl(store, chain, source)
     archive = read_archive(body)
@@ -141,7 +141,7 @@ def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str,
 
 
 def _is_of_server(entry: ArchiveEntry) -> bool:
-    """Whether the entry is a remark or a privilege on the database itself, or a privilege on a PostgreSQL object."""
+    """Whether the entry is a comment, label or privilege on the database itself, or a privilege on a system object."""
     if entry.kind in (PRIVILEGES, *REMARKS):
         return entry.name.startswith("DATABASE ") or (entry.kind == PRIVILEGES and entry.schema in SYSTEM_SCHEMAS)
     return False
@@ -152,7 +152,7 @@ def _name_of(entry: ArchiveEntry) -> str:
 
 
 class ShownRoute(NamedTuple):
-    """A table and its route, as reports show it."""
+    """A table and its route, as shown in reports."""
 
     table: str
     route: str
@@ -160,9 +160,9 @@ class ShownRoute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Rows of all `sources` go to `targets`, node ids in the order of the target's file; `routes` are by table name.
+    """Sends the rows of all `sources` to `targets` (node ids in the order of the target's file).
 
-    The DDL and settings are taken from the first source.
+    `routes` are keyed by table name. The DDL and settings are taken from the first source.
     """
 
     sources: tuple[str, ...]
@@ -170,7 +170,7 @@ class Topology:
     routes: Mapping[str, TableRoute]
 
     def routes_of(self, chain: Chain, source: str) -> SourceRoutes:
-        """Return the routes by the group numbers of a source."""
+        """Return the routes, keyed by a source's group numbers."""
         by_group = {
             group.number: self.routes[group.name] for group in chain.groups(source) if group.name in self.routes
         }
@@ -187,7 +187,7 @@ class Topology:
         return tuple(furthest.values())
 
     def shares(self, source: str, target: str) -> dict[str, float]:
-        """Return the fraction of each table's rows of a source that a target gets, by name."""
+        """Return the fraction of a source's rows that a target gets, keyed by table name."""
         number, is_first = self.targets.index(target), source == self.sources[0]
         return {name: route.share(number, len(self.targets), is_first=is_first) for name, route in self.routes.items()}
 
@@ -234,9 +234,9 @@ def plan_topology(
 def find_feeds(
     chain: Chain, shards: tuple[str, ...], topology: Topology | None, databases: Mapping[str, LoadTarget], parts: int
 ) -> LoadTargets:
-    """Return the feeds of the databases to load, by shard; with a topology, by source.
+    """Return the feeds of the databases to load.
 
-    Without a topology, each of the `shards` has its own target.
+    They are keyed by source if there is a topology; otherwise by shard, as each of the `shards` has its own target.
     """
     if topology is None:
         feeds = {shard: Feed({number: databases[shard]}) for number, shard in enumerate(shards) if shard in databases}
@@ -263,7 +263,7 @@ def _for_source(chain: Chain, source: str, database: LoadTarget) -> LoadTarget:
 IDENTIFIER = r'"(?:[^"]|"")+"'
 RELATION = rf"{IDENTIFIER}\.{IDENTIFIER}"
 COLUMNS = rf"{IDENTIFIER}(?:, {IDENTIFIER})*"
-# The form that pg_dump writes, with every identifier quoted. A foreign key in another form (PERIOD) is left out.
+# The form that pg_dump writes, with every identifier quoted. A foreign key in a different form (PERIOD) is left out.
 DEFINITION = re.compile(
     rf"ALTER TABLE (?:ONLY )?(?P<table>{RELATION})\s+ADD CONSTRAINT {IDENTIFIER} FOREIGN KEY \((?P<columns>{COLUMNS})\)"
     rf" REFERENCES (?P<other>{RELATION})\((?P<others>{COLUMNS})\).*",
@@ -274,8 +274,8 @@ DEFINITION = re.compile(
 def keeps_foreign_key(topology: Topology, statement: str) -> bool:
     """Whether the routes send every row to the target that gets the row it references.
 
-    They do if there is one target or if the referenced table is on every target. They also do if both tables are on the
-    same target, or are divided in the same way by columns that the key equates.
+    They do if there is only one target, if the referenced table is on every target, if both tables are on the same
+    target, or if both are divided in the same way by columns that the key equates.
     """
     if len(topology.targets) == 1:
         return True
@@ -296,7 +296,7 @@ def keeps_foreign_key(topology: Topology, statement: str) -> bool:
 
 
 def _route(routes: Mapping[str, TableRoute], relation: str) -> TableRoute | None:
-    """Return the route of a table by its quoted name; a partitioned table has none."""
+    """Return the route of the table with this quoted name; a partitioned table has no route."""
     return routes.get(table_name(*_names(relation)))
 
 

@@ -1,6 +1,6 @@
 """Find all obstacles to filling the tables of a database, before anything is changed.
 
-There is one obstacle of each kind, which names all affected tables and the statements that remove it.
+There is at most one obstacle of each kind; it names all affected tables, and the statements that remove it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN used ON used.relid = c.oid
 def find_used(
     connection: psycopg.Connection[Any], groups: Iterable[Group], sequences: Iterable[StoredSequence]
 ) -> list[StoredSequence]:
-    """Return those of `sequences` that columns of these tables use in the session's database."""
+    """Return those of `sequences` that are used by columns of these tables in the session's database."""
     oids = oids_of(connection, groups)
     used = set(connection.execute(USED_QUERY, (oids,)).fetchall())
     return [sequence for sequence in sequences if (sequence.schema, sequence.name) in used]
@@ -126,7 +126,7 @@ SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), p.name, n.nspname
    AND (p.name <> 'DELETE' OR c.oid IN (SELECT relid FROM deleted))
  ORDER BY 2, 3
 """
-# The leaves of partitioned tables through which rows are loaded (restore/rows/jobs.py). Any of them may get rows.
+# The leaf partitions of the tables through which rows are loaded (restore/rows/jobs.py). Any of them may get rows.
 LEAVES_QUERY = """
 WITH RECURSIVE below AS (
     SELECT name::regclass::oid AS relid FROM unnest(%s::text[]) AS root (name)
@@ -141,7 +141,7 @@ VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews 
 class WantedRows:
     """The data to load into a database: the rows of `groups`, and the values of `sequences`.
 
-    `encoding` is the source's. `has_begun`: an earlier process has loaded some of the rows.
+    `encoding` is the source's. `has_begun`: an earlier process may have loaded some of the rows.
     """
 
     groups: Sequence[Group]
@@ -153,7 +153,7 @@ class WantedRows:
 def check_tables(
     node: Node, connection: psycopg.Connection[Any], wanted: WantedRows, obstacles: Obstacles
 ) -> dict[str, int]:
-    """Add the obstacles to filling the tables of the session's database; return the tables' oids, by group name."""
+    """Add the obstacles to filling the tables of the session's database; return the table oids, keyed by group name."""
     checker = Checker(node, obstacles)
     role = read_role(node, connection).quoted
     encoding, may_create = connection.execute(DATABASE_QUERY).fetchone() or ("", False)
@@ -184,7 +184,7 @@ def check_tables(
 
 
 def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> tuple[str, str]:
-    """Return a hint and the statement that empties the tables, and with them tables that may reference their rows."""
+    """Return a hint and the statement that empties the tables, together with tables that may reference their rows."""
     names = [f"ONLY {qualify(table.group)}" for table in tables]
     referring = find_referring(connection, [table.oid for table in tables])
     if referring.filled:
@@ -195,8 +195,8 @@ def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> t
     hint = "if their rows are not needed, empty them"
     if not referring.to_truncate:
         return hint, f"TRUNCATE {', '.join(names)}"
-    # TRUNCATE refuses even if the referencing tables are empty, so use DELETE: in one statement, as the tables may
-    # reference each other.
+    # TRUNCATE fails even if the referencing tables are empty, so use DELETE, in a single statement because the tables
+    # may reference each other.
     *others, last = names
     ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
     return hint, f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"

@@ -1,4 +1,4 @@
-"""The tables that a restore of rows only fills, their triggers and rules, and the obstacles to filling them."""
+"""The tables that a restore with `--data-only` fills, their triggers and rules, and the obstacles to filling them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NAMED_MAX = 10
 
 
 class TablesUnfitError(RefusedError):
-    """A snapshot's rows can't be loaded into the tables of a database, or our role may not load them."""
+    """A snapshot's rows can't be loaded into a database's tables, or our role may not load them."""
 
 
 class Checker:
-    """Adds obstacles for one database; `label` names it."""
+    """Collects the obstacles for one database, named `label` in messages."""
 
     def __init__(self, node: Node, obstacles: Obstacles) -> None:
         self.node, self.database, self._obstacles = node, database_name(node.dsn), obstacles
@@ -40,7 +40,7 @@ class Checker:
 
 
 def named(names: Sequence[str]) -> str:
-    """List the first names, and the number of further names."""
+    """List the first names and count the others."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return f"{', '.join(names[:NAMED_MAX])}{more}"
 
@@ -52,7 +52,7 @@ OWN = """own AS (
       JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'p')"""
 CHECKED_AT_ONCE = 100
 OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
-# Triggers and rules that fire even if session_replication_role is replica.
+# Triggers and rules that fire even when session_replication_role is replica.
 ACTING_QUERY = """
 SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), a.kind, a.name, a.enabled, a.on_delete, a.on_truncate
   FROM (SELECT tgrelid, 'TRIGGER', tgname, tgenabled::text, tgtype & 8 <> 0, tgtype & 32 <> 0 FROM pg_trigger
@@ -94,7 +94,7 @@ def find_oids(connection: psycopg.Connection[Any], names: Iterable[str]) -> list
 
 
 def find_acting(connection: psycopg.Connection[Any], oids: list[int]) -> list[Acting]:
-    """Find the triggers and rules of these tables that fire although our sessions are replicas."""
+    """Find the triggers and rules of these tables that fire even when session_replication_role is replica."""
     return [Acting(*row) for row in connection.execute(ACTING_QUERY, (oids,)).fetchall()]
 
 

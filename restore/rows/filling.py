@@ -1,7 +1,8 @@
-"""The schema that a restore of rows only keeps in the database that it fills, with its record, ledger and tables.
+"""The schema that a restore with `--data-only` keeps in the database it fills: its record, ledger and list of tables.
 
-One transaction creates the schema before the first row is loaded, and one removes it. So a process that finds it knows
-which tables were empty before. The database's comment belongs to its owner, so the record is not stored there.
+One transaction creates the schema before the first row is loaded, and another removes it. So a process that finds the
+schema knows which tables were empty before. The database's comment belongs to its owner, so the record is not stored
+there.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from cutline.restore.rows.load import TablesInUseError, create_ledger
 from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_orphan
 from cutline.storage.errors import RefusedError
 
-# Identifies the session's database, because a copy of a database includes a copy of the restore's objects.
+# Identifies the session's database, because a copied database also contains the restore's objects.
 PLACE = """
 (SELECT system_identifier || '/' || d.oid FROM pg_control_system(), pg_database d WHERE d.datname = current_database())
 """
 RELATIONS = ("record", "tables", "ledger")
-# The schemas with such names, their owners, and whether all relations to read belong to our role or to a superuser. Any
-# role with CREATE on the database can create such a schema, and reading a view in it would run code as our role.
+# The schemas with such names, their owners, and whether all relations that would be read belong to our role or a
+# superuser. Any role with CREATE on the database can create such a schema, and reading a view in it would run code as
+# our role.
 SCHEMAS_QUERY = f"""
 WITH trusted AS (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
 SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM trusted) AND (
@@ -40,8 +42,8 @@ SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM tr
 # Suppresses triggers, event triggers and foreign key checks in the transaction.
 REPLICA = "SET LOCAL session_replication_role = replica"
 END_MILLISECONDS_MAX = 5000
-# The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way.
-# Sessions that our role may not end don't belong to a restore that it may undo.
+# The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way
+# by itself. If our role may not end a session, the session does not belong to a restore that our role may undo.
 END_LOADING_QUERY = """
 SELECT pg_terminate_backend(l.pid, %s)
   FROM pg_locks l JOIN pg_stat_activity a USING (pid) JOIN pg_roles r ON r.oid = a.usesysid
@@ -51,9 +53,9 @@ SELECT pg_terminate_backend(l.pid, %s)
    AND (our.rolsuper OR NOT r.rolsuper
         AND (pg_has_role('pg_signal_backend', 'USAGE') OR pg_has_role(r.oid, 'USAGE')))
 """
-# The `filled` tables that can't be truncated, because TRUNCATE requires all tables that reference a table. So their
-# rows are deleted, and then the rows of the tables that they reference must be deleted too. A partitioned table that
-# references one of them is never truncated itself.
+# The `filled` tables that can't be truncated, because TRUNCATE must include every table that references them. Their
+# rows are deleted instead, and then the rows of the tables that they reference must be deleted too. A partitioned table
+# that references a filled table is never truncated itself.
 DELETED = """deleted AS (
     SELECT k.confrelid AS relid FROM pg_constraint k
      WHERE k.contype = 'f' AND k.confrelid IN (SELECT relid FROM filled)
@@ -72,7 +74,7 @@ SELECT c.oid::bigint, t.name, to_regclass(t.name) IS NOT DISTINCT FROM c.oid,
 
 
 class TablesChangedError(RefusedError):
-    """The tables that a restore has filled can't be emptied, because others have changed them."""
+    """The tables that a restore filled can't be emptied, because other sessions have changed them."""
 
 
 class _Filled(NamedTuple):
@@ -87,7 +89,7 @@ class _Filled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """A restore's filling of one database: its node, a session in it, and the suffix of the restore's id."""
+    """A restore's filling of one database: the node, a session in the database, and the suffix of the restore's id."""
 
     node: str
     connection: psycopg.Connection[Any]
@@ -105,22 +107,22 @@ class Filling:
 
     @property
     def exists(self) -> bool:
-        """Whether the filling has begun and is not removed; schemas of others don't count."""
+        """Whether the filling has begun and has not been removed; other roles' schemas don't count."""
         return self.schema in _find_schemas(self.connection)[0]
 
     def oids(self) -> set[int]:
-        """Return the oids of the tables that were empty when it began, including tables dropped since."""
+        """Return the oids of the tables that were empty when the filling began, including tables dropped since."""
         query = f"SELECT relid::oid::bigint FROM {self.schema}.tables"
         return {oid for (oid,) in self.connection.execute(query.encode())}
 
     def names(self) -> list[str]:
-        """Return the quoted names of the tables that `undo` would empty; [] if the filling is removed."""
+        """Return the quoted names of the tables that `undo` would empty; [] if the filling has been removed."""
         return [table.name for table in self._find_tables()] if self.exists else []
 
     def begin(self, groups: Iterable[Group]) -> None:
-        """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty.
+        """Create the schema in the caller's transaction; `groups` are the tables to fill, which must be empty.
 
-        Raises EventTriggerError if an event trigger that is enabled ALWAYS refuses it.
+        Raises EventTriggerError if an event trigger that is enabled ALWAYS prevents that.
         """
         with naming_event_triggers(self.connection, f"CREATE SCHEMA {self.schema}"):
             self._begin(groups)
@@ -147,7 +149,7 @@ class Filling:
             self.connection.execute(statement.encode(), (text, text))
 
     def remove(self) -> None:
-        """Remove the schema and keep the rows. Does nothing if it is already removed.
+        """Remove the schema and keep the rows. Does nothing if the schema has already been removed.
 
         Raises TablesInUseError, EventTriggerError.
         """
@@ -168,13 +170,13 @@ class Filling:
             ) from error
 
     def end_loading(self) -> None:
-        """End the sessions that load rows, including those of an ended process."""
+        """End the sessions that load rows, including any left over from an earlier process."""
         self.connection.execute(END_LOADING_QUERY, (END_MILLISECONDS_MAX, self.ledger))
 
     def undo(self) -> list[str]:
         """Empty the tables and remove the schema in one transaction; return the tables' quoted names.
 
-        Does nothing if it is already done. Raises TablesInUseError, TablesChangedError.
+        Does nothing if the schema has already been removed. Raises TablesInUseError, TablesChangedError.
         """
         if not self.exists:
             return []
@@ -192,7 +194,7 @@ class Filling:
             with self.connection.transaction():
                 execute(REPLICA)
                 execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
-                # A task first writes to the ledger, so none is running and none can begin from here on.
+                # A task first writes to the ledger, so from here on no task is running and no task can start.
                 execute(f"LOCK TABLE {self.ledger} IN ACCESS EXCLUSIVE MODE".encode())
                 tables = self._lock_tables()
                 if alone := [table.name for table in tables if not table.is_deleted]:
@@ -224,7 +226,7 @@ class Filling:
                 self.connection.execute(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE".encode())
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 self._refuse(f"table {table.name} has just been renamed or dropped", "repeat the command")
-        # Read them again: under the locks they can't change any more.
+        # Read the tables again: now that they are locked, they can't change any more.
         tables = self._find_tables()
         for table in tables:
             if not table.has_name:
@@ -256,9 +258,9 @@ class Filling:
 
 
 def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], list[str]]:
-    """Read the records of running and unfinished restores that fill the database, by the suffix of their ids.
+    """Read the records of running and unfinished restores that fill the database, keyed by the suffix of their ids.
 
-    The second list names similar schemas that belong to others, which are not read.
+    Also list similarly named schemas that belong to others, which are not read.
     """
     records: dict[str, str] = {}
     own, others = _find_schemas(connection)
@@ -266,7 +268,7 @@ def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], 
         with connection.transaction():
             refuse_views(connection)
             connection.execute(f"LOCK TABLE {schema}.record IN ACCESS SHARE MODE".encode())
-            # Check again: under the lock the table can't be replaced any more.
+            # Check again: now that the table is locked, it can't be replaced any more.
             if schema in _find_schemas(connection)[0]:
                 query = f"SELECT text, place = {PLACE} FROM ONLY {schema}.record"
                 text, is_here = connection.execute(query.encode()).fetchone() or ("", True)
@@ -278,7 +280,7 @@ def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], 
 
 
 def _find_schemas(connection: psycopg.Connection[Any]) -> tuple[list[str], list[str]]:
-    """Find the schemas of fillings, and others' schemas with such names, each with its owner."""
+    """Find the schemas of fillings, and other roles' schemas with such names, each with its owner."""
     rows = connection.execute(SCHEMAS_QUERY, (list(RELATIONS),)).fetchall()
     own = [schema for schema, _, is_own in rows if is_own]
     return own, [f"schema {schema} of role {owner}" for schema, owner, is_own in rows if not is_own]

@@ -1,7 +1,7 @@
-"""Prevent others from altering the tables that are filled, and wait for concurrent writers.
+"""Prevent other sessions from altering the tables being filled, and wait for concurrent writers.
 
-The lock blocks DDL but not reads or writes. However, everybody waits behind a session that waits to alter a table, even
-the load. Transactions that have written to the tables, or to tables connected by foreign keys, may end after the rows
+The lock blocks DDL but not reads or writes. However, if a session waits to alter a table, everyone else waits behind
+it, even the load. Transactions that wrote to the tables, or to tables connected by foreign keys, may end after the rows
 are loaded, and their changes become visible only then.
 """
 
@@ -25,7 +25,7 @@ from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_connected
 from cutline.storage.errors import SnapshotError
 
 WRITERS_SECONDS_MAX = 60
-# Give waiting sessions this time, as they may give up on their own, such as a migration with a lock_timeout.
+# Give waiting sessions this much time, because they may give up on their own, such as a migration with a lock_timeout.
 WAITING_SECONDS_MAX = 10
 LOCKED_AT_ONCE = 100
 POLL_SECONDS = 0.2
@@ -43,7 +43,7 @@ SELECT DISTINCT pid FROM pg_locks
  WHERE locktype = 'relation' AND NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))
    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
-# Others' sessions that block our loading sessions, for example by having inserted the same key.
+# Other sessions that block our loading sessions, for example because they inserted the same key.
 BLOCKING_QUERY = """
 WITH ours AS (
     SELECT pid, wait_event_type FROM pg_stat_activity
@@ -72,7 +72,7 @@ def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequenc
     connection.execute("BEGIN")
     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
     try:
-        # Lock in batches, as a statement with thousands of names would be too long.
+        # Lock in batches, because a statement with thousands of names would be too long.
         for start in range(0, len(names), LOCKED_AT_ONCE):
             some = ", ONLY ".join(names[start : start + LOCKED_AT_ONCE])
             connection.execute(f"LOCK TABLE ONLY {some} IN SHARE UPDATE EXCLUSIVE MODE".encode())
@@ -90,7 +90,7 @@ def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequenc
 
 
 class _Waiting(NamedTuple):
-    """A session that blocks the restore, and the reason."""
+    """A session that blocks the restore, and why."""
 
     node: str
     pid: int
@@ -101,7 +101,7 @@ class _Waiting(NamedTuple):
 def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: Callable[[], object]) -> Iterator[None]:
     """Run the block; call `end` and raise TablesInUseError if a session waits too long for the locks of `held`.
 
-    Does the same if other sessions block the load for too long.
+    The same applies if other sessions block the load for too long.
     """
     errors: list[TablesInUseError] = []
     over = threading.Event()
@@ -146,7 +146,7 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
         raise
     finally:
         over.set()
-        # Bound the wait, as a node may not answer.
+        # Limit the wait, because the node may not answer.
         thread.join(STOP_SECONDS_MAX)
 
 
@@ -157,7 +157,7 @@ def _end_waiting(nodes: Iterable[Node]) -> None:
 
 
 def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
-    """Wait until the transactions that are now writing to the tables have ended; raise TablesInUseError."""
+    """Wait for the transactions that are now writing to the tables to end; raise TablesInUseError on timeout."""
     oids = find_connected(connection, oids_of(connection, groups))
     writers = set(connection.execute(WRITERS_QUERY, (oids,)).fetchall())
     deadline = monotonic() + WRITERS_SECONDS_MAX
@@ -169,13 +169,13 @@ def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Itera
 
 
 def _who(pids: Iterable[int]) -> str:
-    """Name the sessions; a prepared transaction has the pid 0."""
+    """Name the sessions; a prepared transaction has pid 0."""
     sessions = sorted(pid for pid in pids if pid)
     return f"sessions {', '.join(map(str, sessions))}" if sessions else "prepared transactions (see pg_prepared_xacts)"
 
 
 def in_use(node: Node, database: str, why: str) -> TablesInUseError:
-    """Return the error for tables that others use, with the reason."""
+    """Return the error for tables that other sessions use, with the reason."""
     return TablesInUseError(
         f"node {node.id}: tables of database {database} are in use: {why}",
         hint="end the sessions that use them (see pg_locks), then repeat the command",

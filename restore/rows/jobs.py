@@ -1,8 +1,8 @@
 """The load jobs: a task reads a base object and loads it; the folded changes are loaded at the same time.
 
 If a table is partitioned by the hash of an enum, its rows are loaded through the root. PostgreSQL hashes an enum value
-by its label's oid, and labels have different oids in a restored database, so a row may belong to a different partition
-there. pg_dump does the same (`--load-via-partition-root`).
+by its label's oid, and a restored database has different oids for the labels, so a row may belong to a different
+partition there. pg_dump does the same (`--load-via-partition-root`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SELECT n.nspname, c.relname, format('%I.%I', rn.nspname, r.relname)
 
 
 def find_roots(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> dict[int, str]:
-    """Find the quoted name of the root that a group's rows must be loaded through, by group number."""
+    """Find the quoted names of the roots through which groups' rows must be loaded, keyed by group number."""
     roots = {(schema, table): root for schema, table, root in connection.execute(ROOTS_QUERY)}
     return {group.number: roots[group.schema, group.table] for group in groups if (group.schema, group.table) in roots}
 
@@ -91,16 +91,16 @@ CANCELLED = "cancellation of all jobs"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The division of changed rows: into `parts` for each of the `nodes`, or in total if `nodes` is 0.
+    """How changed rows are divided: into `parts` for each of the `nodes`, or in total if `nodes` is 0.
 
-    A task that loads a node's rows has sessions only on that node's target.
+    If the rows are divided by node, a task has sessions only on its node's target.
     """
 
     parts: int
     nodes: int
 
     def divide(self, rows: DataFrame, by: str) -> DataFrame:
-        """Divide the rows (node, …) into a fixed number of partitions, so that a repeated task gets the same rows."""
+        """Divide the rows (node, …) into a fixed number of partitions, so that a retried task gets the same rows."""
         from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
         part = f"pmod(hash({by}), {self.parts})"
@@ -109,7 +109,7 @@ class Spread:
 
 
 def count_parts(session: SparkSession, sources: int, sessions: Mapping[str, int], *, is_routed: bool) -> int:
-    """Return the number of parts for changed rows (LoadTargets.parts); `sessions` limits tasks' sessions by node."""
+    """Return the number of parts for changed rows (LoadTargets.parts); `sessions` limits task sessions, by node."""
     cores = max(cores_of(session).now, 2)
     limited = limited_sessions(session, sessions, jobs=JOBS_MAX)
     parts = cores if is_routed else min(cores, max(2, math.ceil(PARTS_PER_CORE * cores / sources)))
@@ -119,10 +119,10 @@ def count_parts(session: SparkSession, sources: int, sessions: Mapping[str, int]
 def load_rows(
     session: SparkSession, chain: Chain, targets: LoadTargets, store: StoreLocation, progress: Progress
 ) -> Counter[int]:
-    """Load the rows of shards at the cut into their databases; raise the first error of a task.
+    """Load the shards' rows at the cut into their databases; raise the first error of any task.
 
-    Returns the number of rows that the tasks have placed on each target, by its number, including rows that it already
-    had.
+    Returns the number of rows that the tasks placed on each target, keyed by the target's number, including rows that
+    were already there.
     """
     progress.step("fold changes")
     nodes = targets.nodes
@@ -138,7 +138,7 @@ def load_rows(
         raise_first(folded.problems)
         progress.step("load rows")
         changed |= {number: broadcast(session, keys) for number, keys in folded.changed.items()}
-        # With more tasks than one job can have, the first job includes those of changed rows.
+        # If there are more tasks than one job can have, the tasks for changed rows are part of the first job.
         tasks: Iterator[LoadTask] = chain_of(
             _image_tasks(folded.local, feeds),
             _segment_tasks(sources, folded, feeds, store),
@@ -168,9 +168,11 @@ def base_tasks(
     feeds: Mapping[int, Feed],
     store: StoreLocation,
 ) -> Iterator[BaseLoadTask]:
-    """Yield the tasks of the base objects; `alone` as in _groups_alone, `changed` are broadcast keys by node number.
+    """Yield the tasks for the base objects.
 
-    Tasks of different nodes alternate, because the number of tasks per job and of sessions per node is limited.
+    `alone` is the result of _groups_alone; `changed` are broadcast keys, by node number.
+
+    Tasks of different nodes alternate, because the tasks per job and the sessions per node are limited.
     """
     unfed = {node.number for node in sources.bases.nodes} - feeds.keys()
     for base in sources.bases.without(unfed).interleaved():
@@ -180,7 +182,7 @@ def base_tasks(
 
 
 def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
-    """Return the groups whose rows are all in one base object, by node number."""
+    """Return the groups whose rows are all in a single base object, keyed by node number."""
     objects: dict[int, Counter[int]] = {}
     for base in sources.bases:
         objects.setdefault(base.source.number, Counter()).update(base.groups)
@@ -195,7 +197,7 @@ def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
 
 
 def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator[ImageLoadTask]:
-    """Yield the tasks of the images that the driver has folded, in the order of the nodes."""
+    """Yield the tasks for the images that the driver folded, in node order."""
     if images is None:
         return
     node = to_numpy(images["node"])
@@ -205,14 +207,14 @@ def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator
         for start in range(rows.start, rows.stop, IMAGES_PER_TASK):
             part = images.slice(start, min(IMAGES_PER_TASK, rows.stop - start)).select(["node", "group", "row", "key"])
             if (feed := feeds[number].select(pc.unique(part["group"]).to_pylist())).targets:
-                # Serialize as a stream: a pickled slice would include its whole table.
+                # Serialize each slice as a stream, because a pickled slice would include its whole table.
                 yield ImageLoadTask(f"images-{number}-{start - rows.start}", to_stream(part), number, feed)
 
 
 def _segment_tasks(
     sources: Sources, folded: Fold, feeds: Mapping[int, Feed], store: StoreLocation
 ) -> Iterator[SegmentLoadTask]:
-    """Yield the tasks of the images that were left in their segments."""
+    """Yield the tasks for the images that were left in their segments."""
     for segment in sources.segments:
         images = folded.segment_images.get(segment.source.key)
         if (
@@ -224,7 +226,7 @@ def _segment_tasks(
 
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
-    """Run jobs concurrently and add up the rows that they have placed; after the first error, cancel the others."""
+    """Run jobs concurrently and add up the rows that they placed; after the first error, cancel the other jobs."""
     stopped: KeyboardInterrupt | None = None
     with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
         running = [threads.submit(job) for job in jobs]
@@ -232,7 +234,8 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
             wait(running, return_when=FIRST_EXCEPTION)
         finally:
             # Wait until the jobs have released their sessions, before the caller undoes anything. Ignore further
-            # signals: py4j then closes the connections of all threads, and a thread that waits for a job restarts it.
+            # signals: on a signal, py4j closes the connections of all threads, and a thread that waits for a job then
+            # restarts the job.
             while any(not future.done() for future in running):
                 try:
                     with suppress(Exception):
@@ -278,7 +281,7 @@ def load_long_images(
     reader: LongImageReader,
 ) -> Counter[int]:
     """Load LONG_IMAGE_ROWS; each task reads the lines from their objects."""
-    # Broadcast the reader: in a closure, the object lists of all nodes would be sent with every task.
+    # Broadcast the reader: as part of a closure, the object lists of all nodes would be sent with every task.
     sent = broadcast(session, reader)
 
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
-"""Load large objects with their oids, contents, owners, grants and comments, as they were at the full snapshot.
+"""Load large objects with their oids, contents, owners, grants and comments as of the full snapshot.
 
-A task loads a copy task's stored objects, in order. Each transaction loads a batch of parts and records it in the
-ledger. Batches are small because a transaction locks every large object whose owner it sets, and the server's lock
-table is small.
+Each load task loads, in order, what one copy task stored. Each transaction loads a batch of parts and records it in the
+ledger. Batches are small, because a transaction locks every large object whose owner it sets, and the server's lock
+table is limited.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SELECT role FROM unnest(%s::text[]) AS given (role) WHERE EXISTS (SELECT FROM pg
 
 @dataclass(frozen=True, slots=True)
 class LargeLoadTask:
-    """Stored objects in the order in which they were written, and the database and ledger to load them into."""
+    """Stored objects, in the order in which they were written, and the database and ledger for loading them."""
 
     objects: tuple[StoredObject, ...]
     node: Node
@@ -74,8 +74,8 @@ def load_large_objects(
 ) -> None:
     """Load the large objects of a full snapshot into the targets of their shards.
 
-    Objects whose shard has no target were loaded before. The names in `roles` are text. Raises the first task's error,
-    or LoadError if a target ends up with a different number of large objects.
+    Objects whose shard has no target were loaded earlier. The names in `roles` are text. Raises the first error of any
+    task, or LoadError if a target ends up with the wrong number of large objects.
     """
     tasks = [
         LargeLoadTask(objects, target.node, target.ledger, store, roles)
@@ -102,7 +102,7 @@ def load_large_objects(
 
 @dataclass(frozen=True, slots=True)
 class ActorsTask:
-    """Stored objects whose definitions to read."""
+    """The stored objects whose definitions are to be read."""
 
     objects: tuple[StoredObject, ...]
     store: StoreLocation
@@ -110,7 +110,7 @@ class ActorsTask:
 
 @dataclass(frozen=True, slots=True)
 class ActorsReport:
-    """The owners of a shard's large objects and the grantors of privileges, each with the oid of one object."""
+    """The owners of a shard's large objects and the grantors of privileges, each with the oid of an example object."""
 
     shard: str
     oids: Mapping[str, int]
@@ -120,7 +120,7 @@ class ActorsReport:
 def find_actors(
     session: SparkSession, full: FullSnapshot, shards: Container[str], store: StoreLocation, progress: Progress
 ) -> dict[str, dict[str, list[str]]]:
-    """Find the owners and grantors of the large objects of `shards`, by shard, each with examples of their objects."""
+    """Find the owners and grantors of the large objects of `shards`, keyed by shard, each with an example object."""
     stored = tuple(large_object for large_object in list_large_objects(full) if large_object.node in shards)
     tasks = [ActorsTask(objects, store) for objects in group_by_copy_task(stored)]
     progress.step("check owners of large objects", total=len(tasks), unit="tasks")
@@ -191,7 +191,7 @@ def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: 
 def _with_known(
     cursor: psycopg.Cursor[Any], roles: RoleChanges, definitions: Iterable[LargeObjectDefinition]
 ) -> RoleChanges:
-    """Add the grantees that exist on the server to the changes, if grants to others are left out."""
+    """If grants to missing roles are left out, add the grantees that exist on the server to the changes."""
     if not roles.no_owner:
         return roles
     grantees = {roles.of(grant.grantee) for definition in definitions for grant in definition.grants or ()}
@@ -202,7 +202,7 @@ def _with_known(
 def definition_statements(
     oid: int, definition: LargeObjectDefinition, user: str, roles: RoleChanges = UNCHANGED
 ) -> list[sql.Composed]:
-    """Return the statements that restore comment, owner and grants of a large object created by `user`."""
+    """Return the statements that restore the comment, owner and grants of a large object created by `user`."""
     which = sql.SQL("LARGE OBJECT {}").format(sql.Literal(oid))
     owner = user if roles.no_owner else roles.of(definition.owner)
     statements: list[sql.Composed] = []

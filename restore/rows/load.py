@@ -1,7 +1,7 @@
-"""Load rows: the work of a load task in an executor, and the databases that receive the rows.
+"""Load rows: what a load task does in an executor, and the databases that receive the rows.
 
-A task loads its rows and records itself in the ledger of each database in one transaction. A task that is in a
-database's ledger loads nothing there, so Spark may repeat a task any number of times.
+A task loads its rows and records itself in the ledger of each database in one transaction. A task that is already in a
+database's ledger loads nothing there, so Spark may run a task any number of times.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ SELECT quote_ident(nspname) FROM pg_namespace
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A database with its tables, and the groups that are loaded there, by number.
+    """A database with its tables, and the groups that are loaded there, keyed by number.
 
     `ledger` is the table of the load's ledger. `roots` are the partitioned tables through which rows are loaded
-    (restore/rows/jobs.py), by group number. `search_paths` are set while the rows of a group, by its number, are
-    loaded, as the table's functions may depend on them. `wider_paths` are set instead if a function of the table does
-    not find a name; tables without functions have none. `is_in_use`: others also use the tables and may have written
-    rows, so no table is emptied. `task_sessions` is the maximum number of concurrent sessions of tasks on its node.
+    (restore/rows/jobs.py), by group number. `search_paths`, keyed by group number, are set while a group's rows are
+    loaded, because the table's functions may depend on them. `wider_paths` are set instead if one of the table's
+    functions does not find a name; tables without functions have none. `is_in_use`: other sessions also use the tables
+    and may have written rows, so no table is emptied. `task_sessions` is the maximum number of concurrent task sessions
+    on the database's node.
     """
 
     node: Node
@@ -96,10 +97,11 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The destinations of a source's rows: the databases in `targets`, by the targets' numbers.
+    """The destinations of a source's rows: the databases in `targets`, keyed by target number.
 
-    The databases' groups are by the source's group numbers; the ledger uses the groups' own numbers. Without `routes`,
-    all rows go to the only target. With them, targets that are already loaded are missing and their rows are left out.
+    The databases' groups are keyed by the source's group numbers; the ledger uses the groups' own numbers. Without
+    `routes`, all rows go to the only target. With them, targets that are already loaded are missing and their rows are
+    left out.
     """
 
     targets: Mapping[int, LoadTarget]

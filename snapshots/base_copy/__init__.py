@@ -1,1 +1,1 @@
-"""Base copy: the rows of tables in an exported snapshot of a node, stored as Parquet objects."""
+"""Base copy: the rows of a node's tables, read in an exported snapshot and stored as Parquet objects."""

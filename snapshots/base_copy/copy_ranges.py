@@ -1,7 +1,8 @@
-"""Copy page ranges: the work of one task of the base copy, in an executor.
+"""Copy page ranges: the work that one base copy task does in an executor.
 
-Each task opens its own session in the node's exported snapshot and copies page ranges with COPY. The lines are split
-into key and row by operations on whole columns, and stored as Parquet objects of BASE_SCHEMA, the same for all tables.
+Each task opens its own session in the node's exported snapshot and copies page ranges with COPY. Operations on whole
+columns split the lines into key and row. The result is stored as Parquet objects of BASE_SCHEMA, which is the same for
+all tables.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ class CopyDestination:
 
 @dataclass(slots=True)
 class ObjectWriter:
-    """Writes objects of `schema`, of the same `kind` and node, under keys that begin with `beginning`.
+    """Writes objects of one `schema`, `kind` and node, under keys that begin with `beginning`.
 
-    An object is full at `object_bytes` as stored, or at `object_raw_bytes` before compression. `objects` lists the
-    stored objects with their numbers of rows.
+    An object is full when it exceeds `object_bytes` as stored, or `object_raw_bytes` before compression. `objects`
+    lists the stored objects with their row counts.
     """
 
     store: ObjectStore
@@ -81,12 +82,12 @@ class ObjectWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether the current object has reached its size and should be closed."""
+        """Whether the current object is full and should be closed."""
         is_large = self._sink is not None and self._sink.tell() > self.object_bytes
         return is_large or self._raw_bytes > self.object_raw_bytes
 
     def count(self, number: int, rows: int, raw_bytes: int) -> None:
-        """Count rows of the group `number` in the current object, and their bytes before compression."""
+        """Add rows of group `number`, and their bytes before compression, to the current object's counts."""
         self._rows[number] = self._rows.get(number, 0) + rows
         self._raw_bytes += raw_bytes
 
@@ -98,14 +99,14 @@ class ObjectWriter:
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Store the current object if anything was written to it; the next write begins a new object."""
+        """Store the current object if anything was written to it; the next write starts a new object."""
         if self._writer is None:
             return
         self._writer.close()
         body = self._sink.getvalue().to_pybytes()
         # A row may be 1 GB: release the buffers before the body is encrypted and stored.
         self._sink = self._writer = None
-        # The random part distinguishes the attempts of a task that Spark repeats.
+        # Spark may repeat a task: the random part keeps its attempts apart.
         key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
         digest = create_or_find(self.store, key, body)
         self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest, self._rows))
@@ -147,7 +148,7 @@ class _StoppedAtRowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """The pages from `low` to before `high` of a group's table `oid`, or to its end if `high` is None."""
+    """The pages of a group's table `oid` from `low` up to, but not including, `high`; None is the table's end."""
 
     group: Group
     oid: int
@@ -157,7 +158,7 @@ class PageRange:
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Page ranges of one node, `size` bytes, copied in its exported snapshot."""
+    """Page ranges of one node, `size` bytes in total, to be copied in the node's exported snapshot."""
 
     node: Node
     number: int
@@ -211,7 +212,7 @@ def _naming_rows(task: CopyTask) -> Iterator[None]:
         yield
     except _StoppedAtRowError as stopped:
         part, rows = stopped.part, stopped.rows
-        where = f"row {rows + 1} from page {part.low} on; the table has no key"
+        where = f"row {rows + 1}, counted from page {part.low}; the table has no key"
         # The transaction has failed. A new session in the same snapshot reads the keys in the same order.
         with suppress(SnapshotError, _StoppedAtRowError), open_exported(task.node, task.exported) as connection:
             lock_tables(connection, task.node, [part])
@@ -245,8 +246,8 @@ def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, 
 def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> None:
     """Lock the tables of the ranges; raise CopyError if a table no longer has the planned oid.
 
-    Raises RelationLockedError if that takes too long. Without the lock an owner could replace the table by a view or a
-    different table, whose functions would run as our role.
+    Raises RelationLockedError if that takes too long. Without the lock, the table's owner could replace it with a view
+    or another table, whose functions would run as our role.
     """
     planned = {qualify(part.group): part.oid for part in ranges}
     try:
@@ -259,7 +260,7 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
             raise
         if (error.sqlstate or "").startswith(OTHER_CAUSES):
             raise _stopped(node, ranges[0], str(error).encode(), error.sqlstate or "") from error
-        # A table was dropped or renamed, is no longer readable for our role, or there was a deadlock with its DDL.
+        # A table was dropped or renamed, our role can no longer read it, or its DDL caused a deadlock.
         raise _replaced_error(node, str(error.diag.message_primary)) from error
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
@@ -268,7 +269,7 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
 
 def _replaced_error(node: Node, reason: str) -> CopyError:
     return CopyError(
-        f"node {node.id}: a table was changed while the base copy was started: {reason}",
+        f"node {node.id}: a table was changed while the base copy was starting: {reason}",
         hint="repeat the command",
         details={"node": node.id},
     )
@@ -277,7 +278,7 @@ def _replaced_error(node: Node, reason: str) -> CopyError:
 def copy_query(part: PageRange) -> str:
     """Return the COPY that prints the range's rows, key columns first, in the server's encoding.
 
-    The COPY of a whole table is not planned: the planner might run code of the table's owner (nodes/left_out.py).
+    COPY of a whole table bypasses the planner, which might run code of the table's owner (nodes/left_out.py).
     """
     if part.low == 0 and part.high is None and part.group.columns:
         return f"COPY {qualify(part.group)} ({column_list(part.group)}) TO STDOUT (ENCODING '{RAW}')"
@@ -309,12 +310,12 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
     if ended is None:
         raise _stopped(node, part, raw.error_message)
     if ended.status != libpq.ExecStatus.COMMAND_OK:
-        # The server sends the rows printed before the error.
+        # The server has sent all rows that it printed before the error.
         raise _copy_error(node, part, ended, rows)
 
 
 def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
-    """Yield chunks of the lines of a COPY that has begun; a line above CHUNK_BYTES comes alone and is not copied."""
+    """Yield the lines of a running COPY in chunks; a line above CHUNK_BYTES is a chunk by itself and is not copied."""
     length = 1
     while length > 0:
         data = bytearray()
@@ -327,7 +328,7 @@ def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
                 raise _stopped(node, part, str(error).encode()) from error
             if length <= 0 or length > CHUNK_BYTES:
                 break
-            # Append each line at once: keeping libpq's buffers takes six times the memory (measured).
+            # Append each line immediately: keeping libpq's buffers takes six times the memory (measured).
             data += line
             lengths.append(length)
         if lengths:
@@ -344,7 +345,7 @@ def _column(data: bytes | bytearray | memoryview, lengths: list[int]) -> BytesCo
 
 
 def _copy_error(node: Node, part: PageRange, result: PGresult, rows: int | None = None) -> Exception:
-    """Return the error for the server's; `rows` rows were printed before it, None if the COPY had not begun."""
+    """Convert the server's error; `rows` is the number of rows printed before it, None if the COPY had not started."""
     state = (result.error_field(libpq.DiagnosticField.SQLSTATE) or b"").decode()
     if rows is None or not is_row_error(state):
         return _stopped(node, part, result.error_message, state)
@@ -371,10 +372,10 @@ def base_table(group: Group, lines: BytesColumn) -> pa.Table:
 
 @dataclass(slots=True)
 class _Rows:
-    """A buffer of lines before they are written to objects.
+    """Buffers lines until they are written to objects.
 
-    Lines wait until they fill a row group, across tables: a separate row group for each of thousands of small tables
-    would take more space than their rows.
+    A row group may contain lines of many tables: with a row group of its own, each of thousands of small tables would
+    take more space than its rows.
     """
 
     objects: ObjectWriter

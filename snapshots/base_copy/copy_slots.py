@@ -1,9 +1,9 @@
-"""The slots whose exported snapshots a base copy reads, the sessions that use them, and the transactions they miss.
+"""A base copy's slots with their exported snapshots, the sessions that read them, and the transactions that it misses.
 
 A copy shows the transactions committed before its position. Changes committed later are decoded from that position on,
-except those of a transaction that was prepared before the position and is decided after it: they are decoded at its
-PREPARE. Creating the copy's slot waits for all transactions in progress, so only transactions that begin while it waits
-are affected.
+except those of a transaction that was prepared before the position and is decided after it: such a transaction is
+decoded at its PREPARE. Creating the copy's slot waits for all transactions in progress, so only transactions that begin
+while it waits are affected.
 
 A full snapshot keeps its slots for the chain's WAL. An increment drops the slots that it created to copy tables.
 """
@@ -45,11 +45,11 @@ from cutline.wal.segments.segments import (
 
 @contextmanager
 def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
-    """Open a read-only session of `node` in the snapshot `exported` for the block.
+    """Open a read-only session on `node` in the snapshot `exported` for the block.
 
-    Raises RelationLockedError if a wait for a lock takes too long, and NodeUnreachableError for any other error of the
-    server or libpq, also within the block. A snapshot disappears with the session that exported it, for example when
-    the server restarts.
+    Raises RelationLockedError if a wait for a lock takes too long, and NodeUnreachableError for any other server or
+    libpq error, including errors within the block. A snapshot disappears with the session that exported it, for example
+    when the server restarts.
     """
     try:
         with connect(node) as connection:
@@ -94,7 +94,7 @@ def export_snapshots(
 ) -> Iterator[dict[str, ExportedSlot]]:
     """Create the slot `name` on all `nodes`; yield the slots by node id. Their exported snapshots last for the block.
 
-    Raises SlotWaitError if older transactions don't end within `wait_seconds`, SlotLostError and NodeUnreachableError.
+    Raises SlotLostError, NodeUnreachableError, and SlotWaitError if older transactions don't end within `wait_seconds`.
     """
     progress.step("slots", total=len(nodes), unit="nodes")
     abandoned = threading.Event()
@@ -116,13 +116,14 @@ def export_snapshots(
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
         stack.callback(_close_made, futures, made)
         try:
-            # An interrupt does not stop threads that have begun.
+            # An interrupt does not stop threads that have started.
             for node in nodes:
                 futures.append(threads.submit(create, node))
-            # Don't ask for the results: an interrupt may be handled only after a thread fails, and matters more.
+            # Don't ask for the results, which would raise a thread's error: an interrupt that is handled later matters
+            # more.
             wait(futures)
         except BaseException:
-            # The executor waits for all threads that have begun.
+            # The executor waits for all threads that have started.
             abandoned.set()
             raise
         if problems:
@@ -147,7 +148,7 @@ def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fin
         with open_exported(node, slots[node.id].snapshot) as connection:
             fingerprint = read_fingerprint(connection)
         if fingerprint != fingerprints[node.shard]:
-            raise ChangedError(f"node {node.id}: DDL was committed while the base copy was started")
+            raise ChangedError(f"node {node.id}: DDL was committed while the base copy was starting")
 
     in_parallel(check, nodes)
 

@@ -1,4 +1,4 @@
-"""Run the base copy as a Spark job: split large tables into ranges of pages, and put several small tables in a task."""
+"""Run the base copy as a Spark job: split large tables into page ranges, and combine small tables into tasks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PlannedRanges:
 def plan_ranges(
     tables: Sequence[Table], task_pages: int = TASK_PAGES, undivided: Container[int] = ()
 ) -> list[PlannedRanges]:
-    """Plan the ranges of each task: a range of a large table, a table of `undivided`, or several whole small tables.
+    """Divide the tables into tasks: a range of a large table, a whole table of `undivided`, or several small tables.
 
     The last range of a table has no upper bound, so that it includes pages added after the size was read.
     """
@@ -96,13 +96,13 @@ def plan_ranges(
 
 
 def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
-    """Return the number of pages per task for which a copy of `sources` has at most about `tasks_max` tasks."""
+    """Return the number of pages per task with which copying `sources` takes about `tasks_max` tasks at most."""
     pages = sum(table.size_bytes for source in sources for table in source.tables) // PAGE_BYTES
     return max(TASK_PAGES, -(-pages // tasks_max))
 
 
 def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:
-    """Return the tasks that copy all sources, alternating between nodes; they may be a few more than `tasks_max`."""
+    """Return the tasks that copy all sources, alternating between nodes; there may be a few more than `tasks_max`."""
     task_pages = task_pages_for(sources, tasks_max)
     queues = [(source, plan_ranges(source.tables, task_pages, source.undivided)) for source in sources]
     tasks: list[CopyTask] = []

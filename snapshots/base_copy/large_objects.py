@@ -1,10 +1,10 @@
 """Copy large objects (the work of one task in an executor), and read stored large objects.
 
-A task reads a range of oids in the exported snapshot of the base copy with lo_get, which needs only privileges on each
-large object; reading pg_largeobject would require a superuser. Holes are read as zeros, as by every reader.
+A task reads a range of oids in the base copy's exported snapshot. It uses lo_get, which needs only privileges on each
+large object; reading pg_largeobject would require a superuser. Holes are read as zeros, as they always are.
 
-Stored objects are read strictly, because anybody with write access to an unencrypted store can seal anything: the
-columns must be those of LARGE_SCHEMA, definitions valid, and the parts in the order in which a task writes them.
+Stored objects are validated strictly, because anyone with write access to an unencrypted store can seal any content:
+the columns must be those of LARGE_SCHEMA, definitions valid, and the parts in the order in which a task writes them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LARGE_SCHEMA = pa.schema(
 # Every part of a large object except the last has this size, so a shorter part is the last.
 PART_BYTES = 256 << 10
 OID_MAX = 2**32 - 1
-# A worker holds about five copies of an object while it writes it (measured).
+# A worker holds about five copies of an object while writing it (measured).
 OBJECT_BYTES, OBJECT_RAW_BYTES = 32 << 20, 256 << 20
 # The number of parts in memory at a time (at most 8 MiB). Large objects are read in batches of this many parts.
 PARTS_TOGETHER = 32
@@ -84,7 +84,7 @@ class StoredPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LargeObjectTask:
-    """The large objects of one node with oids from `low` to before `high`, or to the end if `high` is None."""
+    """One node's large objects with oids from `low` up to, but not including, `high`; None means no upper bound."""
 
     node: Node
     number: int
@@ -139,7 +139,7 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
 
 
 def _read(connection: psycopg.Connection[Any], task: LargeObjectTask) -> Iterator[list[LargeObjectPart]]:
-    """Yield the parts of the task's large objects: batches of first parts, each followed by their further parts."""
+    """Yield the parts of the task's large objects: batches of first parts, each batch followed by its further parts."""
     high = "NULL" if task.high is None else str(task.high)
     connection.execute(FIRST_PARTS.format(part_bytes=PART_BYTES, low=task.low, high=high).encode())
     while first := connection.execute(f"FETCH {PARTS_TOGETHER} FROM first_parts", binary=True).fetchall():
@@ -172,14 +172,16 @@ def _add(objects: ObjectWriter, parts: list[LargeObjectPart]) -> None:
 
 
 class PartOrder:
-    """Verifies, through all objects of a copy task, that parts are in the order in which the task writes them.
+    """Verifies, across all objects of a copy task, that the parts are in the order in which the task writes them.
 
-    First parts have ascending oids and offset 0. Each further part begins at the end of the previous part.
+    First parts have ascending oids and offset 0. Each further part begins where the previous part of its large object
+    ends.
     """
 
     def __init__(self) -> None:
         self._last_oid, self._is_interrupted = 0, False
-        # Only the ends of large objects that may have a further part, since a task may read millions.
+        # Keep only the ends of large objects that may have a further part, since a task may read millions of large
+        # objects.
         self._ends: dict[int, int] = {}
 
     def interrupt(self) -> None:
@@ -210,7 +212,7 @@ class PartOrder:
 def read_parts(stored: StoredObject, body: bytes, order: PartOrder) -> Iterator[list[StoredPart]]:
     """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
 
-    `order` must have followed the parts in the previous objects of the same copy task.
+    `order` must already have followed the parts in the previous objects of the same copy task.
     """
     for rows in _read_rows(stored, body, LARGE_SCHEMA.names):
         parts = [StoredPart(oid, offset, data, _parse(stored, oid, text)) for oid, offset, data, text in rows]

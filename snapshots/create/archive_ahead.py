@@ -1,7 +1,8 @@
-"""Archive a chain's WAL between its cuts, so that the next increment has little to do and nodes retain little.
+"""Archive a chain's WAL between its cuts, so that the next increment has little to do and nodes retain little WAL.
 
-Archiving ahead leaves the same state as an increment that failed after its drain: segments that no commit lists yet,
-after which the next increment continues. It can be interrupted at any point and repeated, and has no intent or outcome.
+Archiving ahead leaves the same state as an increment that failed after its drain: segments that no commit lists yet.
+The next increment continues after them. It can be interrupted at any point and repeated, and stores neither an intent
+nor an outcome.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from cutline.wal.drain.slots import slot_name
 
 # Less WAL is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
-# The number of nodes drained at once if there is much WAL: a drain may take some 300 MB of a long-running process.
+# How many nodes to drain at once if there is a lot of WAL: a drain may take some 300 MB of a long-running process.
 NODES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedAhead:
-    """The bytes of WAL archived on the node with the most.
+    """The bytes of WAL that were archived on the node with the most WAL.
 
     If `needs_increment`, nothing was archived: tables have changed, and an increment must copy or publish them.
     """
@@ -43,7 +44,7 @@ class ArchivedAhead:
 
 
 def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
-    """Archive the WAL that waits in the slots of the snapshot's chain, if a node has at least AHEAD_BYTES_MIN.
+    """Archive the WAL that the chain's slots retain, if there are at least AHEAD_BYTES_MIN of it on any node.
 
     Raises the same errors as an increment, for example FleetBusyError.
     """
@@ -70,7 +71,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
 
 def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progress) -> bool:
     """Archive the WAL; return False if nothing was archived because tables have changed."""
-    # Imported here: a command that is refused, or has too little WAL to archive, needs no Arrow.
+    # Imported here: a command that is refused, or finds too little WAL to archive, does not need Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
     from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
     from cutline.snapshots.ddl.table_changes import plan_ddl
@@ -90,7 +91,7 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
     try:
         written = write_markers(sessions.primaries, Marker(state.chain, context.operation.id, "archive"))
     except psycopg.OperationalError as error:
-        raise UnreachableError(str(error).strip(), hint="see whether the node is up, and its log") from error
+        raise UnreachableError(str(error).strip(), hint="check that the node is up, and read its log") from error
     finishes = {shard: marker.position for shard, marker in written.items()}
     tasks = [replace(task, finish=finishes[task.node.shard]) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")

@@ -82,7 +82,7 @@ class CreateContext:
 
     @property
     def executor_needs(self) -> ExecutorNeeds:
-        """The requirements of the create's tasks on Spark executors."""
+        """What the create's tasks need from Spark executors."""
         nodes, wait = tuple(self.sessions.nodes), self.request.wait_seconds
         return ExecutorNeeds(self.fleet.store, nodes, writes=True, wait_seconds=wait)
 
@@ -91,7 +91,7 @@ class CreateContext:
 def begin_full(
     sessions: Sessions, store: ObjectStore, request: CreateRequest, fleet_id: str, progress: StepTimes
 ) -> Iterator[CreateContext]:
-    """Hold the fleet's lock, settle dead operations, and begin a full snapshot of the sessions' nodes.
+    """Hold the fleet's lock, settle dead operations, and start a full snapshot of the sessions' nodes.
 
     The operation's intent is not stored yet. Raises the errors of `exclusive`, and of the checks of the store and the
     nodes.
@@ -107,7 +107,7 @@ def begin_full(
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
         intent = new_operation("create", request.name, 0, tuple(node.id for node in sessions.nodes))
-        # Settling may have used a turn.
+        # Find the turn only now: settling may have used one.
         turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
         intent = structs.replace(
             intent,
@@ -131,9 +131,9 @@ def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: P
 class ChainState:
     """The state of a chain before its next cut.
 
-    `chain` is the id of the operation that began the chain. `known` holds the tables as the last commit records them,
-    `seen` the tables as last read from the primaries' catalogs. `base` is the position at which each node's archive
-    begins, `segments` the newest segments that commits list, `last_cut` the last cut on each primary, and `last_at`
+    `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them,
+    `seen` the tables as last read from the primaries' catalogs. `base` holds the position at which each node's archive
+    begins, `segments` the newest segments that commits list, and `last_cut` the last cut on each primary. `last_at` is
     the time of that cut.
     """
 

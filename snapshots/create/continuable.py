@@ -1,6 +1,6 @@
 """Check that a chain can be continued: refuse anything that would lose changes or make them impossible to restore.
 
-The checks run in this order, so that the first refusal is the most informative and the cheapest: fleet.toml, the nodes'
+The order of the checks makes the first refusal the cheapest and most informative one: fleet.toml, the nodes'
 identities, logical decoding, slots, tables, the objects in the store. No check changes anything or needs Spark.
 """
 
@@ -55,7 +55,7 @@ class GlobalIdRuleChangedError(RefusedError):
 
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
-    """Return the nodes that the chain contains copies of; raise an error if fleet.toml does not fit the chain."""
+    """Return the nodes that the chain contains copies of; raise an error if fleet.toml does not match the chain."""
     nodes = check_presence(chain.baseline, fleet, {(out.node, out.name) for out in chain.too_old})
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
@@ -67,9 +67,9 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
 
 
 def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
-    """Return an increment's rules: those of the full snapshot, and the tables that fleet.toml now excludes or admits.
+    """Return an increment's rules: those of the full snapshot, and what fleet.toml now adds to exclude and append_only.
 
-    A table that the full snapshot excluded stays out of the chain even if fleet.toml includes it now.
+    A table that the full snapshot excluded stays out of the chain even if fleet.toml now includes it.
     """
     then, now = chain.full.rules, fleet.groups
     exclude, append_only = (
@@ -90,9 +90,9 @@ def check_commits(store: ObjectStore, chain: Chain, operations: Iterable[str] | 
 
 @dataclass(frozen=True, slots=True)
 class Continuable:
-    """A chain that can be continued: its state, and the actions of the next increment on its tables as they are now.
+    """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
-    `unknown` are the warnings about tables whose counters can't be compared.
+    `unknown` holds warnings about tables whose counters can't be compared.
     """
 
     state: ChainState
@@ -103,7 +103,7 @@ class Continuable:
 def check_continuable(
     store: ObjectStore, sessions: Sessions, chain: Chain, operations: Iterable[str] | None = None
 ) -> Continuable:
-    """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first refusal.
+    """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
     The sessions are those of the nodes that `check_fleet_file` returned for the chain. `operations` as in
     read_recorded_commits.
@@ -150,7 +150,7 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
         number += 1
     if number == last:
         return listed
-    # Imported here: rare, and the only check that needs Arrow.
+    # Imported here: this is rare, and the only check that needs Arrow.
     from cutline.wal.segments.segments import read_metadata
 
     return read_metadata(store, segment_key(prefix, number), number).segment.through

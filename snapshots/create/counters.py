@@ -1,7 +1,7 @@
 """Read sequences, and the counters that reveal updates and deletes in append-only tables.
 
-nodes/table_state.py describes PostgreSQL's counters. They are read before anything is changed and again after the cut,
-because sessions report to them late.
+nodes/table_state.py describes PostgreSQL's counters. The counters are read before anything is changed and again after
+the cut, because sessions update them late.
 
 Logical decoding does not show the values of sequences, so they are read before the cut and again after it. No value
 handed out before the cut is ahead of the second reading, unless the sequence was set back in between; then the first
@@ -37,8 +37,8 @@ def check_append_only(
 ) -> tuple[LeftOut, ...]:
     """Raise AppendOnlyChangedError if rows of an append-only table were updated or deleted since `states` (by shard).
 
-    Returns a warning for each table whose counters can't be compared. `since` is the time of the states as messages
-    name it.
+    Returns a warning for each table whose counters can't be compared. `since` is what messages call the time of these
+    states.
     """
     warnings: list[LeftOut] = []
     for node, connection in sessions.primaries.items():
@@ -59,10 +59,10 @@ def _counters_in(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str
 
 
 def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, TableState]]:
-    """Return the states since which no row may have been updated or deleted, by shard and current table name.
+    """Return the states to compare counters with, by shard and current table name.
 
-    The states are those of the previous commit. Tables that are copied again have the state of the plan, which precedes
-    the copy.
+    No row may have been updated or deleted since. The states are those of the previous commit. Tables that are copied
+    again have the state of the plan, which precedes the copy.
     """
     states: dict[str, dict[str, TableState]] = {}
     for shard, one in plan.shards.items():
@@ -76,7 +76,7 @@ def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, 
 
 
 def last_commit_label(chain: Chain) -> str:
-    """Return the name of the chain's last commit in error messages."""
+    """Return what messages call the chain's last commit."""
     return f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
 
 
@@ -102,8 +102,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequ
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
  ORDER BY 2, 3
 """
-# pg_sequence_last_value locks a sequence, given by oid, until the transaction ends; no other function or statement
-# does. Its ROW EXCLUSIVE lock waits for these modes.
+# pg_sequence_last_value, given an oid, locks the sequence until the transaction ends; nothing else does. The lock is
+# ROW EXCLUSIVE, which waits for these modes.
 MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 LOCK_QUERY = "SELECT pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
 REPLACED_QUERY = """
@@ -166,7 +166,8 @@ def _read(
             except psycopg.errors.LockNotAvailable as error:
                 waited = time.monotonic() - began
                 locked = locked_error(node, "reading sequences", relations, waited, modes=MODES)
-                # Compare the limit, not the time: a wait may end a moment early, and these rows would be missing.
+                # Compare the limit, not the time: a wait may end a moment early, and the rows of this batch would be
+                # missing.
                 if limit >= seconds_max:
                     locked.hint += "; or wait longer: --wait SECONDS"
                     raise locked from error
@@ -180,7 +181,7 @@ def _read(
 def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> None:
     """Lock the sequences in `planned` (oid by name); raise WrongObjectType if a name now belongs to another relation.
 
-    Without this check, an owner could replace a sequence by a view whose functions would run as our role.
+    Without this check, an owner could replace a sequence with a view whose functions would run as our role.
     """
     names, oids = list(planned), list(planned.values())
     connection.execute(LOCK_QUERY, (oids,))
@@ -189,7 +190,7 @@ def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> No
 
 
 def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -> list[tuple[int, bool]]:
-    # Read the relation itself: no function that all versions have returns the value of a sequence that was never used.
+    # Read the relation itself: no function available in all versions returns the value of an unused sequence.
     each = (
         sql.SQL("SELECT {}, last_value, is_called FROM {}").format(sql.Literal(number), sql.Identifier(*name))
         for number, name in enumerate(names)

@@ -37,8 +37,8 @@ from cutline.wal.drain.lags import is_little, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, slot_name
 from cutline.wal.segments.segments import Definition
 
-# Ends all writes to the fleet and returns, by primary, the WAL position after which nothing may be written. Its
-# argument is the source of the Spark session that archives the WAL afterwards; None if this process archives it.
+# Ends all writes to the fleet; returns the WAL positions after which nothing may be written, keyed by primary. The
+# argument is the source of the Spark session that archives the WAL afterwards, or None if this process does.
 EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
 
 
@@ -47,8 +47,8 @@ class CutResult:
     """A cut, its plan, and the other data of its commit.
 
     `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit
-    leaves out, by the same state of the catalogs as the DDL dump. `ends` is, by primary, the WAL position at which
-    writes ended; it is empty unless the snapshot is terminal.
+    leaves out, according to the same catalog state as the DDL dump. `ends` holds the WAL position at which writes ended
+    on each primary; it is empty unless the snapshot is terminal.
     """
 
     archived_cut: ArchivedCut
@@ -163,7 +163,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
 
 
 def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:
-    """Return the definitions that may occur in the node's WAL; those of one table in the order of their creation."""
+    """Return the definitions that may occur in the node's WAL; those of the same table are in order of creation."""
     plan = prepared.plan.shards[node.shard]
     present_oids = {state.oid for state in plan.states.values()}
     old = (
@@ -181,7 +181,7 @@ def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -
 def _make_cut(
     lock: FleetLock, plan: CutPlan, spark: SparkSource | None, store: ObjectStore, progress: Progress
 ) -> ArchivedCut:
-    """Make the cut; raise ChangedError if WAL contains changes of a table under an unknown definition."""
+    """Make the cut; raise ChangedError if WAL contains changes to a table under an unknown definition."""
     try:
         return make_cut(lock, plan, spark, store, progress)
     except SchemaMovedError as error:

@@ -4,7 +4,7 @@ This order ensures that no change is lost. A slot keeps every change from its po
 the rows as of that position. The cut archives the changes since then, and handles tables that DDL changed in the
 meantime. The snapshot does not exist until its commit is stored. After an error the slots are dropped.
 
-Spark is imported only after the checks have passed, so that a refusal comes at once.
+Spark is imported only after the checks have passed, so that a refusal is immediate.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def take_full(
 def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress) -> BaseCopy:
     """Create the slots and copy all tables.
 
-    DDL committed while the slots are created invalidates the attempt before anything is copied. DDL that makes the
-    copy fail, such as DROP TABLE, invalidates it too.
+    DDL committed while the slots are being created invalidates the attempt before anything is copied. DDL that makes
+    the copy fail, such as DROP TABLE, invalidates it too.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
 

@@ -77,7 +77,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     """Check every node and the store, then write fleet.json and the publications. Safe to repeat.
 
     Everything is checked before anything is changed. With `forgets_nodes`, record the primaries that fleet.toml names
-    now, even if they are fewer than before. Raises the checks' errors.
+    now, even if there are fewer than before. Raises the checks' errors.
     """
     progress.step("check nodes")
     store, raw = fleet.store.open(), fleet.store.open_raw()
@@ -126,7 +126,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
 
 
 def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:
-    """Return the id in the names of the publications, None before the first init. The store is checked later."""
+    """Return the id that the publications' names contain, or None before the first init. The store is checked later."""
     try:
         return read_identity(store, fleet).fleet_id
     except SnapshotError:
@@ -138,7 +138,7 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
 
     Raises NodeUnfitError with all problems if any of them affects every create.
     """
-    # Imported here because it imports Arrow: an unreachable node is reported before.
+    # Imported here because it imports Arrow: unreachable nodes have been reported by now.
     from cutline.wal.drain.peek import open_reader
 
     problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)

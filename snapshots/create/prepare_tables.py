@@ -1,4 +1,4 @@
-"""Prepare the tables for a cut: find changes by DDL, publish new tables, and copy tables that can't be converted.
+"""Prepare the tables for a cut: find DDL changes, publish new tables, and copy tables that can't be converted.
 
 The copies don't count until a commit lists them. A slot that is left behind is dropped when the operation is undone or
 settled.
@@ -84,8 +84,8 @@ def prepare_tables(
     """Plan, publish new tables, and copy the tables that can't be converted.
 
     `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `seen`
-    holds the primaries' tables as they were last read, also after an error: it is due to DDL only if they have changed
-    since then. Raises ChangedError if DDL intervened. The slots of failed copies remain.
+    holds the primaries' tables as they were last read, even after an error: the error is due to DDL only if the tables
+    have changed since. Raises ChangedError if DDL interfered. The slots of failed copies remain.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
@@ -99,7 +99,7 @@ def prepare_tables(
         seen.update(node_tables)
         plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
         if plan.unpublished:
-            raise ChangedError("a table was created while new tables were published")
+            raise ChangedError("a table was created while new tables were being published")
     report_changes(plan, progress)
     if not plan.to_copy:
         return PreparedTables(plan, archived.last_segments)
@@ -107,7 +107,7 @@ def prepare_tables(
 
 
 def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
-    """Read the definitions and the last number of the segments that no commit lists."""
+    """Read the definitions and the last number of each node's segments that no commit lists."""
     nodes = list(nodes)
 
     def read(node: Node) -> NodeArchived:
@@ -151,7 +151,7 @@ T = TypeVar("T")
 def collect_definition_changes(
     context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut, progress: Progress
 ) -> DefinitionChanges | None:
-    """Return the differences from the last commit (`known`), or None; dump the DDL of the shards where it changed."""
+    """Return the differences from the last commit (`known`), if any; dump the DDL of the shards where it changed."""
     sessions, plan = context.sessions, prepared.plan
     dumped = [shard for shard, fingerprint in plan.fingerprints.items() if fingerprint != known.fingerprints[shard]]
     copied, lists = split_entries(prepared.entries)
@@ -193,7 +193,7 @@ def _drop_empty(values: Mapping[str, T]) -> dict[str, T]:
 
 
 def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable[Node]) -> dict[str, dict[int, Lsn]]:
-    """Return, by node and number, the position from which changes count under a new definition."""
+    """Return the positions from which changes under new definitions count, by node and number."""
     begun: dict[str, dict[int, Lsn]] = {node.id: {} for node in nodes}
     for node in nodes:
         archived = cut.archived[node.id]

@@ -1,11 +1,11 @@
-"""Wait for prepared transactions: before a chain's first cut, before a terminal snapshot's cut, and because of DDL.
+"""Wait for prepared transactions: before a chain's first cut, before a terminal snapshot's cut, and for their DDL.
 
 PostgreSQL decodes a transaction that was prepared before the slot was created only at its COMMIT PREPARED, so the first
-cut waits for such transactions. Later transactions are decoded at PREPARE, so that no cut waits for their rows. The cut
-of a terminal snapshot does wait, because committing a prepared transaction after the cut would be a write.
+cut waits for such transactions. Later transactions are decoded at PREPARE, so no cut waits for their rows. The cut of a
+terminal snapshot does wait, because committing a prepared transaction after the cut would be a write.
 
 Decoded WAL does not contain DDL. A commit takes its definitions from the catalogs, which show a prepared transaction's
-DDL only after COMMIT PREPARED. A cut that includes the transaction before that would contain its rows without its DDL,
+DDL only after COMMIT PREPARED. Before that, a cut that includes the transaction would contain its rows without its DDL,
 or its DDL on one node only. Such a cut is invalid, and is retried once the transaction is decided.
 """
 
@@ -28,7 +28,7 @@ from cutline.wal.drain.prepare_record import changes_catalogs
 from cutline.wal.drain.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
 
 POLL_SECONDS = 0.1
-# Locks for changing rows or large objects (pg_largeobject, its metadata and their indexes) are no sign of DDL. DDL
+# Locks for changing rows or large objects (pg_largeobject, its metadata and their indexes) are not a sign of DDL. DDL
 # takes a stronger lock, locks an object that is not a relation, or writes to a catalog. A few kinds of DDL take no such
 # lock: docs/consistency.md, "DDL in global transactions".
 DDL_QUERY = """
@@ -52,8 +52,8 @@ List = Callable[[Node, psycopg.Connection[Any]], Collection[Awaited]]
 def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, what: str = "the first cut") -> None:
     """Wait until every transaction that is prepared now has been decided.
 
-    `what` names the waiting step in messages. Raises SlotWaitError, which names the transactions left after
-    `seconds_max`, and NodeUnreachableError.
+    `what` names the waiting step in messages. Raises NodeUnreachableError, and SlotWaitError, which names the
+    transactions still undecided after `seconds_max`.
     """
     _await(sessions, seconds_max, progress, what, _list_prepared)
 
@@ -62,8 +62,8 @@ def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, p
     """Wait until all prepared transactions with DDL that the cut includes are committed; return whether there were any.
 
     Their DDL may have changed the catalogs by then: compare the catalogs before reading anything else from them. Raises
-    SlotWaitError, which names the transactions left after `seconds_max`. The remedy is COMMIT PREPARED, because they
-    are committed on another node.
+    SlotWaitError, which names the transactions left after `seconds_max`. They must be decided with COMMIT PREPARED,
+    because they are already committed on another node.
     """
     included = included_and_prepared(cut.nodes)
 
@@ -93,11 +93,11 @@ def await_lockers(sessions: Sessions, tables: Mapping[str, set[int]], seconds_ma
         lockers = {xid for (xid,) in connection.execute(LOCKERS_QUERY, (list(PUBLISHING), oids))} if oids else set()
         return [awaited for awaited in _list_prepared(node, connection) if awaited.xid in lockers]
 
-    _await(sessions, seconds_max, progress, "the cut (WAL has rows under their DDL)", find)
+    _await(sessions, seconds_max, progress, "the cut (WAL contains rows written under their DDL)", find)
 
 
 def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str, find: List) -> bool:
-    """Wait until all transactions that `find` lists at first are decided; return whether there were any."""
+    """Wait until all transactions that `find` lists when first called are decided; return whether there were any."""
     notes = WaitNotes(what, progress)
     left = awaited = _on_primaries(sessions, find)
     while left:

@@ -1,8 +1,8 @@
-"""Take a restore point: a full snapshot without tables, whose commit contains a cut and whose archives only events.
+"""Take a restore point: a full snapshot without tables. Its commit contains a cut; its archives contain only events.
 
-Its slots are dropped before the commit, so it retains no WAL and has no increments. As for a full snapshot, PostgreSQL
-waits for older transactions when a slot is created, and the cut waits for older prepared transactions, each for up to
-`--wait` seconds. There is little to decode, so Spark is not needed.
+Its slots are dropped before the commit, so it retains no WAL and can't have increments. As for a full snapshot,
+PostgreSQL waits for older transactions when a slot is created, and the cut waits for older prepared transactions, each
+for up to `--wait` seconds. There is little to decode, so Spark is not needed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
 def _plan_cut(context: CreateContext, plan: RestorePointPlan, base: dict[str, Lsn]) -> CutPlan:
     operation = context.operation
     # Transaction events and markers are decoded with any publication. This one has the fewest tables, usually none.
-    # Their inserts belong to no group and are dropped.
+    # Inserts into them don't belong to any group and are dropped.
     _, of_inserts = publication_names(plan.fleet_id)
     tasks = {
         node.id: DrainTask(

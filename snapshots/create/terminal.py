@@ -52,13 +52,13 @@ SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_
 
 
 class FinalStateError(RefusedError):
-    """The cut is not the final state: something was written, or could be written, after writes had ended."""
+    """The cut is not the final state: something was written, or could have been written, after writes had ended."""
 
 
 def end_writes(
     lock: FleetLock, store: ObjectStore, operation: Operation, fleet_id: str, wait_seconds: float, progress: Progress
 ) -> dict[str, Lsn]:
-    """Make all primaries refuse writes; return, by primary, the WAL position after which nothing may be written.
+    """Make all primaries refuse writes; return the WAL positions after which nothing may be written, by primary.
 
     Raises SlotWaitError, SessionsLeftError, and the errors of `check_exclusive` if the operation lost the fleet.
     """
@@ -140,7 +140,7 @@ def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finis
             row = connection.execute(WRITTEN_QUERY, (task.slot, names, str(finish))).fetchone()
             break
         except psycopg.errors.ObjectInUse:
-            # The drain's session may still be ending.
+            # The session that drained the slot may still be ending.
             if time.monotonic() > deadline:
                 raise
             time.sleep(POLL_SECONDS)

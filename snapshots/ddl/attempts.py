@@ -17,7 +17,7 @@ from cutline.storage.errors import ChainEnd, SnapshotError
 
 # Concurrent DDL causes these errors if it drops or changes an object read from the catalogs, or if there is a deadlock.
 DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
-# These invalidate an attempt even if no change is found: an object created and dropped in the meantime leaves no trace.
+# These errors invalidate an attempt even if no change is found: an object created and dropped since leaves no trace.
 DROPPED_ERRORS = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedObject,
@@ -58,7 +58,7 @@ def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress:
 
 @contextmanager
 def invalidate_if(find_change: Callable[[], str]) -> Iterator[None]:
-    """Turn an error of PostgreSQL or pg_dump into ChangedError if an object is missing or `find_change` finds a change.
+    """Turn a PostgreSQL or pg_dump error into ChangedError if an object is missing or `find_change` finds a change.
 
     Other errors are raised unchanged.
     """

@@ -1,17 +1,17 @@
 """Read the facts about a shard's database for the commit: settings, search_path, fingerprint.
 
 COPY calls functions in CHECK constraints, domains and generated columns, and some of these functions name tables and
-other functions without a schema. The search_path of our sessions is only pg_catalog, with which such rows could not be
-loaded. Therefore the database's setting of search_path (ALTER DATABASE … SET) is stored with its DDL.
+other functions without a schema. Such rows could not be loaded with the search_path of our sessions, which is only
+pg_catalog. Therefore the database's setting of search_path (ALTER DATABASE … SET) is stored with its DDL.
 
 The fingerprint is a hash, computed by a single query, of the key and the xmin of each row in all catalogs that pg_dump
-reads. No two versions of a row have the same xmin, so that a reverted change is detected too, for every object that
-exists at both readings. An object that is created and dropped between two readings leaves no trace, but neither reading
+reads. No two versions of a row have the same xmin, so even a reverted change is detected, for every object that exists
+at both readings. An object that is created and dropped between two readings leaves no trace, but neither reading
 depends on it. In-place updates by the server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
 
 Temporary objects are omitted, because busy applications create them all the time. For pg_class, the columns are hashed
 instead of xmin: TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation a new file without changing its dump. The
-xmin of sequences is hashed, because a sequence with a new file was restarted and its value is not that of the cut.
+xmin of sequences is hashed, because a sequence with a new file was restarted, and its value is not the one at the cut.
 Cutline's own publications are omitted too: nodes/table_state.py compares them table by table.
 """
 
@@ -57,7 +57,7 @@ SELECT substr(setting, length('search_path=') + 1)
 def list_elements(value: str, *, folds: bool = True) -> list[str]:
     """Parse the value of a list setting, as in pg_db_role_setting, into names.
 
-    With `folds`, A to Z become lower case in names without quotes, as in identifiers but not in file names.
+    With `folds`, convert A to Z in unquoted names to lower case, as in identifiers but not in file names.
     """
     texts = (match[1].strip() for match in ELEMENT.finditer(value))
     return [
@@ -80,9 +80,9 @@ def search_path_of(path: str | None) -> str:
 
 @contextmanager
 def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterator[None]:
-    """For the block, set the session's search_path to pg_catalog and the search_path of its database.
+    """For the block, set the session's search_path to pg_catalog, followed by that of its database.
 
-    The planner calls functions of a table's indexes for any query, and these may name other functions without a schema.
+    For any query, the planner calls functions used in a table's indexes, and these may call others without a schema.
     The block's own queries use names without a schema only if pg_catalog contains them with exactly the types used.
     """
     connection.execute(
@@ -135,7 +135,7 @@ SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
 
 @dataclass(frozen=True, slots=True)
 class CatalogRows:
-    """A catalog in the fingerprint: `key` lists its key columns, `excluded` is a condition for rows to omit."""
+    """A catalog in the fingerprint: `key` lists its key columns, `excluded` is a condition for the rows to omit."""
 
     name: str
     key: str = "oid"
@@ -199,8 +199,9 @@ CATALOGS = (
     CatalogRows("pg_ts_template", excluded=_is_in("tmplnamespace", "schemas")),
     CatalogRows("pg_type", excluded=_is_in("pg_type.oid", "types")),
 )
-# By default only superusers may read this catalog, as it contains passwords. pg_dump reads the view, which shows a role
-# only the options that it may use. If our role may not read the catalog, hash the view, which is all that it can dump.
+# By default, only superusers may read this catalog, because it contains passwords. pg_dump reads the view, which shows
+# a role only the options that it may use. If our role may not read the catalog, hash the view, which is all that it can
+# dump.
 USER_MAPPINGS = CatalogRows("pg_user_mapping")
 VISIBLE_USER_MAPPINGS = """
 SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, umuser, umoptions), 0))
@@ -260,7 +261,7 @@ SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
         OR EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_collation'::regclass AND d.refobjid = c.oid))
  ORDER BY 1, 2
 """
-# pg_dump writes the compression of columns, except of those that belong to extensions.
+# pg_dump writes the compression of columns, except for columns that belong to extensions.
 LZ4_COLUMNS_QUERY = f"""
 SELECT {readable("n.nspname")}, {readable("c.relname")}, {readable("a.attname")}
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -310,7 +311,7 @@ def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts
 
 
 def read_properties(node: Node, connection: psycopg.Connection[Any]) -> DatabaseProperties:
-    """Read the properties of the session's database itself; if it is read-only now, with its earlier settings."""
+    """Read the properties of the session's database itself, with its settings from before it was made read-only."""
     ((owner, comment, tablespace, limit, is_template, has_privileges),) = fetch_texts(connection, DATABASE_QUERY)
     privileges = tuple(DatabasePrivilege(*row) for row in fetch_texts(connection, PRIVILEGES_QUERY))
     settings = (DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))
@@ -329,7 +330,7 @@ def read_properties(node: Node, connection: psycopg.Connection[Any]) -> Database
 def _without_freeze(
     node: Node, connection: psycopg.Connection[Any], settings: tuple[DatabaseSetting, ...]
 ) -> tuple[DatabaseSetting, ...]:
-    """Return the settings from before a terminal snapshot made the database read-only."""
+    """Return the settings as they were before a terminal snapshot made the database read-only, if one did."""
     try:
         frozen = read_record(node, connection)
     except FreezeRecordError:
@@ -338,7 +339,7 @@ def _without_freeze(
     before = {setting.role or "": setting.value for setting in frozen.before} if frozen else {}
     kept: list[DatabaseSetting] = []
     for setting in settings:
-        # Keep a different value that was set since.
+        # Keep a different value that has been set since.
         if setting.name != READ_ONLY or setting.role not in before or not is_on(setting.value):
             kept.append(setting)
         elif (value := before[setting.role]) is not None:

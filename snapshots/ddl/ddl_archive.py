@@ -1,8 +1,9 @@
-"""Read pg_dump's archive of a database's DDL, and write archives with changed statements or with a part of the entries.
+"""Read pg_dump's archive of a database's DDL, and write archives with changed statements or only some of the entries.
 
 The format is that of PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc; pg_backup_custom.c).
-An archive that contains only DDL is a header and a table of contents. Type, name, owner, statements and dependencies of
-an entry are separate values, so there is no need to search in the text of a statement. Texts are raw (nodes.encodings).
+An archive that contains only DDL is a header and a table of contents. An entry's type, name, owner, statements and
+dependencies are separate values, so there is no need to search the text of a statement. Texts are raw
+(nodes.encodings).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cutline.nodes.encodings import raw_bytes, raw_text
 MAGIC, CUSTOM, INTEGER_BYTES, OFFSET_BYTES = b"PGDMP", 1, 4, 8
 # A sign and a little-endian value.
 INTEGER = struct.Struct("<BI")
-# For version 1.14: lengths and numbers, a digit for each of two ids, and the place for the offset of its data.
+# In version 1.14, an entry contains lengths and numbers, at least a digit for each of two ids, and a data offset.
 ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
 # PostgreSQL 12, 16 and 17 introduced these versions of the format.
 VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
@@ -30,14 +31,14 @@ BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
 
 
 class DumpFormatError(ValueError):
-    """The bytes are not an archive of pg_dump, or its version is unknown."""
+    """The bytes are not a pg_dump archive, or its version is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
     """An entry of the table of contents. `kind`, `name` and `schema` are as pg_dump writes them, without quotes.
 
-    `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
+    `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's default. `section` is
     BEFORE_ROWS or AFTER_ROWS; any other number means the section of the previous entry. `owner` is "" if there is no
     owner. The offsets in the archive are `begin` and `end` for the statements, `owner_begin` and `owner_end` for the
     owner, and `entry_begin` and `entry_end` for the whole entry.
@@ -85,7 +86,7 @@ def read_contents(body: bytes) -> Contents:
     """Read the archive's table of contents; raise DumpFormatError if it can't be read."""
     reader = _Reader(body)
     if reader.take(len(MAGIC)) != MAGIC:
-        raise DumpFormatError("it is not an archive of pg_dump")
+        raise DumpFormatError("it is not a pg_dump archive")
     major, minor, _, integer_bytes, offset_bytes, form = reader.take(6)
     version = major, minor
     if version not in VERSIONS or (integer_bytes, offset_bytes, form) != (INTEGER_BYTES, OFFSET_BYTES, CUSTOM):
@@ -110,7 +111,7 @@ def read_contents(body: bytes) -> Contents:
         raise DumpFormatError("it ends early")
     entries = tuple(_read_entry(reader, version) for _ in range(count))
     if len({entry.number for entry in entries}) != len(entries) or any(entry.number <= 0 for entry in entries):
-        raise DumpFormatError("the numbers of its entries are not unique")
+        raise DumpFormatError("its entry numbers are not unique")
     return Contents(version, int(writer[0]), count_at, entries)
 
 
@@ -170,7 +171,7 @@ def rewrite(
     first: Sequence[NewEntry] = (),
     owners: Mapping[int, str] | None = None,
 ) -> bytes:
-    """Replace `statements` and `owners` of entries, by number, and insert the entries `first` at the beginning."""
+    """Replace entries' statements and owners, by entry number, and insert the entries `first` at the beginning."""
     number = max((entry.number for entry in contents.entries), default=0)
     begin = _Reader(body, contents.count_at)
     count = begin.integer()
@@ -188,7 +189,7 @@ def rewrite(
 
 
 def extract(body: bytes, contents: Contents, entries: Iterable[ArchiveEntry | NewEntry]) -> bytes:
-    """Return an archive of `entries` only, from `contents` or new, in the given order."""
+    """Return an archive that contains only `entries`, from `contents` or new, in the given order."""
     settings = (entry for entry in contents.entries if entry.kind in SETTINGS)
     number = max((entry.number for entry in contents.entries), default=0)
     pieces: list[bytes] = []
@@ -210,7 +211,7 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
         _string("0"),
         _string(entry.name),
         _string(entry.kind),
-        # The entry has no statement to drop or copy it, no schema, no tablespace and no access method.
+        # The entry has no DROP or COPY statement, no schema, no tablespace and no access method.
         _integer(BEFORE_ROWS),
         _string(entry.statements),
         _string(""),
@@ -226,7 +227,7 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
 
 
 def with_dependents(entries: Iterable[ArchiveEntry], numbers: Iterable[int]) -> set[int]:
-    """Add to `numbers` those of all entries that depend on them directly or indirectly."""
+    """Add the numbers of all entries that depend on entries in `numbers`, directly or indirectly."""
     dependents: dict[int, list[int]] = {}
     for entry in entries:
         for dependency in entry.dependencies:
@@ -252,7 +253,7 @@ def _string(text: str) -> bytes:
 
 def _digits(body: bytes | None) -> int:
     if not body or len(body) > len(str(1 << 32)) or not body.isdigit():
-        raise DumpFormatError("a number of an entry is invalid")
+        raise DumpFormatError("an entry number is invalid")
     return int(body)
 
 

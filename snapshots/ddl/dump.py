@@ -1,12 +1,12 @@
 """Dump the DDL of a shard, correct pg_dump's faults, read the DDL back, and list the roles that it names.
 
 The stored object is pg_dump's own archive, which pg_restore can restore without Cutline. Two kinds of entries are added
-before pg_dump's: statements that drop objects which every new database has but this database lacks, and its
-search_path.
+before pg_dump's: statements that drop objects which every new database has but this one lacks, and an entry that
+records its search_path.
 
-The statement of a faulty identity sequence is rewritten from the catalogs. In the statement of a faulty table,
-constraints are corrected where the text is exactly what pg_dump writes for them according to the catalogs, and only
-outside of quotes: nothing else that a table's owner can choose (names, defaults) is outside of quotes. Texts are raw
+The statement of a faulty identity sequence is rewritten from the catalogs. In the statement of a faulty table, a
+constraint is corrected only where the text is exactly what pg_dump writes for it, judging by the catalogs, and only
+outside quotes: everything else that a table's owner can choose (names, defaults) is quoted. Texts are raw
 (nodes.encodings), and all identifiers are quoted.
 """
 
@@ -59,7 +59,7 @@ SELECT c.conrelid::bigint, namesend(c.conname), namesend(a.attname)
  WHERE c.contype = 'n' AND NOT a.attislocal AND quote_ident(c.conname) <> c.conname
  ORDER BY c.oid
 """
-# For servers before 18, it writes these constraints without a name, in a place where only version 18 accepts them.
+# For older servers, pg_dump 18 writes these constraints without names, in a place where only version 18 accepts them.
 INHERITED_QUERY = """
 SELECT c.oid::bigint, namesend(n.nspname), namesend(c.relname), namesend(a.attname)
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -115,7 +115,7 @@ class InheritedNotNull:
 
 @dataclass(frozen=True, slots=True)
 class OtherType:
-    """The sequence of an identity column whose type differs from the column's.
+    """An identity column's sequence whose type differs from the column's.
 
     `logging` is "LOGGED" or "UNLOGGED" if it differs from the table's.
     """
@@ -179,7 +179,7 @@ def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
 
 
 def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
-    """Quote the names of these constraints in the statement of a table, where they are outside of quotes."""
+    """Quote the names of these constraints in the statement of a table, wherever they are unquoted."""
     # Try longer names first: a longer name may begin with a shorter name.
     corrections = [
         (
@@ -279,10 +279,10 @@ class ArchiveUnknownError(RefusedError):
 
 
 def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
-    """Dump a database's DDL as an archive of pg_dump, without pg_dump's faults.
+    """Dump a database's DDL as a pg_dump archive, and correct pg_dump's faults.
 
-    The dump shows the snapshot `exported`, or the current state if that is None. It is ended if `watch` finds a silent
-    node. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
+    The dump shows the snapshot `exported`, or the current state if that is None. pg_dump is stopped if `watch` finds a
+    silent node. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:

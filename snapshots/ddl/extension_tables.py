@@ -1,9 +1,9 @@
-"""Read the rows of extensions' configuration tables, store them, and read them back.
+"""Read the rows of extension configuration tables, store them, and read them back.
 
 An extension marks the tables that contain rows which CREATE EXTENSION does not create (pg_extension_config_dump;
-PostgreSQL manual, "Extension Configuration Tables"), mostly with a condition that excludes the extension's own rows. A
+PostgreSQL manual, "Extension Configuration Tables"), usually with a condition that excludes the extension's own rows. A
 publication can't contain such a table if it has a different owner, so the rows are read with COPY after each cut and
-stored completely with each commit. A table with more than BYTES_MAX of statements is left out and named.
+stored completely with each commit. A table whose statements exceed BYTES_MAX is left out and reported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 # A server needs 150 MB to run a script sent as one message of 16 MiB.
 BYTES_MAX = 16 << 20
-# For all tables of a shard together, when they are read back.
+# Limits for all tables of a shard together, when they are read back.
 SCRIPT_BYTES_MAX, HEADER_BYTES_MAX = 256 << 20, 16 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "
@@ -64,10 +64,10 @@ LOCKS_QUERY = """
 SELECT c.oid::bigint, textsend(format('LOCK TABLE ONLY %%I.%%I IN ACCESS SHARE MODE NOWAIT', n.nspname, c.relname))
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%s::oid[])
 """
-# Returns for a table a query that checks whether its name still belongs to it, the beginning and the end of its INSERT
+# For a table, returns a query that checks whether the name still belongs to it, the beginning and the end of its INSERT
 # statements, and the COPY that prints the rows between them as lists of constants. COPY reads the table without its
-# children, and is planned only if there is a condition. A row of the snapshot replaces the row with the same key, which
-# is the primary key or a unique key of NOT NULL columns. Generated columns are not inserted, but may be part of a key.
+# children, and is planned only if there is a condition. A row from the snapshot replaces the row with the same key: the
+# primary key, or a unique key of NOT NULL columns. Generated columns are not inserted, but may be part of a key.
 STATEMENTS_QUERY = """
 WITH key AS (
   SELECT i.indkey, i.indnkeyatts FROM pg_index i
@@ -106,7 +106,7 @@ SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid))
 """
 
 
-# Elements of the statements, quoted as by format() (names) and COPY (values). NUL would end a message to the server.
+# Elements of the statements: names as format() quotes them, values as COPY does. NUL would end a message to the server.
 NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_][a-z0-9_]*+)'
 VALUE = rb"(?:'(?:[^'\0]++|'')*+'|NULL)"
 NAMES = NAME + rb"(?:, " + NAME + rb")*+"
@@ -119,7 +119,7 @@ CONFLICT = re.compile(
     rb"(?:\nON CONFLICT \(" + NAMES + rb"\) DO (?:NOTHING|UPDATE SET " + SET + rb"(?:, " + SET + rb")*+))?+;\n"
 )
 NEXT_ROW = b",\n"
-# Bytes that are not ASCII, also in the form in which fetch_texts escapes invalid bytes.
+# Non-ASCII bytes, including invalid bytes in the form in which fetch_texts escapes them.
 OTHER_BYTES = re.compile(rb"(?:[\x80-\xff]|\\x[0-9a-f]{2})++")
 
 
@@ -133,7 +133,7 @@ class _UnfitTableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MarkedTable:
-    """A configuration table in the catalogs; `label` is its name in rules and outputs.
+    """A configuration table in the catalogs; `label` is its name in rules and output.
 
     If `has_condition`, only some of its rows are dumped. If `is_trusted`, superusers own the table and its extension.
     `references` are the oids of the tables that its foreign keys reference.
@@ -151,7 +151,7 @@ class MarkedTable:
 
 @dataclass(frozen=True, slots=True)
 class _CompressedRows:
-    """The number of a table's rows, and their statements: the size before compression, and the compressed bytes."""
+    """A table's row count, and its statements: their size before compression, and the compressed bytes."""
 
     count: int
     size: int
@@ -174,7 +174,7 @@ class ExtensionsOfShard:
     sequences: tuple[ExtensionSequence, ...] = ()
 
     def digests(self) -> dict[str, bytes]:
-        """Return, for each table, a digest of its rows and of the statements around them, reading every row."""
+        """Read every row; return, for each table, a digest of its rows and the statements that contain them."""
         return {
             table_name(table.table.schema, table.table.name): _digest_rows(table.statements) for table in self.tables
         }
@@ -240,7 +240,7 @@ def _read_rows(
 
 @contextmanager
 def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Run the block in a read-only transaction that sees one state of all tables and gets the server's raw bytes."""
+    """Run the block in a read-only transaction that sees all tables in one state and gets the server's raw bytes."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         refuse_views(connection)
@@ -249,9 +249,9 @@ def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 class _TableReader:
-    """Reads tables in a session: `rows` if they could be read, otherwise `reasons`, both by oid.
+    """Reads tables in a session. By oid, `rows` holds their rows, `reasons` the reasons why tables could not be read.
 
-    A table that can't be read does not end the command: a full snapshot would lose hours of copying.
+    A table that can't be read does not stop the command: a full snapshot would lose hours of copying.
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -268,9 +268,11 @@ class _TableReader:
         """
         chosen, refused = list[MarkedTable](), dict[int, str]()
         for table in tables:
-            # A query runs code of the owner: casts and operators in the condition, and indexes.
+            # A query runs the owner's code: casts and operators in the condition, and functions of indexes.
             if table.has_condition and not table.is_trusted:
-                refused[table.oid] = "its dump has a condition, and its owner or its extension's is not a superuser"
+                refused[table.oid] = (
+                    "its dump has a condition, and its owner or its extension's owner is not a superuser"
+                )
             else:
                 chosen.append(table)
         with _reading(self._connection):
@@ -355,7 +357,7 @@ def _list_marked(
 
 
 def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, bytes_max: int) -> _CompressedRows:
-    """Read the table's rows as statements; raise _TooManyError above `bytes_max`, and _UnfitTableError."""
+    """Read the table's rows as statements; raise _TooManyError if they exceed `bytes_max`, or _UnfitTableError."""
     statements = connection.execute(STATEMENTS_QUERY, {"table": table.oid}).fetchone()
     if statements is None:
         # The table has no columns, or no longer belongs to an extension.
@@ -369,7 +371,7 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
     at_once = None if table.oid in table.references else ROWS_AT_ONCE
     compressor, pieces, count, size = zstandard.ZstdCompressor().compressobj(), list[bytes](), 0, 0
     with connection.cursor().copy(copy_rows) as copy:
-        # Each message is a row, with a line end.
+        # Each message is a row, including its newline.
         lines = (bytes(line[:-1]) for line in copy)
         while some := list(_up_to(bytes_max - size, islice(lines, at_once))):
             statement = begin + (b")" + NEXT_ROW + b"(").join(some) + end
@@ -427,7 +429,7 @@ def _divide(script: bytes) -> ExtensionsOfShard:
 
 
 def _is_filled_by(statements: bytes, table: ExtensionTable) -> bool:
-    """Whether these are only INSERT statements of constants as STATEMENTS_QUERY generates them for the table."""
+    """Whether these are only INSERT statements of constants, as STATEMENTS_QUERY generates them for the table."""
     try:
         return all(_is_named(part, table) for part in _parts_of(statements) if part.re is INSERT)
     except ValueError:
@@ -439,7 +441,7 @@ def _is_named(begin: re.Match[bytes] | None, table: MarkedTable | ExtensionTable
 
 
 def _is_name(quoted: bytes, name: str) -> bool:
-    """Whether a quoted name in SQL may be `name`. Non-ASCII characters are not compared: the encoding is unknown."""
+    """Whether the SQL name `quoted` may be `name`. Non-ASCII characters are not compared: the encoding is unknown."""
     plain = quoted[1:-1].replace(b'""', b'"') if quoted.startswith(b'"') else quoted
     return OTHER_BYTES.sub(b"?", plain) == OTHER_BYTES.sub(b"?", name.encode())
 
@@ -456,7 +458,7 @@ def _parts_of(statements: bytes) -> Iterator[re.Match[bytes]]:
     def take(kind: re.Pattern[bytes]) -> re.Match[bytes]:
         nonlocal begin
         if (found := kind.match(statements, begin)) is None:
-            raise ValueError("this is not an INSERT statement of Cutline")
+            raise ValueError("this is not an INSERT statement that Cutline wrote")
         begin = found.end()
         return found
 

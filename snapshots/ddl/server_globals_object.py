@@ -1,7 +1,7 @@
 """Read a server's globals (the objects outside its databases), store them, and read them back.
 
-They are read once per create. The fingerprint does not cover them: their changes never invalidate a cut. The verifiers
-of passwords are stored only if our role may read pg_authid, which managed services allow nobody.
+They are read once per create. The fingerprint does not cover them, so their changes never invalidate a cut. Password
+verifiers are stored only if our role may read pg_authid, which managed services don't allow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SELECT r.rolname, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.ro
   FROM pg_roles r WHERE r.rolname !~ '^pg_' ORDER BY 1
 """
 VERIFIERS_QUERY = "SELECT rolname, rolpassword FROM pg_authid WHERE rolpassword IS NOT NULL"
-# PostgreSQL 16 introduced the options.
+# PostgreSQL 16 introduced inherit_option and set_option.
 MEMBERSHIPS_QUERY = """
 SELECT r.rolname, m.rolname, coalesce(g.rolname, ''), a.admin_option, (to_jsonb(a) ->> 'inherit_option')::boolean,
        (to_jsonb(a) ->> 'set_option')::boolean
@@ -74,7 +74,7 @@ SELECT spcname, pg_get_userbyid(spcowner), pg_tablespace_location(oid), coalesce
 
 
 def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False) -> ServerGlobals:
-    """Read the globals of the session's server; with `passwords`, also the verifiers if our role may read them."""
+    """Read the globals of the session's server; with `passwords`, include the verifiers if our role may read them."""
     verifiers: dict[str, str] = {}
     with_verifiers = passwords
     if passwords:
@@ -131,7 +131,7 @@ def store_globals(
 ) -> list[StoredObject]:
     """Store the globals of every primary's server unless the chain already contains them; return the new objects.
 
-    If an object that the chain lists is missing or altered in the store, it is stored again, with a note.
+    If an object that the chain lists is missing or altered in the store, it is stored again, and a note says so.
     """
     passwords = sessions.fleet.with_passwords
     primaries = sessions.ask_primaries(partial(read_globals, passwords=passwords))

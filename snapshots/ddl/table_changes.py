@@ -72,9 +72,9 @@ class ChangedTable:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """An increment's actions on a shard's tables.
+    """An increment's plan for a shard's tables.
 
-    `gone` contains the numbers of definitions that end, `states` the current states of the tables by name.
+    `gone` contains the numbers of definitions that end, and `states` the current states of the tables, by name.
     """
 
     unchanged: tuple[Group, ...]
@@ -94,7 +94,7 @@ class ShardPlan:
 
     @property
     def successions(self) -> dict[int, int]:
-        """The number of the predecessor of each definition to which rows are converted, by its number."""
+        """The predecessor of each definition to which rows are converted, by number."""
         return {table.table.group.number: table.after for table in self.changed if table.after is not None}
 
     @property
@@ -113,8 +113,8 @@ def plan_shard(
 ) -> ShardPlan:
     """Compare the shard's current tables and their states by name (`now`) with those of the previous commit.
 
-    `archived` are the definitions in segments that no commit lists. `moved` are the oids of tables with changes in WAL
-    under an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
+    `archived` holds the definitions in segments that no commit lists. `moved` holds the oids of tables whose changes in
+    WAL have an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
     """
     tables, states = now
     previous = {table_before.oid: table_before for table_before in before}
@@ -125,7 +125,7 @@ def plan_shard(
     changed: list[ChangedTable] = []
     for table in tables:
         was, state, tried = previous.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
-        # Append-only tables are in a publication of their own, which a table leaves when it gets an identity.
+        # Append-only tables have a separate publication, which a table leaves when it gets a replica identity.
         is_same_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
         if was and was.state and state.membership and is_same_kind:
             check_publication(node, was.state, state)
@@ -156,7 +156,7 @@ def _assign_number(table: Table, number: int, partitions: int) -> Table:
 
 
 def check_publication(node: str, before: TableState, after: TableState) -> None:
-    """Raise PublicationChangedError if the publication itself was altered: changes of all its tables may be missing."""
+    """Raise PublicationChangedError if the publication itself was altered: changes to all its tables may be missing."""
     if before.publication != after.publication:
         raise PublicationChangedError(
             f"node {node}: table {after.table} is in a publication of Cutline that was altered since the last commit:"
@@ -170,7 +170,7 @@ def check_publication(node: str, before: TableState, after: TableState) -> None:
 def _why_copy(
     was: TableBefore | None, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool
 ) -> str:
-    """Return the reason why the table needs a new base copy, "" if it needs none."""
+    """Return the reason why the table needs a new base copy, or "" if it does not need one."""
     if was is None:
         return "it is new"
     if is_moved:
@@ -188,7 +188,7 @@ def _why_state(before: TableState, after: TableState) -> str:
     if before.file != after.file and before.columns != after.columns:
         return "it was rewritten"
     if before.printed - after.printed:
-        return "a type of its columns prints its values differently"
+        return "the type of a column prints its values differently"
     if _dropped_attributes(before, after):
         return "a column was added and dropped again"
     return ""
@@ -275,7 +275,7 @@ def known_tables(chain: Chain) -> KnownTables:
 
 @dataclass(frozen=True, slots=True)
 class NodeTables:
-    """A primary's tables, their states, and the fingerprint of its catalogs, all at the same moment."""
+    """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment."""
 
     tables: tuple[Table, ...]
     states: Mapping[str, TableState]
@@ -284,7 +284,7 @@ class NodeTables:
 
 @dataclass(frozen=True, slots=True)
 class DdlPlan:
-    """An increment's actions on all shards' tables, and the tables that the plan is based on."""
+    """An increment's plan for all shards' tables, and the tables that it is based on."""
 
     shards: Mapping[str, ShardPlan]
     node_tables: Mapping[str, NodeTables]
@@ -296,7 +296,7 @@ class DdlPlan:
 
     @property
     def unpublished(self) -> dict[str, list[str]]:
-        """The names of tables in no publication of Cutline, by shard; shards without such tables are omitted."""
+        """The names of tables in none of Cutline's publications, by shard; shards without such tables are omitted."""
         return list_unpublished(self.node_tables)
 
     @property
@@ -319,7 +319,7 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
 
 
 def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[str]]:
-    """Return the names of tables in no publication of Cutline, by shard, without shards that have no such tables."""
+    """Return the names of tables in none of Cutline's publications, by shard; omit shards without such tables."""
     unpublished = {
         shard: [name for name, state in tables.states.items() if not state.membership]
         for shard, tables in node_tables.items()
@@ -365,8 +365,8 @@ def plan_ddl(
 ) -> DdlPlan:
     """Compare the current `node_tables` with the tables `known` from the last commit.
 
-    `archived` holds, by shard, the definitions in segments that no commit lists. `moved` holds the oids of tables with
-    changes in WAL under unknown definitions. Raises PublicationChangedError.
+    `archived` holds, by shard, the definitions in segments that no commit lists. `moved` holds the oids of tables whose
+    changes in WAL have an unknown definition. Raises PublicationChangedError.
     """
     tried = {shard: [_archived_table(definition) for definition in archived.get(shard, ())] for shard in node_tables}
     highest = max([known.highest, *(table.group.number for tables in tried.values() for table in tables)])
@@ -383,7 +383,7 @@ def _archived_table(definition: Definition) -> TableBefore:
 
 
 def report_changes(plan: DdlPlan, progress: Progress) -> None:
-    """Report the tables that changed, and the increment's actions on them."""
+    """Report the tables that changed, and what the increment does with them."""
     for shard, shard_plan in plan.shards.items():
         for table in shard_plan.changed:
             what = f"needs a new base copy: {table.reason}" if table.after is None else "has a new definition"
@@ -427,9 +427,9 @@ def add_to_publications(
 
 
 def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:
-    """Return a change on a primary since its tables were `seen`, "" if nothing changed.
+    """Describe a change on a primary since its tables were read as `seen`; return "" if nothing changed.
 
-    Raises PublicationChangedError if a publication of Cutline itself was altered and still is.
+    Raises PublicationChangedError if one of Cutline's publications was itself altered and has not been repaired.
     """
 
     def find_on(node: str) -> str:
@@ -440,16 +440,16 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
 
 def _find_change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
-    """Return a change since the node's tables `was`, "" if nothing changed.
+    """Describe a change since the node's tables were as in `was`; return "" if nothing changed.
 
     The fingerprint does not cover Cutline's publications, so these are compared separately.
     """
     if read_fingerprint(connection) != was.fingerprint:
-        return f"node {node}: its catalogs were changed"
+        return f"node {node}: its catalogs changed"
     groups = [table.group for table in was.tables]
     published = check_published(connection, node, fleet_id, groups, unpublished_too=True)
     for name, state in was.states.items():
         now = published.get(name, NOWHERE)
         if (now.publication, now.membership) != (state.publication, state.membership):
-            return f"node {node}: the publication of table {name} was changed"
+            return f"node {node}: the publication of table {name} changed"
     return ""

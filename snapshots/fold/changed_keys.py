@@ -32,7 +32,7 @@ from cutline.storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# With this number, the filter matches at most one in 16 keys outside the set.
+# With 16 bits per key, the filter matches at most one in 16 keys outside the set.
 BITS_PER_KEY = 16
 BITS_MIN, BITS_MAX = 1 << 6, 1 << 28
 WORD_BITS = 64
@@ -45,14 +45,14 @@ class KeyFilter:
     words: npt.NDArray[np.uint64]
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
-        """Return flags of the `keys` that may be in the set; pass `hashes` if they are known."""
+        """Return flags that mark the `keys` that may be in the set; pass `hashes` if they are known."""
         places = (xxhash64(keys) if hashes is None else hashes) & np.uint64(len(self.words) * WORD_BITS - 1)
         bits = self.words[places // np.uint64(WORD_BITS)] >> (places % np.uint64(WORD_BITS))
         return np.asarray(bits & np.uint64(1), np.bool_)
 
 
 def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]]) -> dict[int, dict[int, KeyFilter]]:
-    """Build the filters of the keys in `changed` (node, key; about `count` keys), by the (node, group) of `groups`.
+    """Build filters of the keys in `changed` (node, key; about `count` keys) for each (node, group) of `groups`.
 
     All groups of a node share one filter. The data sent to the driver is bounded by BITS_MAX per node.
     """
@@ -75,13 +75,14 @@ def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]
     return filters
 
 
-# Hashes are sorted into slots by their highest bits. Sets of up to 2^18 keys have 16 to 32 slots per key, others fewer.
+# Hashes are sorted into slots by their highest bits. Sets of up to 2^18 keys have 16 to 32 slots per key, larger sets
+# fewer.
 SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """Keys in the order of their hashes. `run_max` is the largest number of keys with the same hash."""
+    """Keys sorted by their hashes. `run_max` is the largest number of keys with the same hash."""
 
     hashes: npt.NDArray[np.uint64]
     keys: BytesColumn
@@ -106,7 +107,7 @@ class KeySet:
         return indexes
 
     def _maybe_contained(self, hashes: npt.NDArray[np.uint64]) -> Ints:
-        """Return the indexes of hashes that may be in this set. This saves the slower search for most other hashes."""
+        """Return the indexes of hashes that may be in this set. Most other hashes then need no search."""
         bits = min(len(self.hashes).bit_length() + SLOTS_PER_KEY_BITS, SLOT_BITS_MAX)
         if len(hashes) << SLOTS_PER_KEY_BITS < len(self.hashes):
             return np.arange(len(hashes))
@@ -116,19 +117,19 @@ class KeySet:
         return np.flatnonzero(slots[hashes >> shift])
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
-        """Return flags of the `keys` that are in this set."""
+        """Return flags that mark the `keys` that are in this set."""
         return self.find(keys, hashes) >= 0
 
 
 def _in_order(hashes: npt.NDArray[np.uint64], keys: BytesColumn) -> KeySet:
-    """Build the set of keys that are already sorted by hash."""
+    """Build a set from keys that are already sorted by hash."""
     starts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
     lengths = np.diff(np.concatenate([[0], starts, [len(hashes)]]))
     return KeySet(hashes, keys, int(lengths.max(initial=0)))
 
 
 def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
-    """Build the sets of changed keys by node and group; `changed` has node, group and key, each key once."""
+    """Build the sets of changed keys, by node and group; `changed` contains node, group and key, each key once."""
     result: dict[int, dict[int, KeySet]] = {}
     node, group = (np.asarray(changed[name].to_numpy()) for name in ("node", "group"))
     keys = column_of(changed["key"]) if len(changed) else from_list([])
@@ -147,14 +148,15 @@ def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
 Keys: TypeAlias = KeySet | KeyFilter
 # Up to this number of changes, the keys are collected without counting them first.
 COUNTED_FROM = 200_000
-# Memory for the keys in the driver and in each process that reads base objects. Building sets takes several times more.
+# Memory for the keys in the driver and in each process that reads base objects. Building sets takes several times as
+# much.
 KEYS_BYTES_MAX = 64 << 20
 BYTES_PER_KEY = 24
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The `count` changed keys by node number and group, and the ops of their last changes.
+    """The `count` changed keys, by node number and group, and the ops of their last changes.
 
     All keys are in KeySets if `is_exact`, otherwise in KeyFilters. If `has_long_lines`, stand-ins replace some of the
     last images.
@@ -257,7 +259,7 @@ def read_wanted_rows(
     wanted: Mapping[int, Mapping[int, Keys]],
     store: StoreLocation,
 ) -> DataFrame:
-    """Read the base rows (WANTED_ROWS) with the `wanted` keys, by node number and group, that were not truncated.
+    """Read the base rows (WANTED_ROWS) that were not truncated and whose keys are `wanted`, by node number and group.
 
     Long lines are replaced by their stand-ins and places; the object numbers in places are indexes of `bases`. For an
     object that can't be read, the result contains a row of group PROBLEM: without its rows, no result is complete.

@@ -1,9 +1,9 @@
 """Read the changes of segments that belong to the state, and find each segment's last change of every key.
 
-Superseded changes are not shuffled: a row that is updated a thousand times in a segment is one change.
+Superseded changes are not shuffled: a row that is updated a thousand times in a segment counts as one change.
 
 `choose_changes` compares only keys and positions. The rows stay in the segments, and the tasks that load them read them
-again, so that transactions of gigabytes are never shuffled.
+again, so multi-gigabyte transactions are never shuffled.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
-    """Find the rows that are the last, by (lsn, seq), of their group and key.
+    """Flag the last row, by (lsn, seq), of each group and key.
 
-    If two keys have the same hash, all rows are returned as last, which costs time but loses no row.
+    If two keys have the same hash, all rows are flagged, which costs time but loses no row.
     """
     last = find_last(groups, keys, lsn, seq)
     return np.ones(len(groups), np.bool_) if last is None else last
 
 
 def find_last(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags | None:
-    """Find the rows that are the last, by (lsn, seq), of their group and key; None if two keys have the same hash."""
+    """Flag the last row, by (lsn, seq), of each group and key; return None if two keys have the same hash."""
     count = len(groups)
     if count == 0:
         return np.ones(0, np.bool_)
@@ -71,7 +71,7 @@ CHANGE_ROWS = (
 # An additional column of changes that are only compared: the hash of key and row, equal to Spark's xxhash64(key, row).
 # If `entry` is set, `row` is empty; otherwise `entry` is null.
 ENTRY = "entry"
-# Enough tasks to balance their different durations, but not more: a task costs more than reading a small segment.
+# Enough tasks to balance their different durations, but no more: a task costs more than reading a small segment.
 TASKS_PER_CORE = 2
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
 CHANGE_SCHEMA = pa.schema(
@@ -109,7 +109,7 @@ class ChangeForm:
 
 
 def segment_numbers(sources: Sources) -> Mapping[str, int]:
-    """Return the segments' numbers in places: the objects of base copies are numbered first."""
+    """Return the numbers of the segments in places, which follow those of the base copy objects."""
     return {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
 
 
@@ -135,7 +135,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *,
 
 
 def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
-    """Order the segments so that runs of equal count, one per task, are about equally large."""
+    """Order the segments so that splitting them into `tasks` runs of equal count gives runs of about equal size."""
     largest_first = sorted(segments, key=lambda segment: -segment.source.size)
     return tuple(source for task in range(tasks) for source in largest_first[task::tasks])
 
@@ -172,7 +172,7 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
 
 
 def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:
-    """Return the table with empty rows where they are hashed, and the column ENTRY."""
+    """Hash these rows: return the table with the rows emptied, and the column ENTRY."""
     hashes = np.zeros(len(table), np.int64)
     # Avoid a copy if possible: a row may be 1 GB.
     chosen = table if is_hashed.all() else table.filter(to_mask(is_hashed))
@@ -188,14 +188,14 @@ Reader = Callable[[SegmentSource], Iterator[pa.RecordBatch]]
 
 
 class TooManyChangesError(Exception):
-    """The changes are more than the driver should hold."""
+    """There are more changes than the driver should hold."""
 
 
 def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table | None:
-    """Return the last change of every node, group and key, and the rows of PROBLEM; None if Spark has to fold.
+    """Return the last change of every node, group and key, and the rows of PROBLEM; None if Spark has to fold them.
 
-    `read` yields the changes of a segment. Its batches and the result have `schema`. Spark has to fold if there are
-    many changes, rows of groups without a key, or partial images.
+    `read` yields the changes of a segment. Its batches and the result have `schema`. Spark has to fold them if there
+    are many changes, rows of groups without a key, or partial images.
     """
     size = sum(segment.source.size for segment in sources.segments)
     if sources.has_partials or sources.changes > limits.CHANGES_MAX or size > limits.STORED_BYTES_MAX:
@@ -247,7 +247,7 @@ def _read_all(segments: Iterable[SegmentSource], read: Reader) -> list[pa.Record
         return [batch for batches in threads.map(read_one, segments) for batch in batches]
 
 
-# The bytes of keys reported: the maximum for all segments together, and the share of each segment at least.
+# Limits for the bytes of reported keys: the maximum of all segments together, and the minimum share of a segment.
 REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 14
 COMPARED = ["group", "key", "lsn", "seq", "op"]
 # `index` is the change's index among the segment's changes that belong to the state.
@@ -256,7 +256,7 @@ LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to read. Rows of groups in `multisets` have no key. More than `bytes_max` of keys is not reported."""
+    """A segment to read. Rows of groups in `multisets` have no key. Keys that exceed `bytes_max` are not reported."""
 
     segment: SegmentSource
     multisets: frozenset[int]
@@ -285,7 +285,7 @@ class SegmentImages:
 
 @dataclass(frozen=True, slots=True)
 class ChosenChanges:
-    """The last change of every key (node, group, key, op) of tables with base rows, and the images by segment.
+    """The last change (node, group, key, op) of every key in tables with base rows, and the images by segment.
 
     Segments are named by the keys of their objects.
     """

@@ -1,7 +1,8 @@
 """Fold: compute the state of copies at a cut, by replacing base rows with the last effective image of each changed key.
 
-Restore and check both use it: `Fold.changed` tells which base rows are no longer valid, and `Fold.images` are the rows
-that replace them. Changes are shuffled by key if there are many. Base rows, which are most of the data, never are.
+Restore and check both use it: `Fold.changed` tells which base rows are no longer valid, and `Fold.images` contains the
+rows that replace them. Changes are shuffled by key if there are many. Base rows, which make up most of the data, are
+never shuffled.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 class Fold:
     """The folded changes of some copies.
 
-    `images` (IMAGE_COLUMNS) are the rows that changes have produced, None if there are no such rows. In a hashed fold
-    they also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that the driver has
-    folded may be in `local` instead, ordered by node and group. Rows with a long line are in `long_images`
+    `images` (IMAGE_COLUMNS) contains the rows that changes have produced; it is None if there are no such rows. In a
+    hashed fold they also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that the
+    driver has folded may be in `local` instead, ordered by node and group. Rows with a long line are in `long_images`
     (LONG_IMAGE_ROWS, read by `long_image_reader`).
 
     `images` and `long_images` may contain rows of group PROBLEM, which their reader must look for. Such a row may be an
     image that can't be completed, because an earlier image or a deleted row is missing; its `partition` is then the
     group. Otherwise it is the report of an object that was readable at first, but not when Spark read it again.
 
-    `segment_images` are, by the key of the segment's object, the images that were left in the segment
-    (snapshots.fold.changes).
+    `segment_images` holds the images that were left in their segments (snapshots.fold.changes), by the key of the
+    segment's object.
 
     `changed` holds, by node number and group, the keys (in groups without a key, the lines) whose base rows are no
     longer valid. With `segment_images`, it covers only groups with base rows. If it is a filter, the unchanged rows
-    that it also matches are among the images. `problems` are the reports of objects that could not be read; the fold is
-    complete if there are no problems.
+    that it also matches are among the images. `problems` holds the reports of objects that could not be read; the fold
+    is complete if there are no problems.
     """
 
     images: DataFrame | None
@@ -86,12 +87,12 @@ def fold(
     hashed: bool = False,
     held: HeldObjects | None = None,
 ) -> Fold:
-    """Fold the changes of `sources`. Starts no job if there are no segments or only few changes.
+    """Fold the changes of `sources`. Does not start a job if there are no segments or only a few changes.
 
     With `hashed`, images can only be compared: rows are not shuffled where their hash is enough. If images are hashed
-    or segments are `held`, they may stay in the driver (`Fold.local`). With `for_loading`, they may also stay in their
-    segments (`Fold.segment_images`). Otherwise all images are in DataFrames. The driver holds the changed keys, or a
-    filter if there are many (snapshots.fold.changed_keys).
+    or segments are `held`, images may stay in the driver (`Fold.local`). With `for_loading`, they may also stay in
+    their segments (`Fold.segment_images`). Otherwise all images are in DataFrames. The driver holds the changed keys,
+    or a filter if there are many (snapshots.fold.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
@@ -125,7 +126,7 @@ def fold(
 
 
 def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
-    """Fold few changes without a job; return None if Spark has to fold them."""
+    """Fold a small number of changes without a job; return None if Spark has to fold them."""
     number_of = segment_numbers(sources)
 
     form = ChangeForm.of(sources, hashed=False)
@@ -202,7 +203,7 @@ def _drop_changed(base: DataFrame, latest: DataFrame) -> DataFrame:
 
 
 def latest_images(changes: DataFrame) -> DataFrame:
-    """Find the last of the CHANGE_ROWS of every (node, group, partition, key)."""
+    """Find the last CHANGE_ROWS row of every (node, group, partition, key)."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     entry = [name for name in changes.columns if name == ENTRY]
@@ -217,8 +218,8 @@ def _fold_multisets(
     """Fold groups without a key: each line occurs as often as in the base, plus inserts, minus deletes.
 
     There are at most `count` changes. A line that was inserted more often than deleted adds images to the base rows.
-    For a line that was deleted more often than inserted, the base rows are counted, and images of the remaining number
-    replace them. Equal long lines have the same stand-in, and a single line is read for all of them.
+    For a line that was deleted more often than inserted, the base rows are counted, and replaced with as many images as
+    remain. Equal long lines have the same stand-in, and a single line is read for all of them.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 

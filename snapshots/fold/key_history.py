@@ -1,10 +1,12 @@
 """Complete partial images: find the earlier images of their keys, and fill in the values that an UPDATE left unchanged.
 
-The input is, for each row, its images from the oldest to the newest. The loop goes back in time image by image, for all
-rows at once that still lack a value. The number of its iterations is the length of the longest run of partial images.
+The input is, for each row, its images from the oldest to the newest. The loop goes back in time one image per
+iteration, for all rows that still lack a value. It takes as many iterations as there are partial images in the longest
+run.
 
-This is planned only if there are partial images. A row may have had a different key before. An UPDATE that changed its
-key and left values unchanged (a *move*) records both keys, so the earlier images are looked up under the old key.
+A fold includes this step only if there are partial images. A row may have had a different key before. An UPDATE that
+changed its key and left values unchanged (a *move*) records both keys, so the earlier images are looked up under the
+old key.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The images of n rows, oldest first: row i has the images from `offsets[i]` to before `offsets[i + 1]`.
+    """The images of n rows, oldest first: those of row i begin at `offsets[i]` and end before `offsets[i + 1]`.
 
     The image of a deleted row has a line of length 0.
     """
@@ -43,7 +45,7 @@ class Images:
 
 
 def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:
-    """Complete the newest image of every row; also return flags of the rows that could be completed."""
+    """Complete the newest image of every row; also return flags that mark the rows that could be completed."""
     starts, lengths = _fields(images.lines, column_count)
     newest = images.offsets[1:] - 1
     field_starts, field_lengths = starts[newest].copy(), lengths[newest].copy()
@@ -174,7 +176,7 @@ def complete_images(
     changes: DataFrame,
     latest: DataFrame,
 ) -> CompletedImages:
-    """Complete the last images that are partial from earlier images and `base_rows`.
+    """Complete partial last images with values from earlier images and `base_rows`.
 
     The results are COMPLETED_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
     completed, because an object is damaged or the archive has a gap, gets the group PROBLEM, and its own group as
@@ -249,7 +251,7 @@ def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
     """Compute the keys under which each wanted row was stored, and the period of each, as KEY_HISTORY_SCHEMA.
 
     Takes about 700 bytes per move, including the tables (measured with a million moves and keys of 16 bytes). The
-    number of iterations is the largest number of moves of a row.
+    number of iterations is the largest number of moves that any row made.
     """
     names = ["node", "group", "key"]
     arrivals = moves.select(["node", "group", "row"]).rename_columns(names)
@@ -276,7 +278,7 @@ def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
 
 
 def _codes(keys_of_rows: pa.Table) -> Ints:
-    """Number the rows: equal numbers where node, group and key are equal."""
+    """Number the rows: rows with the same node, group and key get the same number."""
     node, group = (to_numpy(keys_of_rows[name]).astype(np.int64) for name in ("node", "group"))
     key = pc.dictionary_encode(keys_of_rows["key"].cast(pa.large_binary()).combine_chunks())
     columns = (np.asarray(key.indices.to_numpy(), np.int64), group, node)
@@ -293,7 +295,7 @@ def _build_entries(steps: list[_Step], keys_of_rows: pa.Table, code: Ints, moves
     if not steps:
         return KEY_HISTORY_SCHEMA.empty_table()
     row, here, move, until = (np.concatenate(column) for column in zip(*steps, strict=True))
-    # The appended value means no move: its index is -1 at the low end, and the number of moves at the high end.
+    # The appended value stands for "no move": `move` refers to it as -1, `until` as the number of moves.
     low_lsn, low_seq = np.append(moves.lsn, BEFORE_ALL[0])[move], np.append(moves.seq, BEFORE_ALL[1])[move]
     last = np.append(moves.order, len(moves.lsn))[until]
     high_lsn, high_seq = np.append(moves.lsn, AFTER_ALL[0])[last], np.append(moves.seq, AFTER_ALL[1])[last]

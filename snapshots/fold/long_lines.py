@@ -1,8 +1,8 @@
-"""Long lines: rows of megabytes stay in the store while their changes are folded.
+"""Long lines: multi-megabyte rows stay in the store while their changes are folded.
 
-A JVM with little memory can't hold rows of 100 MB, and a fold does not need them, because it works on keys. So when an
-object is read, a line above LONG_LINE_BYTES is replaced by its *stand-in* (its SHA-256, which identifies equal lines)
-and its *place* (object, row group, row). The line is read again when it is loaded or hashed.
+A JVM with little memory can't hold 100 MB rows, and a fold does not need them, because it works on keys. Therefore,
+when an object is read, a line above LONG_LINE_BYTES is replaced by its *stand-in* (its SHA-256, which identifies equal
+lines) and its *place* (object, row group, row). The line is read again when it is loaded or hashed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from cutline.wal.segments.segments import SEGMENT_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Far below a JVM's limit, because Spark holds many rows at once, and all partial images of a row.
+# Far below a JVM's limit, because Spark holds many rows at a time, and all partial images of a row.
 LONG_LINE_BYTES = 1 << 16
 # The place of a line that is not replaced.
 NO_PLACE = -1
-# Enough for 100 million objects of 65,000 row groups of a million rows.
+# Enough for 100 million objects with 65,000 row groups of a million rows each.
 GROUP_BITS, ROW_BITS = 16, 20
 PLACE_FIELD = pa.field("place", pa.int64(), nullable=False)
 # The size of objects kept in memory besides the current object, for rows that alternate between objects.
@@ -94,12 +94,12 @@ def line_names(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> BytesColumn:
 
 
 def are_long(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> Flags:
-    """Return flags of the long lines."""
+    """Return flags that mark the long lines."""
     return np.asarray(pc.greater(pc.binary_length(lines), LONG_LINE_BYTES).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def stand_in_of(line: Bytes) -> bytes:
-    """Return the stand-in of the line. It does not end like a line, or begin like the report of a problem."""
+    """Return the stand-in of the line. It neither ends like a line nor begins like the report of a problem."""
     return b"\0" + hashlib.sha256(line.data).digest() + b"\0"
 
 
@@ -113,12 +113,12 @@ def _replace(column: BytesColumn, is_long: Flags) -> pa.Array[Any]:
 
 
 class LongLines:
-    """Reads long lines at their places. It keeps few objects in memory, so it is fastest in the order of places."""
+    """Reads long lines at their places; fastest in the order of places, since it keeps only a few objects."""
 
     def __init__(self, store: ObjectStore, bases: BaseSources, segments: tuple[SegmentSource, ...]) -> None:
         self._store, self._bases, self._segments = store, BaseCursor(bases), segments
         self._first_segment = len(bases)
-        # The object read last, for errors.
+        # The object read last, for error messages.
         self.current_source: Source = (segments or bases)[0].source
         self._files: dict[int, pq.ParquetFile] = {}
         self._sizes: dict[int, int] = {}
@@ -145,7 +145,7 @@ class LongLines:
             source = self._source(number)
             schema = SEGMENT_SCHEMA if isinstance(source, SegmentSource) else BASE_SCHEMA
             table = read_row_group(self._file(number), group, source.source, schema)
-        # Insert it again as the most recently used.
+        # Reinsert the entry as the most recently used.
         self._tables[number, group] = table
         return table
 
@@ -219,7 +219,7 @@ class LongImageReader:
         try:
             reader = LongLines(self.store.open(), self.bases, self.segments)
         except SnapshotError as error:
-            # There is a segment, since a fold without segments has no images.
+            # There is at least one segment, since a fold without segments has no images.
             yield problem_row(self.segments[0].source, error, IMAGE_SCHEMA)
             return
         pending: list[tuple[dict[str, Any], Bytes]] = []
@@ -258,7 +258,7 @@ class LongImageReader:
 
 
 def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
-    """Complete the newest line of a row with values of earlier lines; return None if all lines lack a value.
+    """Complete the newest line of a row with values from earlier lines; return None if a value is in none of them.
 
     Reads no more lines than necessary. An empty line means that the row was deleted and has no earlier values.
     """

@@ -58,7 +58,7 @@ class Conversion:
         return [*pieces, text + b"\n"]
 
     def after(self, earlier: Conversion) -> Conversion:
-        """Compose: convert by `earlier`, then by this conversion."""
+        """Return the conversion that applies `earlier` first, then this conversion."""
         fields = tuple(part if isinstance(part, bytes) else earlier.fields[part] for part in self.fields)
         return Conversion(self.number, earlier.width, fields, self.is_multiset, self.partitions)
 
@@ -121,9 +121,9 @@ _SKIPPED = -2
 class SchemaMapping:
     """The mapping of stored rows, by group number, to the schema at a cut.
 
-    Rows of the numbers in `unchanged` keep their lines, rows of the numbers in `conversions` are converted, and all
-    other rows are skipped. For a number in `since`, only changes at or after that position count: the base copy that
-    was taken there contains the earlier changes.
+    Rows with a number in `unchanged` keep their lines, rows with a number in `conversions` are converted, and all other
+    rows are skipped. For a number in `since`, only changes at or after that position count: the base copy that was
+    taken there contains the earlier changes.
     """
 
     unchanged: frozenset[int]
@@ -138,7 +138,7 @@ class SchemaMapping:
         return converted.number if converted else None
 
     def restrict_to(self, numbers: Iterable[int]) -> SchemaMapping:
-        """Return the same mapping for rows of these numbers only."""
+        """Return the same mapping, limited to rows with these numbers."""
         wanted = frozenset(numbers)
         return SchemaMapping(
             self.unchanged & wanted,
@@ -166,8 +166,8 @@ def schema_mapping(
 ) -> SchemaMapping:
     """Map the numbers of all `definitions` to those of `groups`, the tables at the cut.
 
-    `successions` maps a number to its predecessor, `copy_positions` a number to the position of the base copy that
-    began it.
+    `successions` maps a number to its predecessor, and `copy_positions` maps a number to the position of the base copy
+    that began it.
     """
     unchanged: set[int] = set()
     conversions: dict[int, Conversion] = {}
@@ -191,8 +191,8 @@ def schema_mapping(
 def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator[pa.Table]:
     """Convert a table of BASE_SCHEMA or SEGMENT_SCHEMA to the schema at the cut, and drop the rows to skip.
 
-    Yields a table of the rows that keep their lines, and tables of bounded size of converted rows. Events are kept. If
-    `mapping` is None, yields the table unchanged.
+    Yields a table of the rows that keep their lines, and the converted rows in tables of bounded size. Events are kept.
+    If `mapping` is None, yields the table unchanged.
     """
     if mapping is None or len(table) == 0:
         yield table
@@ -258,7 +258,7 @@ class _Lookup:
 
 
 def _blocks(table: pa.Table, conversion: Conversion) -> Iterator[pa.Table]:
-    """Split the table between rows, so that converting a block takes little more than the limits."""
+    """Split the table into blocks of whole rows, so that converting a block takes little more than the limits."""
     pieces = conversion.pieces
     added = sum(len(piece) for piece in pieces if isinstance(piece, bytes))
     rows_max = min(BLOCK_BYTES // max(added, 1), BLOCK_FIELDS // max(conversion.width, len(pieces)))

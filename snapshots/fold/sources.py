@@ -75,7 +75,7 @@ def check_segment(footer: Any, segment: Segment) -> None:
 
 
 def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iterator[pa.Table]:
-    """Yield the tables; at the end, raise ValueError unless they contained `rows` (by group number)."""
+    """Yield the tables; at the end, raise ValueError unless their row counts by group number were `rows`."""
     counted: dict[int, int] = {}
     for table in tables:
         groups, counts = np.unique(to_numpy(table["group"]), return_counts=True)
@@ -86,7 +86,7 @@ def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iter
         raise ValueError(f"it has rows {counted} instead of {dict(rows)}")
 
 
-# A row group above this size contains a large row. A process expands only one such row group at a time.
+# A row group above this size contains a large row, and a process expands only one such row group at a time.
 LARGE_BYTES = 64 << 20
 _expanding = Lock()
 # The group of rows that report a task's errors: an exception raised in an executor would lose its class.
@@ -114,7 +114,7 @@ class Source:
 class BaseSource:
     """An object of a base copy; `rows` counts its rows by the group numbers under which they are stored.
 
-    `truncated` are the groups that were truncated after the copy, `multisets` the shard's groups without a key.
+    `truncated` holds the groups that were truncated after the copy, `multisets` the shard's groups without a key.
     `mapping` is None if the rows need no conversion.
     """
 
@@ -138,8 +138,8 @@ class SegmentSource:
     """A segment, and the rules that select the changes which belong to the state.
 
     The changes before `position` belong to the state, except those of the transactions at `excluded`. For a group in
-    `truncated`, only changes after that (lsn, seq) count. `groups` are the groups to fold, None for all. Both use the
-    groups' numbers at the cut.
+    `truncated`, only changes after that (lsn, seq) count. `groups` holds the groups to fold; None means all. Both
+    fields use the groups' numbers at the cut.
     """
 
     source: Source
@@ -154,7 +154,7 @@ class SegmentSource:
 def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
     """Read the rows of an object, a row group at a time, after verifying it against its commit.
 
-    Raises ObjectDamagedError, also while iterating.
+    Raises ObjectDamagedError, also during the iteration.
     """
     file = open_object(store, source)
     tables = (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
@@ -201,7 +201,7 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
     """Read one row group of an object from `open_object`; raise ObjectDamagedError."""
-    # Expanding a row takes more than twice its size, and threads of a driver read at the same time.
+    # Expanding a row takes more than twice its size, and a driver's threads read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
     with _reading(source), _expanding if is_large else nullcontext():
         return expand_global_ids(file.read_row_group(number, use_threads=False)).cast(schema)
@@ -345,7 +345,7 @@ class ListedBases:
 
 @dataclass(frozen=True, slots=True)
 class HeldBases:
-    """Sources that are held in memory. They are few, because commits list them directly."""
+    """Sources that are held in memory. There are only a few, because commits list them directly."""
 
     held: tuple[BaseSource, ...]
 
@@ -377,7 +377,7 @@ BasePart: TypeAlias = HeldBases | ListedBases
 
 @dataclass(frozen=True, slots=True)
 class NodeBases:
-    """The base sources of a node, in parts; `number` is the node's in the job."""
+    """The base sources of a node, in parts; `number` is the node's number in the job."""
 
     number: int
     parts: tuple[BasePart, ...]
@@ -413,7 +413,7 @@ class BaseSources:
             yield from part.read()
 
     def interleaved(self) -> Iterator[BaseSource]:
-        """Yield the sources, alternating between as many nodes as have EXPANDED_BYTES_MAX of lists (at least one)."""
+        """Yield the sources, alternating between as many nodes (at least one) as EXPANDED_BYTES_MAX of lists allow."""
         waiting = deque((max(part.list_bytes for part in node.parts), iter(node)) for node in self.nodes if node.parts)
         begun, expanded = deque[tuple[int, Iterator[BaseSource]]](), 0
         while begun or waiting:
@@ -433,7 +433,7 @@ class BaseSources:
         return part[number - first]
 
     def part_with(self, number: int) -> tuple[int, tuple[BaseSource, ...]]:
-        """Return the number of a part's first source, and the part that contains source `number`; raise IndexError."""
+        """Find the part that contains source `number`; return its first source's number, and the part itself."""
         at = bisect_right(self._ends, number)
         return self._ends[at] - len(self._parts[at]), self._parts[at].read()
 
@@ -446,7 +446,7 @@ class BaseSources:
         return BaseSources(tuple(node for node in self.nodes if node.number not in numbers))
 
     def numbers_with(self, groups: Mapping[int, frozenset[int]]) -> Ints:
-        """Return the numbers of the sources with rows of `groups`, which are by node number."""
+        """Return the numbers of the sources with rows of `groups` (by node number)."""
         numbers, first = [np.zeros(0, np.int64)], 0
         for node in self.nodes:
             wanted = groups.get(node.number, frozenset())
@@ -469,7 +469,7 @@ class BaseSources:
 
 
 class BaseCursor:
-    """Finds sources by number. It is fastest in ascending order, because it keeps the part that it read last."""
+    """Finds sources by number. Ascending numbers are fastest, because the part read last is kept."""
 
     def __init__(self, bases: BaseSources) -> None:
         self._bases = bases
@@ -486,7 +486,7 @@ class BaseCursor:
 class Sources:
     """All objects that the fold of some nodes' copies reads.
 
-    A node's number is its index in `nodes`. `column_counts` are by node number and group.
+    A node's number is its index in `nodes`. `column_counts` is keyed by node number and group.
     """
 
     nodes: tuple[str, ...]
@@ -546,7 +546,7 @@ def sources_of(
 
 
 def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
-    """Return all segments of the node's archive, without regard to TRUNCATEs; for `among` see `mapping_to_cut`."""
+    """Return all segments of the node's archive, ignoring TRUNCATEs; for `among` see `mapping_to_cut`."""
     position, excluded = chain.position(node), chain.excluded(node)
     mapping = mapping_to_cut(chain, node, among)
     return [
@@ -596,7 +596,7 @@ def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, 
             continue
         for table in read_at_cut(store, segment, SEGMENT_SCHEMA):
             truncates = table.filter(to_mask(numbers_of(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
-            for row in truncates.to_pylist():  # bounded by the TRUNCATE commands
+            for row in truncates.to_pylist():  # bounded by the number of TRUNCATE commands
                 if row["lsn"] < segment.position and row["lsn"] not in segment.excluded:
                     last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
     return last

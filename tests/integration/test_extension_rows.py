@@ -396,7 +396,7 @@ def test_reading_runs_no_code_of_a_tables_owner(runs: Runs) -> None:
     assert said == []
     assert body
     assert [one.name for one in left_out] == ["kept.kind"]
-    assert "its owner or its extension's is not a superuser" in left_out[0].why
+    assert "its owner or its extension's owner is not a superuser" in left_out[0].why
     # The owner of the extension may change its functions.
     execute(
         node.dsn,

@@ -39,7 +39,7 @@ CHANGES: dict[str, tuple[Step, Step]] = {
         SAME,
     ),
     "labelled": ((["ALTER TYPE kept.mood_{t} RENAME VALUE 'sad' TO 'blue'"],
-                  "a type of its columns prints its values"), SAME),
+                  "the type of a column prints its values"), SAME),
     "added": (
         (["ALTER TABLE kept.{t} ADD more int DEFAULT 7", "UPDATE kept.{t} SET more = 8 WHERE id = 3"], ""),
         (["ALTER TABLE kept.{t} DROP age"], ""),

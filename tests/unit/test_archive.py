@@ -66,7 +66,7 @@ def test_a_changed_byte_raises_nothing_else(place: int, value: int) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"-- a script", "not an archive"),
+        (b"-- a script", "not a pg_dump archive"),
         (header(17) + integer(0), "version 1.17"),
         (header(13) + integer(0), "version 1.13"),
         (header()[:9] + b"\x03" + header()[10:] + integer(0), "unknown format"),
@@ -78,7 +78,7 @@ def test_a_changed_byte_raises_nothing_else(place: int, value: int) -> None:
         (header() + integer(1) + integer(1) + integer(1) + made_entry(1, ENTRIES[0]), "has data"),
         (header() + integer(2) + 2 * made_entry(1, ENTRIES[0]), "not unique"),
         (header() + integer(1) + made_entry(0, ENTRIES[0]), "not unique"),
-        (header() + integer(1) + made_entry(1, MadeEntry("TABLE", dependencies=(1 << 40,))), "number of an entry"),
+        (header() + integer(1) + made_entry(1, MadeEntry("TABLE", dependencies=(1 << 40,))), "entry number is invalid"),
     ],
 )  # fmt: skip
 def test_what_is_no_archive_of_a_known_kind_is_refused(body: bytes, why: str) -> None:

@@ -94,7 +94,7 @@ class NodesQuery(Generic[T]):
 
 
 PROBE_SECONDS = 5.0
-# After this time without an answer, the watch opens a new session.
+# If a node has not answered for this long, the watch opens a new session.
 ANSWER_SECONDS_MAX = 10.0
 SILENCE_SECONDS_MAX = 30.0
 TICK_SECONDS = 0.25
@@ -131,7 +131,7 @@ class Watch:
     def on_silence(self, act: Callable[[], object]) -> Iterator[None]:
         """While the block runs, call `act` in the watch's thread when a node falls silent, and repeatedly afterwards.
 
-        If a node has fallen silent already, or end_all was called, call `act` at once.
+        If a node has already fallen silent, or end_all was called, call `act` at once.
         """
         with self._lock:
             self._acts.append(act)
@@ -211,7 +211,7 @@ class Watch:
             acts = list(self._acts)
         shut_down_sessions(node)
         for act in acts:
-            # An act may come too late and raise; all others must still be called.
+            # An act that comes too late may raise; all others must still be called.
             with suppress(Exception):
                 act()
 
@@ -229,8 +229,7 @@ class _Probe:
     async def poll(self) -> float | None:
         """Wait TICK_SECONDS for an answer; return None if it arrived, else the seconds that passed without it.
 
-        A tick counts as TICK_SECONDS at most, because time during which this process was suspended is not the node's
-        silence.
+        A tick counts as TICK_SECONDS at most, because the node was not silent while this process was suspended.
         """
         if self.query is None:
             self.query, self.waited = asyncio.create_task(self._answers()), 0.0
@@ -261,11 +260,11 @@ class _Probe:
             if session is not None:
                 await session.close()
             # A server that is starting or has no free connections does answer; libpq drops the SQLSTATE of its refusal.
-            # Reaching a limit of this process is not the node's silence.
+            # If a limit of this process was reached, the node is not silent.
             return error.sqlstate is not None or "FATAL" in str(error) or is_used_up(error)
         except (OSError, RuntimeError):
             # This is also a limit of this process: for example, no thread can be started to resolve a host name. If the
-            # error ended the watch, it would not notice silence any more.
+            # watch ended because of the error, it would no longer notice silent nodes.
             return True
         return True
 
@@ -273,7 +272,8 @@ class _Probe:
         """Close the session, even while a query is in flight."""
         if self.query is not None and not self.query.done():
             if self.session is None:
-                # If connecting were cancelled at once, a session that the server has already begun would remain.
+                # If connecting were cancelled at once, a session that the server has already started would be left
+                # behind.
                 await asyncio.wait({self.query}, timeout=CONNECTING_SECONDS_MAX)
                 self.query.cancel()
             else:

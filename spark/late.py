@@ -16,7 +16,7 @@ INSTALL = (
 
 
 def check_worker(build: str, needs: ExecutorNeeds) -> None:
-    """Raise ExecutorTaskError unless this process runs this build and has the driver's store."""
+    """Raise ExecutorTaskError unless this process runs this build and sees the driver's store."""
     try:
         if build_digest() != build:
             raise ExecutorUnfitError("it has a different build of Cutline", hint=INSTALL)

@@ -1,4 +1,4 @@
-"""A command's requirements for executors, how executors test them, and the errors of failed executors."""
+"""What a command needs from executors, how executors test it, and the errors of executors that fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_SECONDS = 60.0
 
 
 class ExecutorUnfitError(RefusedError):
-    """An executor lacks a requirement of the tasks, or has a different version of it."""
+    """An executor lacks something that the tasks need, or has a different version of it."""
 
 
 class StoreNotSharedError(RefusedError):
@@ -42,7 +42,7 @@ class StoreNotSharedError(RefusedError):
 class ExecutorNeeds:
     """The store, whether tasks write to it, and the nodes that they connect to.
 
-    `wait_seconds` is the time to wait for an executor. `key` and `body` are an object that the driver has read or
+    `wait_seconds` is the time to wait for an executor. `key` and `body` belong to an object that the driver has read or
     stored. An executor stores its own object in `folder`, which is "" if tasks don't write.
     """
 
@@ -64,7 +64,7 @@ def check_needs(needs: ExecutorNeeds) -> tuple[ErrorReport | None, str]:
             name = f"{needs.folder}/{uuid.uuid4().hex}"
             create_or_find(needs.store.open(), name, name.encode())
             key = name
-        # Many executors connect at the same time, so each begins with a random node.
+        # Many executors connect at the same time, so each starts with a random node.
         first = uuid.uuid4().int % max(len(needs.nodes), 1)
         for node in (*needs.nodes[first:], *needs.nodes[:first]):
             connect(node).close()
@@ -84,7 +84,7 @@ def check_shared(needs: ExecutorNeeds) -> None:
         raise StoreNotSharedError(store.url)
 
 
-# Precedes the report of the error that ends a task, in the text that PythonException passes on.
+# In the text that PythonException passes on, this marker precedes the report of the error that ended the task.
 MARK = "cutline-error "
 EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
 TASK = re.compile(rf".*{EXECUTOR.pattern}: ")
@@ -136,7 +136,7 @@ def raising_executor_errors() -> Iterator[None]:
 
 
 def find_executor_error(text: str) -> SnapshotError | None:
-    """Find the executor's error in the text of a failed job; return None if the cause is different."""
+    """Find the executor's error in the text of a failed job; return None if the job failed for a different reason."""
     if MARK in text:
         report, _ = json.JSONDecoder().raw_decode(text, text.index(MARK) + len(MARK))
         return error_of(report)

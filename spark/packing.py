@@ -108,7 +108,7 @@ def pack_to(file: Path) -> Packed:
 
 
 def find_needed(name: str) -> set[str]:
-    """Find the installed packages that `name` needs, except NOT_PACKED and the packages that only those need."""
+    """Find the installed packages that `name` needs, except NOT_PACKED and packages that only NOT_PACKED needs."""
     found: set[str] = set()
     waiting = [(name, frozenset[str]())]
     seen = set(waiting)
@@ -157,7 +157,7 @@ def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
         )
     for path in listed:
         name = PurePosixPath(path).as_posix()
-        # Leave out scripts, which are next to the packages, but include the metadata, which contains the version.
+        # Leave out scripts, which are outside of the packages, but include the metadata, which contains the version.
         if not name.startswith(("..", "/")) and not LEFT_OUT.search(name):
             place = Path(str(path.locate()))
             if place.is_file():

@@ -3,7 +3,7 @@
 The driver compares the answers here. Every problem is reported with the executor's name.
 
 If no executor is granted, the error lists the free resources of a standalone master's workers, as Spark's web page
-does. The master is asked by a message of its own protocol, which PySpark does not expose.
+does. The master is asked in its own protocol, which PySpark does not expose.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEPLOY = "org.apache.spark.deploy.DeployMessages$"
 
 
 def read_offer(session: SparkSession) -> str:
-    """Describe the free resources of a standalone master's workers, as the end of a sentence; "" if unknown."""
+    """Describe the free resources of a standalone master's workers, to end a sentence with; "" if unknown."""
     master = str(session.sparkContext.master)
     if not master.startswith("spark://"):
         return ""
@@ -88,13 +88,13 @@ def _free(worker: Any) -> str:
     )
 
 
-# Executors that are added while others answer are asked in a later round.
+# Executors that are added while others are answering are asked in a later round.
 ROUNDS_MAX = 3
 POLL_SECONDS = 0.5
-# How many seconds later jobs of the session wait for an executor.
+# The setting for how many seconds later jobs of the session wait for an executor.
 WAIT_SETTING = "cutline.wait.seconds"
 NAMED_SECONDS = 30.0
-# S3 refuses requests whose signature is off by a quarter of an hour.
+# S3 refuses requests whose signing time is off by a quarter of an hour.
 CLOCK_SECONDS_MAX = 300.0
 ARCHIVE_HINT = (
     "make sure that executors can reach this command at driver.host and cutline.archive.port of [spark], and that their"
@@ -116,7 +116,7 @@ class Examined:
 
 
 def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> ExecutorNeeds:
-    """Wait for an executor, and raise the error of executors that can't take part; return the completed needs.
+    """Wait for an executor, raise the error of any executor that can't take part, and return the completed needs.
 
     Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or the error of an executor at the store or a node.
     """
@@ -139,7 +139,7 @@ def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progr
 
 @contextmanager
 def _probing(store: ObjectStore, needs: ExecutorNeeds) -> Iterator[ExecutorNeeds]:
-    """Complete the needs with an object that the driver has stored, or only read if tasks don't write."""
+    """Complete the needs with an object that the driver stores or, if tasks don't write, reads."""
     if not needs.writes:
         yield replace(needs, key=FLEET_KEY, body=store.read(FLEET_KEY))
         return
@@ -176,7 +176,7 @@ def _ask(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> dic
 
 
 def count_executors(session: SparkSession) -> int:
-    """Count the session's present executors."""
+    """Count the executors that the session has now."""
     # Spark's map includes the driver.
     return int(session._jsc.sc().getExecutorMemoryStatus().size()) - 1  # pyspark has no other way
 

@@ -26,7 +26,8 @@ from pyspark.daemon import manager
 from cutline.columns.python_workers import freeze_modules
 from cutline.storage.process_limits import limit_thread_starts
 
-# The modules that forked workers find imported. They are imported by name, because they belong to higher layers.
+# The modules that are already imported when a worker is forked. They are imported by name, because they belong to
+# higher layers.
 PRELOADED = (
     "adbc_driver_postgresql",
     "pandas",

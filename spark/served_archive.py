@@ -1,8 +1,8 @@
 """The archive of `snapshot cluster pack`, which a session serves to executors that have not unpacked it yet.
 
 Spark itself would send the archive to every executor of every command. Instead, Spark sends only a small daemon, which
-learns the archive's digest through Spark's authenticated connections, and fetches the archive here if its machine lacks
-it. The archive contains only the code of Cutline and its packages. That code is public, so requests need no
+learns the archive's digest through Spark's authenticated connections, and fetches the archive from here if its machine
+lacks it. The archive contains only the code of Cutline and its packages. That code is public, so requests need no
 authentication.
 """
 
@@ -84,7 +84,7 @@ class _ArchiveServer(ThreadingHTTPServer):
         super().__init__((host, port), _Request)
 
     def server_bind(self) -> None:
-        """Bind as TCPServer does: HTTPServer would also look up the host's name, which may take long."""
+        """Bind as TCPServer does: HTTPServer would also look up the host's name, which may take a long time."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -111,5 +111,5 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _unbracketed(host: str) -> str:
-    """Remove the brackets in which Spark writes IPv6 addresses, for sockets."""
+    """Remove the brackets that Spark puts around IPv6 addresses; sockets don't accept them."""
     return host.removeprefix("[").removesuffix("]")

@@ -2,8 +2,8 @@
 
 mkdtemp creates the folder with mode 0700 and an unpredictable name, so nobody can plant a folder for a command to use.
 The running command holds an flock on the folder. If a command was killed, the user's next command finds the folder
-unlocked and deletes it, unless the command's JVM may still be starting. A pid would prove nothing, because it may
-belong to a different process by now.
+unlocked and deletes it, unless the command's JVM may still be starting. A pid would prove nothing, because by now it
+may belong to a different process.
 
 Hosts may share the folder for temporary files, and don't see each other's locks. So the name contains the host
 (hostname and machine id) and its boot. A command deletes only folders of its own boot, where the lock decides, and
@@ -42,7 +42,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # The folder for temporary files that contains the session folder.
 _outside: list[str] = []
-# Ends this process's session folder, if it has one.
+# Deletes this process's session folder, if it has one.
 _begun = ExitStack()
 
 
@@ -98,7 +98,7 @@ def lasting_folder() -> str:
 
 
 def safe_parent() -> Path:
-    """Return the folder for temporary files, or with a warning an alternative if other users can replace files there.
+    """Return the folder for temporary files; if other users can replace files there, warn and return an alternative.
 
     The path contains no links. Raises NoTemporaryFolderError if no alternative is safe.
     """
@@ -129,7 +129,7 @@ def _other_parents() -> Iterator[Path]:
 
 @cache
 def _host_and_boot() -> tuple[str, str]:
-    """Return short names of this host and of its boot; without a boot id, all boots have the same name."""
+    """Return short names for this host and its current boot; without a boot id, all boots have the same name."""
     texts = []
     for file in (MACHINE_ID, BOOT_ID):
         try:
@@ -156,7 +156,7 @@ def _can_judge(name: str) -> bool:
 
 @contextmanager
 def claimed_folder(parent: Path) -> Iterator[Path]:
-    """Create a folder in `parent` that counts as in use while this process lives; delete it at the end."""
+    """Create a folder in `parent` that counts as in use while this process is running; delete it at the end."""
     folder, descriptor = _claim(parent)
     try:
         yield folder
@@ -176,7 +176,7 @@ def _claim(parent: Path) -> tuple[Path, int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
             return folder, descriptor
-        # Before it was locked, another command took it for a dead command's folder.
+        # Another command mistook the folder for a dead command's before it was locked.
         os.close(descriptor)
 
 
@@ -186,7 +186,7 @@ def delete_dead_sessions(parent: Path) -> None:
     Other hosts' folders stay.
     """
     dead: list[Path] = []
-    # The folder may not be listable.
+    # Listing the folder may be forbidden.
     with suppress(OSError), os.scandir(parent) as entries:
         dead = [Path(entry.path) for entry in entries if _can_judge(entry.name)]
     for folder in dead:

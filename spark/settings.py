@@ -35,7 +35,7 @@ DRIVER_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJav
 
 @contextmanager
 def in_private_file(settings: Mapping[str, str], folder: Path) -> Iterator[None]:
-    """Make the JVM that is launched in the block read `settings` from a private file in `folder`."""
+    """Make a JVM that is launched in the block read `settings` from a private file in `folder`."""
     file = folder / "spark.properties"
     lines = [f"{_escaped(name, of_name=True)}={_escaped(value)}\n" for name, value in settings.items()]
     write_private(file, "".join(lines))
@@ -87,8 +87,8 @@ SECRET = "spark.authenticate.secret"
 SECRET_FILE = "spark.authenticate.secret.file"
 # Masters that give every session its own secret.
 MAKE_SECRETS = ("k8s://", "yarn")
-# Version 2 derives keys securely, and GCM detects changed bytes. Spark's defaults do neither, for compatibility with
-# old peers.
+# Version 2 derives keys securely, and GCM detects altered bytes. For compatibility with old peers, Spark's defaults do
+# neither.
 PROTECTION = {
     AUTHENTICATE: "true",
     "spark.network.crypto.enabled": "true",
@@ -96,7 +96,7 @@ PROTECTION = {
     "spark.network.crypto.authEngineVersion": "2",
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
 }
-# Settings that no fleet.toml may change if there are executors. Spark's web pages are off because they ask for no
+# Settings that fleet.toml may not change if there are executors. Spark's web pages are off because they don't ask for a
 # password.
 REQUIRED_ON_A_CLUSTER = {
     AUTHENTICATE: "true",
@@ -205,8 +205,8 @@ FOREIGN_VARIABLES = (
     "PYSPARK_PIN_THREAD",
 )
 # If everything runs on this machine, these variables are dropped, too: they would add foreign packages, agents, classes
-# and settings to the JVM that has the credentials, or move its files elsewhere. On a cluster they are how the platform
-# describes itself.
+# and settings to the JVM that has the credentials, or move its files elsewhere. On a cluster they are kept, because the
+# platform describes itself through them.
 FOREIGN_VARIABLES_HERE = (
     "PYSPARK_SUBMIT_ARGS",
     "SPARK_CONF_DIR",
@@ -256,7 +256,7 @@ appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
 
 
 def cores_of(master: str) -> int | None:
-    """Return how many tasks run at once in the driver; None if executors run them."""
+    """Return how many tasks run at once in the driver; None if executors run the tasks."""
     if master == "local":
         return 1
     if threads := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
@@ -276,7 +276,7 @@ def session_settings(
 ) -> dict[str, str]:
     """Return all settings of the session; raise SparkUnprotectedError.
 
-    The settings `given` override all others, except that options of JVMs are appended.
+    The settings in `given` override all others, except that JVM options are appended.
     """
     settings = {
         "spark.master": with_retries(master),
@@ -321,7 +321,7 @@ def jvm_options(temporary: Path, *, runs_tasks: bool) -> list[str]:
 
 
 def is_unnamed_user() -> bool:
-    """Whether the system has no name for this process's user, as in a container that runs as any uid."""
+    """Whether the system has no name for this process's user, as in a container that runs under an arbitrary uid."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -332,7 +332,7 @@ def is_unnamed_user() -> bool:
 def files_options(temporary: Path) -> list[str]:
     """Return options that make a JVM keep native libraries in `temporary`, and write no performance data to /tmp."""
     options = [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
-    # For a user without a home, Java's user.home is "?", and Spark would create a folder of that name.
+    # For a user without a home, Java's user.home is "?", and Spark would create a folder with that name.
     return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options
 
 
@@ -343,7 +343,7 @@ def set_encoding_of_paths() -> None:
 
 
 def drop_foreign_variables(master: str) -> None:
-    """Remove variables from the environment that other programs have set for their own sessions.
+    """Remove environment variables that other programs have set for their own sessions.
 
     Must be called before pyspark is imported, which reads some of the variables.
     """
@@ -354,7 +354,7 @@ def drop_foreign_variables(master: str) -> None:
 def set_environment(master: str, given: Mapping[str, str], java: Java, spark_home: Path) -> None:
     """Set the environment variables that Spark's launcher reads, for the life of this process.
 
-    `given` or the user's environment may name a different Python for the executors' workers than the driver's.
+    `given` or the user's environment may choose a different Python for the executors' workers than for the driver.
     """
     set_encoding_of_paths()
     # The launcher is a JVM as well, which would otherwise write a file in /tmp.

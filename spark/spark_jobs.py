@@ -1,9 +1,10 @@
 """Run plain tasks as a Spark job, with progress, and with a limited number of tasks per node at a time.
 
 A Spark task costs 10 to 50 ms of processor time, however little it does, and needs a free session on its node while it
-runs. So tasks are distributed to lanes. A lane is one Spark task, which runs its tasks one after the other.
+runs. So the tasks are distributed to lanes, each of which is one Spark task that runs its tasks one after the other.
 
-An accumulator of the Spark context tells the driver which lanes have ended. If Spark runs a lane twice, it counts once.
+An accumulator of the Spark context tells the driver which lanes have finished. A lane that Spark runs twice counts
+once.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
-# The numbers of lanes that have ended, by job.
+# The numbers of the lanes that have finished, keyed by job.
 Lanes: TypeAlias = dict[int, set[int]]
 _jobs = itertools.count()
 
 
 class LanesParam:
-    """Tells Spark how to add up lanes. It acts as an AccumulatorParam, without importing that class's module."""
+    """Tells Spark how to combine lanes. It serves as an AccumulatorParam, but does not import that class's module."""
 
     def zero(self, _: Lanes) -> Lanes:
-        """Return the value with which a task begins."""
+        """Return a task's initial value."""
         return {}
 
     def addInPlace(self, total: Lanes, more: Lanes) -> Lanes:  # noqa: N802  # Spark's name
@@ -58,20 +59,20 @@ class LanesParam:
 
 
 class EndedLanes:
-    """A job's lanes that have ended. Tasks receive `accumulator` and `job`, and call `say_ended`."""
+    """The lanes of a job that have finished. Tasks receive `accumulator` and `job`, and call `say_ended`."""
 
     def __init__(self, context: SparkContext) -> None:
         self.accumulator, self.job = _accumulator_of(context), next(_jobs)
         self._seen: set[int] = set()
 
     def new(self) -> set[int]:
-        """Return the lanes that have ended since the last call."""
+        """Return the lanes that have finished since the last call."""
         lanes = self.accumulator.value.get(self.job, set()) - self._seen
         self._seen |= lanes
         return lanes
 
     def left(self, count: int) -> set[int]:
-        """Return the lanes below `count`, all of which have ended, that no call has returned yet."""
+        """Return the lanes not yet returned by any call, once all lanes below `count` have finished."""
         return set(range(count)) - self._seen
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class EndedLanes:
 
 
 def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int) -> None:
-    """In an executor, report with the task's result that the lane has ended."""
+    """In an executor, report along with the task's result that the lane has finished."""
     accumulator.add({job: {lane}})
 
 
@@ -100,9 +101,9 @@ def _one(_: object) -> int:
 
 
 class NodeShares(Generic[Task]):
-    """Reports to `progress` how much work is done on each node and in all, as tasks end. Thread-safe.
+    """Reports to `progress`, as tasks finish, how much work is done on each node and in total. Thread-safe.
 
-    `totals` is the amount of work by node in `unit`; `node_of` and `amount_of` return a task's node and amount.
+    `totals` is the amount of work in `unit`, keyed by node; `node_of` and `amount_of` return a task's node and amount.
     `progress` is also advanced by the number of tasks.
     """
 
@@ -127,7 +128,7 @@ class NodeShares(Generic[Task]):
         node_of: Callable[[Task], str],
         bytes_of: Callable[[Task], int] | None = None,
     ) -> NodeShares[Task]:
-        """Create the shares of a job with exactly these tasks, measured by their number if bytes are unknown."""
+        """Create the shares of a job with exactly these tasks; if their bytes are unknown, count tasks instead."""
         amount_of, unit = (bytes_of, "bytes") if bytes_of else (_one, "tasks")
         totals = Counter[str]()
         for task in tasks:
@@ -135,12 +136,12 @@ class NodeShares(Generic[Task]):
         return cls(progress, totals, node_of, amount_of, unit)
 
     def begin(self) -> None:
-        """Report the amount of work."""
+        """Report the total amount of work."""
         with self._lock:
             self._tell(self._totals)
 
     def end(self, tasks: Sequence[Task]) -> None:
-        """Count tasks that have ended."""
+        """Count tasks that have finished."""
         if not tasks:
             return
         self.progress.advance(len(tasks))
@@ -157,7 +158,7 @@ class NodeShares(Generic[Task]):
 
 # A lane of objects or pages has at least this many bytes, unless that would make too few lanes for all cores.
 LANE_BYTES = 4 << 20
-# Enough lanes per core that their different lengths even out.
+# Enough lanes per core for their different lengths to even out.
 LANES_PER_CORE_MIN, LANES_PER_CORE_MAX = 4, 16
 # This many lanes cost little and show a job's progress.
 LANES_AT_LEAST = 256
@@ -171,7 +172,7 @@ def _no_nodes(_: Any) -> Iterable[str]:
 # In Python 3.11 a generic frozen dataclass can't have slots.
 @dataclass(frozen=True)
 class Dealing(Generic[Task]):
-    """How to distribute tasks: a task's bytes, the nodes on which it opens sessions, and each node's limit of them."""
+    """How to distribute tasks: a task's bytes, the nodes on which it opens sessions, and how many each node allows."""
 
     bytes_of: Callable[[Task], int]
     nodes_of: Callable[[Task], Iterable[str]] = _no_nodes
@@ -180,7 +181,7 @@ class Dealing(Generic[Task]):
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The present number of cores of a session's executors, and the most tasks that they may ever run at once."""
+    """How many cores a session's executors have now, and the most tasks that they may ever run at once."""
 
     now: int
     most: float
@@ -202,7 +203,7 @@ def cores_of(spark: SparkSession) -> Cores:
 
 
 def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int = 1) -> dict[str, int]:
-    """Divide `sessions` by node among `jobs` that run at the same time, leaving out limits that can't be exceeded.
+    """Divide each node's `sessions` among `jobs` that run at the same time; leave out limits that can't be exceeded.
 
     A task that Spark runs twice because it seems slow needs two sessions.
     """
@@ -212,7 +213,7 @@ def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int
 
 
 def deal(tasks: Sequence[Task], dealing: Dealing[Task], cores: Cores) -> list[list[int]]:
-    """Distribute the tasks to lanes, given as indexes of tasks; lanes that begin with the largest tasks come first.
+    """Distribute the tasks to lanes, which are lists of task indexes; lanes with the largest first tasks come first.
 
     `dealing.sessions` contains only limits that the job could exceed.
     """
@@ -227,7 +228,7 @@ def deal(tasks: Sequence[Task], dealing: Dealing[Task], cores: Cores) -> list[li
 
 
 def _together(tasks: Sequence[Task], dealing: Dealing[Task]) -> Iterable[tuple[list[int], float]]:
-    """Group the indexes of tasks that are connected by nodes with limits; return each group with its lowest limit."""
+    """Group the indexes of tasks that share nodes with limits; return each group with its lowest limit."""
     parents = {node: node for node in dealing.sessions}
 
     def root(node: str) -> str:
@@ -251,7 +252,7 @@ def _together(tasks: Sequence[Task], dealing: Dealing[Task]) -> Iterable[tuple[l
 
 
 def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Distribute tasks to `count` lanes of about equal bytes: the largest first, each to the smallest lane."""
+    """Distribute tasks to `count` lanes of about equal bytes: largest task first, always to the smallest lane."""
     lanes: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, lane) for lane in range(count)]
     for number in sorted(numbers, key=lambda number: -sizes[number]):
@@ -263,12 +264,12 @@ def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[li
 
 Report = TypeVar("Report")
 POLL_SECONDS = 0.3
-# 20,000 base-object tasks take about 50 MB in the driver; at 64 MB each a job reads over 1 TB.
+# 20,000 base-object tasks take about 50 MB in the driver; at 64 MB each, such a job reads over 1 TB.
 TASKS_PER_JOB_MAX = 20_000
 
 
 class SparkSource(Protocol):
-    """A Spark session that may not be started yet."""
+    """A Spark session that may not have been started yet."""
 
     def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
         """Start the session in the background, unless it was started before.
@@ -279,7 +280,7 @@ class SparkSource(Protocol):
         ...
 
     def session(self) -> SparkSession:
-        """Start the session unless it was started before, wait for it and return it."""
+        """Start the session unless it was started before; wait for it and return it."""
         ...
 
 
@@ -323,7 +324,7 @@ def run_tasks(
                 [(lane, [tasks[number] for number in numbers]) for lane, numbers in enumerate(lanes)], len(lanes)
             )
             reports = dealt.map(partial(_run, work, first_work(), ended.accumulator, ended.job)).collect()
-        # Count the lanes that ended after the last poll.
+        # Count the lanes that finished after the last poll.
         count(ended.left(len(lanes)))
     by_task = dict(zip(chain.from_iterable(lanes), chain.from_iterable(reports), strict=True))
     return [by_task[number] for number in range(len(tasks))]
@@ -363,7 +364,7 @@ def job_progress(
     watch: Watch | None = None,
     count: Callable[[], object] | None = None,
 ) -> Iterator[None]:
-    """Report the tasks that end in the jobs of this block, by calling `count` periodically if it is given.
+    """Report the tasks of this block's jobs as they finish, by calling `count` periodically if it is given.
 
     The jobs are cancelled if the block raises, or if `watch` finds a node silent.
     """
@@ -383,13 +384,13 @@ def job_progress(
 
 @contextmanager
 def stage_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
-    """Report the tasks that end in the jobs of this block, without cancelling jobs as `job_progress` does."""
+    """Report the tasks of this block's jobs as they finish; unlike `job_progress`, never cancel the jobs."""
     with polling(_stage_count(spark, progress)):
         yield
 
 
 def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
-    """Return a function that advances `progress` by the tasks that have ended in active stages since its last call."""
+    """Return a function that advances `progress` by the tasks of active stages that finished since its last call."""
     tracker = spark.sparkContext.statusTracker()
     seen: dict[int, int] = {}
 
@@ -405,7 +406,7 @@ def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
 
 @contextmanager
 def polling(count: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, call `count` in a thread every POLL_SECONDS, and report the waits of tasks."""
+    """While the block runs, call `count` in a thread every POLL_SECONDS, and report what tasks are waiting for."""
     done = threading.Event()
 
     def poll() -> None:
@@ -423,7 +424,7 @@ def polling(count: Callable[[], object]) -> Iterator[None]:
 
 
 def raise_first(problems: Sequence[ErrorReport | None]) -> None:
-    """Raise the first error that a task reported, in its own class, with all other messages in its details."""
+    """Raise the first error that a task reported, with its own class and the messages of all others in its details."""
     reported = [problem for problem in problems if problem]
     if reported:
         error = error_of(reported[0])
@@ -446,9 +447,9 @@ def run_own_tasks(
 ) -> list[Report]:
     """Run `work` on every task in threads, `at_once` at a time; return the reports in the order of the tasks.
 
-    If this thread is interrupted, the tasks' requests to the store and all connections of this process to the nodes,
-    except `sessions`, are ended repeatedly until all tasks have ended. The tasks must release their slots before the
-    caller cleans up the nodes. If a node falls silent, the sessions' watch ends the connections to it.
+    If this thread is interrupted, the tasks' requests to the store and this process's connections to the nodes, except
+    `sessions`, are ended repeatedly until all tasks have finished. The tasks must release their slots before the caller
+    cleans up the nodes. If a node falls silent, the sessions' watch ends the connections to it.
     """
     stops: list[Callable[[], None]] = []
 

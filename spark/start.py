@@ -58,7 +58,7 @@ UNNAMED_USER = "cutline"
 UNTRUSTED = "Exception while bootstrapping client"
 # Spark logs this before it ends because executors on Kubernetes ended one after the other.
 EXECUTORS_FAILED = "Max number of executor failures"
-# Spark logs this in the same case on a standalone cluster.
+# Spark logs this in the same case, but on a standalone cluster.
 APPLICATION_REMOVED = "Master removed our application: FAILED"
 CAUSED_BY = "Caused by: "
 IN_MAIN, INITIALIZER = 'Exception in thread "main" ', "java.lang.ExceptionInInitializerError"
@@ -95,12 +95,12 @@ def check_loopback() -> None:
 
 
 def start_spark(fleet: Fleet, name: str) -> SparkStart:
-    """Begin to start Spark as fleet.toml configures it, for the command `name`; return at once."""
+    """Start Spark in the background as fleet.toml configures it, for the command `name`; return at once."""
     return start_spark_at(fleet.spark_master, fleet.spark_settings, name)
 
 
 def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
-    """Begin to start Spark at `master` and return at once; `settings` override the chosen settings.
+    """Start Spark at `master` in the background and return at once; `settings` override Cutline's own.
 
     Raises SparkUnprotectedError if `settings` leave the session unprotected, and UsageError if the current folder was
     deleted, because no JVM starts in a deleted folder.
@@ -153,8 +153,8 @@ class SparkStart:
     def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
         """End the session and its JVM, and delete its files. Safe to repeat, even while the session is starting.
 
-        If not `graceful`, kill the JVM without asking Spark, because after an error nothing in it is needed. A JVM that
-        writes its class archive (once per machine) gets `archive_seconds_max`, then finishes unattended.
+        If not `graceful`, kill the JVM without asking Spark, because after an error nothing in it is needed any more. A
+        JVM that writes its class archive (once per machine) gets `archive_seconds_max`, then finishes unattended.
         """
         self._is_unwanted.set()
         if not graceful:
@@ -190,7 +190,7 @@ class SparkStart:
         except SnapshotError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001  # session() raises it
-            # An exception because stop() ended the JVM during its start is no error.
+            # An exception that occurs because stop() ended the JVM while it was starting is not an error.
             if not self._is_unwanted.is_set():
                 self._error = _start_error(error, self._log)
                 self._error.__cause__ = error
@@ -225,15 +225,15 @@ class SparkStart:
         context = pyspark.SparkContext(conf=conf, gateway=self._gateway)
         # The workers of a local-cluster keep their executors' files in SPARK_HOME and never delete them.
         self._work = Path(os.environ["SPARK_HOME"]) / "work" / str(context.applicationId)
-        # Otherwise socketserver prints an error when a killed JVM's connection ends.
+        # Otherwise socketserver would print an error when a killed JVM's connection ends.
         setattr(context._accumulatorServer, "handle_error", lambda *_: None)  # noqa: B010  # mypy refuses the plain form
         self._session = SparkSession.builder.getOrCreate()
 
     def _launch_gateway(self, output: dict[str, Any]) -> None:
         """Start the JVM and connect to it.
 
-        The process is stored in `_jvm` at once, because it may take long until the JVM can be reached, and stop() must
-        be able to end it. A JVM that can't write its connection file would not end: only its first thread would die.
+        The process is stored in `_jvm` at once, because it may take long to connect to the JVM, and stop() must be able
+        to end it. A JVM that can't write its connection file would not end: only its first thread would die.
         """
         from pyspark import java_gateway
 
@@ -260,7 +260,7 @@ class SparkStart:
         return with_private_options(settings, self.temporary)
 
     def _await_jvm(self, *, and_session: bool) -> None:
-        """Wait until there is a JVM to end, or until it is certain that there will be none."""
+        """Wait until there is a JVM to end, or until it is certain that none will be started."""
         deadline = time.monotonic() + LAUNCH_SECONDS_MAX
         while and_session or self._jvm is None:
             if self._is_over.wait(0.05) or time.monotonic() > deadline:
@@ -269,7 +269,7 @@ class SparkStart:
     def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
         """Ask the JVM to end; kill it and its children if it does not, or if not `graceful`."""
         if graceful and self._gateway is not None:
-            # Don't do this after an aborted call: shutdown would wait for the call's answer.
+            # Skip this after an aborted call: shutdown would wait for the call's answer.
             self._gateway.shutdown()
         if jvm.stdin is not None:
             jvm.stdin.close()
@@ -325,7 +325,7 @@ def _forget_session() -> None:
 
 
 def _keep_text(error: BaseException | None) -> None:
-    """Add the text of Spark's exceptions as notes, because they would ask the JVM for it, which is about to end."""
+    """Add the text of Spark's exceptions as notes: they would ask the JVM for it later, but the JVM is about to end."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

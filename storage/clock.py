@@ -1,6 +1,6 @@
 """The current time: by this machine's clock, unless the nodes' clocks show that it is wrong.
 
-`utc_now` returns every time that is stored or that a decision depends on. Durations use time.monotonic. nodes/clocks.py
+Every time that is stored or that a decision depends on is from `utc_now`. Durations use time.monotonic. nodes/clocks.py
 reads the nodes' clocks.
 """
 
@@ -28,7 +28,7 @@ def machine_now() -> datetime:
 
 
 def steady_seconds() -> float:
-    """Return seconds that also count while the machine is suspended and don't jump when its clock is set."""
+    """Return a count of seconds that continues while the machine is suspended and ignores changes of its clock."""
     return time.clock_gettime(_STEADY)
 
 

@@ -1,10 +1,10 @@
 """The base class of every error that a person or a script can act on.
 
-A subclass is one situation: its message says what happened and where, its hint says what to do next, and its exit code
-is what cron sees. The base class is defined in the lowest package, so that every other package can raise it.
+Each subclass is one situation: its message says what happened and where, its hint says what to do next, and its exit
+code is what cron sees. The base class is defined in the lowest package, so that every other package can raise it.
 
-Messages of libpq or of a server may quote their input, so the text of every error is redacted of all secrets that this
-process knows. This is the last line of defence: Cutline's own messages never contain a secret.
+Messages of libpq or of a server may quote their input, so all secrets that this process knows are redacted from the
+text of every error. This is the last line of defence: Cutline's own messages never contain a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote
 # All loaded error classes by name; tests/test_tidy.py checks that names are unique.
 ERRORS: dict[str, type[SnapshotError]] = {}
 
-# A shorter secret is a part of many words, and easily guessed anyway.
+# A shorter secret occurs inside many words, and is easily guessed anyway.
 SECRET_CHARACTERS_MIN = 6
 HIDDEN = "***"
 # A server's message or a name in the store may be of any length.
@@ -45,8 +45,8 @@ class SnapshotError(Exception):
     `message` is lower case and names node, group or object; `hint` is an action, or several lines with statements;
     `details` are values for `--json` (never a secret, never a DSN). A line break within a line of the hint is
     escaped: otherwise the owner of a table could inject a hint through its name. `slug` is the stable name of the
-    situation for scripts, derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` is
-    whether the hint says that the chain has ended; tests/unit/test_chain_ends.py compares the two.
+    situation for scripts, derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` says
+    whether the hint tells the user that the chain has ended; tests/unit/test_chain_ends.py compares the two.
     """
 
     exit_code: int = 70
@@ -80,7 +80,7 @@ class SnapshotError(Exception):
 class StoppedError(SnapshotError):
     """Ctrl-C or SIGTERM has stopped a command that must report its finished and unfinished work.
 
-    It is raised from the interrupt, which decides the exit code. Its message continues the sentence that names the
+    It is raised from the interrupt, which determines the exit code. Its message continues the sentence that names the
     interrupt.
     """
 
@@ -91,7 +91,7 @@ Behind = TypeVar("Behind", bound=BaseException)
 
 
 def find_behind(error: BaseException, kind: type[Behind]) -> Behind | None:
-    """Return the first error of type `kind` among `error` and its causes: cleaning up may raise further errors."""
+    """Return the first error of type `kind` among `error` and its causes; cleaning up may have raised others."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

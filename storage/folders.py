@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def opened(root: Path, folders: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
-    """Open the root, then each of `folders` in its parent; with `make`, create missing folders.
+    """Open the root, then each of `folders` inside the one before; with `make`, create missing folders.
 
     Yields the descriptors, the root's first. Raises LinkedFolderError.
     """
@@ -172,7 +172,7 @@ def drop_empty(root: Path, folders: Sequence[str]) -> None:
 
 
 def entries(root: Path, folder: str) -> list[NameInFolder]:
-    """Return the folder's entries whose names are valid in a key; none if it does not exist or is a link."""
+    """Return the folder's entries whose names are valid in a key; empty if it does not exist or is a link."""
     with (
         suppress(FileNotFoundError, NotADirectoryError),
         opened(root, folder.split("/") if folder else []) as descriptors,

@@ -52,7 +52,7 @@ class FsspecStore:
         return f"{self.root}/{key}" if key else self.root
 
     def expect_answers(self) -> None:
-        """Do nothing: the file system itself decides how long it waits."""
+        """Do nothing: the file system itself decides how long to wait."""
 
     def create(self, key: str, body: bytes) -> None:
         path = self.path(check_key(key))
@@ -159,7 +159,7 @@ class FsspecStore:
 
 
 def explain(error: Exception) -> Fault:
-    """Classify a failed request, without the file system's text, which could contain a secret."""
+    """Classify a failed request without quoting the file system's text, which could contain a secret."""
     code, status = getattr(error, "errno", None), http_status(error)
     name = errno.errorcode.get(code, "") if isinstance(code, int) else ""
     return Fault(
@@ -172,7 +172,7 @@ def explain(error: Exception) -> Fault:
 
 
 def http_status(error: Exception) -> int:
-    """Return the HTTP status behind a file system's error, 0 if it is unknown."""
+    """Return the HTTP status behind a file system's error; 0 if it is unknown."""
     # adlfs raises the errors of Azure's library, which have `status_code`. gcsfs's errors have `code`, except for 403,
     # which is an OSError with this text.
     named = (getattr(error, name, None) for name in ("status_code", "code"))

@@ -64,7 +64,7 @@ LINK_ATTEMPTS_MAX = 100
 class LocalStore:
     """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store.
 
-    A folder that existed before is not created again: its file system may have been unmounted.
+    A folder that existed before is not created again, because its file system may have been unmounted.
     """
 
     root: Path
@@ -157,7 +157,7 @@ class LocalStore:
 
     @property
     def others_may(self) -> str:
-        """The access of other users of the machine to the folder: "write", "read" or ""."""
+        """The access that other users of the machine have to the folder: "write", "read" or ""."""
         with self._translate_errors():
             mode = self.root.stat().st_mode if self.root.exists() else 0
         return "write" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "read" if mode & 0o077 else ""
@@ -165,7 +165,7 @@ class LocalStore:
     def unfinished(self) -> Leftovers:
         """List the hidden files, with "" as the key, because it is unknown which object each would have become.
 
-        A folder among them belongs to no create; its own name is its key, which shows that it is foreign.
+        A folder among them does not belong to a create; its own name is its key, which shows that it is foreign.
         """
         leftovers: Leftovers = []
         with (
@@ -249,7 +249,7 @@ class LocalStore:
         raise StoreUnreachableError(url=self.url, reason=f"another process keeps removing the folder of {key}")
 
     def _explain_link(self, error: OSError, written: os.stat_result, key: str) -> None:
-        """Raise the error for a failed link; return if the link was created nevertheless."""
+        """Raise the error for a failed link; return if the link was created after all."""
         # NFS may repeat a request whose answer was lost, and then report the name as taken, by this very link.
         if written.st_nlink > 1:
             return

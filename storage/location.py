@@ -84,7 +84,8 @@ def _open_encrypted(url: str, options: HashableOptions, encryption: StoreEncrypt
 def with_environment(url: str, options: Mapping[str, object]) -> dict[str, object]:
     """Return `options` with the endpoint and the certificate authorities that this process's environment names.
 
-    Executors on other machines don't have this environment: they would use another endpoint or other authorities.
+    Executors on other machines don't have this environment: they would use a different endpoint or different
+    authorities.
     """
     completed = dict(options)
     if url.partition("://")[0] not in S3_PROTOCOLS:
@@ -102,14 +103,14 @@ def with_environment(url: str, options: Mapping[str, object]) -> dict[str, objec
 
 
 def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
-    """Return a sentence for each insecurity of the connection to a store with these options; none if it is not S3."""
+    """Return a sentence for each way in which the connection to such a store is insecure; empty if it is not S3."""
     if url.partition("://")[0] not in S3_PROTOCOLS:
         return []
     client = _client_options(options)
     endpoint = str(options.get("endpoint_url") or client.get("endpoint_url") or "")
     try:
         urlsplit(endpoint)
-    except ValueError:  # opening the store reports this
+    except ValueError:  # opening the store reports this error
         return []
     if _is_plain(endpoint, options, client):
         how = _origin(endpoint) or "use_ssl is false"

@@ -21,8 +21,8 @@ from cutline.storage.store import ObjectStore, StoreUnreachableError, check_key
 
 STORES_KEPT_MAX = 64
 GCS_PROTOCOLS = ("gs", "gcs")
-# The class that gcsfs registers asks for the kind of the bucket by gRPC before it reads or writes. If nothing answers,
-# as with an emulator, it repeats the question for a minute, before every request.
+# The class that gcsfs registers asks over gRPC for the bucket's type before it reads or writes. If nothing answers, as
+# with an emulator, it repeats the question for a minute before every request.
 GCS_FILE_SYSTEM = "gcsfs.core.GCSFileSystem"
 GCS_CONNECT_SECONDS_MAX = 5
 GCS_ANSWER_SECONDS_MAX = 30
@@ -137,7 +137,7 @@ def _prepare_gcs(protocol: str, options: dict[str, object]) -> dict[str, object]
 
 
 def _s3_root(url: str) -> str:
-    """Return bucket and folder; refuse credentials in the URL, which s3fs would take for the bucket."""
+    """Return bucket and folder; refuse credentials in the URL, which s3fs would mistake for the bucket."""
     root = url.partition("://")[2].rstrip("/")
     bucket = root.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):

@@ -40,9 +40,9 @@ Create: TypeAlias = Callable[[str, bytes], None]
 def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
     """Try every operation on objects below `probes/<id>/` and remove them.
 
-    If a policy or a lock forbids deleting, the probe's objects stay and that error is returned, not raised: taking
-    snapshots deletes nothing. Raises StoreUnfitError, which names the missing capability, and StoreUnreachableError. A
-    store that lets two creators succeed only rarely may pass the probe.
+    If a policy or a lock forbids deleting, the probe's objects stay and the error is returned instead of raised,
+    because taking snapshots deletes nothing. Raises StoreUnfitError, which names the missing capability, and
+    StoreUnreachableError. A store that lets two creators succeed only rarely may pass the probe.
     """
     folder = f"{PROBES}/{new_operation_id(utc_now())}"
     try:
@@ -84,7 +84,7 @@ def probe_reading(store: ObjectStore, folder: str) -> None:
 
 
 def probe_creating(store: ObjectStore, folder: str, create: Create, way: str) -> Keys:
-    """Test one way of creating objects, which messages call `way`; return the keys of the created objects."""
+    """Test one way of creating objects, called `way` in messages; return the keys of the created objects."""
     once, raced = f"{folder}-once", [f"{folder}-raced-{number}" for number in range(RACES)]
     probe_create_once(store, once, create, way)
     for key in raced:
@@ -122,7 +122,7 @@ def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
         try:
             outcomes = threads.map(race, [b"racer %d" % number for number in range(RACERS)])
         except BaseException:
-            # For example, a thread could not start: the others must not wait for it.
+            # If, for example, a thread could not start, the others must not wait for it.
             barrier.abort()
             raise
         won = [body for body in outcomes if body is not None]
@@ -134,7 +134,7 @@ def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
 
 
 def probe_deleting(store: ObjectStore, folder: str, keys: Keys) -> DeletionRefusedError | None:
-    """Delete the objects: each must be gone, or the deletion refused and the object unchanged."""
+    """Delete the objects: each must be gone, or its deletion must be refused and the object unchanged."""
     refused: dict[str, DeletionRefusedError] = {}
     for key in keys:
         try:

@@ -3,11 +3,11 @@
 Libraries and executors report such errors only as text.
 
 A command has about five open files for each node. The soft limit set by a shell or cron is often 1,024, under a hard
-limit of a million. It is kept low for programs that call select(), which Cutline does not.
+limit of a million. It is that low for the sake of programs that call select(), which Cutline does not.
 
-Python's `Thread.start` waits until the new thread reports that it has begun. A thread that gets no memory for its first
-call dies before that, and the wait never ends. This affects Cutline's own threads as well as those of libraries, such
-as py4j's connection to Spark.
+Python's `Thread.start` waits until the new thread reports that it has started. A thread that gets no memory for its
+first call dies before that, and the wait never ends. This affects Cutline's own threads as well as those of libraries,
+such as py4j's connection to Spark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[st
             text = text or str(link)
         if isinstance(link, MemoryError):
             text = f"{type(link).__name__}: {text}"
-        # A server's errors have an SQLSTATE, its client library's don't; the direct cause tells whose text it is.
+        # A server's errors have an SQLSTATE and those of its client library don't, so the direct cause shows whose text
+        # it is.
         is_server = any(getattr(exception, "sqlstate", None) for exception in (link, link.__cause__))
         if not is_server and not OF_SERVER.search(text) and says(text):
             return True
@@ -82,7 +83,7 @@ def says_no_memory(text: str) -> bool:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether this error or one of its causes is a lack of memory."""
+    """Whether the process has run out of memory, according to this error or one of its causes."""
     return is_behind(error, {errno.ENOMEM}, says_no_memory)
 
 
@@ -147,19 +148,19 @@ def are_few_left() -> bool:
 
 
 def says_used_up(text: str) -> bool:
-    """Whether a message says that no more files can be opened; False for a server's message."""
+    """Whether a message says that this process can't open more files; False if the message is a server's."""
     return any(part in text.lower() for part in TEXTS) and not OF_SERVER.search(text)
 
 
 def is_used_up(error: BaseException) -> bool:
-    """Whether this error or one of its causes is that no more files can be opened."""
+    """Whether the process can't open more files, according to this error or one of its causes."""
     return is_behind(error, USED_UP, says_used_up)
 
 
 def find_used_up(error: BaseException) -> UnreachableError | None:
     """Return the error to report instead of `error` if its real cause is a lack of open files or memory.
 
-    Returns None otherwise, and if `error` reports something more, such as that a commit may be stored.
+    Returns None otherwise, or if `error` also reports something else, such as that a commit may be stored.
     """
     is_own = isinstance(error, SnapshotError)
     if is_used_up(error) and (not is_own or isinstance(error, (UnreachableError, RefusedError))):
@@ -168,7 +169,7 @@ def find_used_up(error: BaseException) -> UnreachableError | None:
     return TooLittleMemoryError(str(error)) if not is_own and lacks_memory(error) else None
 
 
-# A thread begins within a millisecond, or within some seconds on a machine that is short of memory.
+# A thread starts within a millisecond, or within a few seconds on a machine that is short of memory.
 BEGIN_SECONDS_MAX = 30
 # Python's message if the system refuses another thread.
 NO_THREAD = "can't start new thread"
@@ -177,7 +178,7 @@ _start = threading.Thread.start
 
 
 class _Begun(threading.Event):
-    """Signals that a thread has begun; a wait without a timeout ends after BEGIN_SECONDS_MAX."""
+    """Signals that a thread has started; a wait without a timeout ends after BEGIN_SECONDS_MAX."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout is not None:
@@ -190,7 +191,7 @@ class _Begun(threading.Event):
 
 
 def limit_thread_starts() -> None:
-    """Make Thread.start raise RuntimeError if a thread does not begin, in the whole process. Safe to repeat."""
+    """Make Thread.start raise RuntimeError, in the whole process, if a thread does not start. Safe to repeat."""
     setattr(threading.Thread, "start", _start_limited)  # noqa: B010  # mypy refuses the plain form
 
 

@@ -44,7 +44,7 @@ from cutline.storage.store import (
 
 @dataclass(frozen=True, slots=True)
 class S3Store:
-    """An ObjectStore in `root`, which is a bucket, or a bucket and a folder: `bucket/folder`."""
+    """An ObjectStore in `root`, which is a bucket or a folder in a bucket: `bucket/folder`."""
 
     url: str
     root: str
@@ -144,7 +144,7 @@ class S3Store:
         return Creation(self.client, self.url, key, self._address(check_key(key)))
 
     def _pages(self, folder: str, **parameters: str) -> Iterator[Mapping[str, Any]]:
-        """Yield the pages of a listing; none if the folder does not exist."""
+        """Yield the pages of a listing; nothing if the folder does not exist."""
         asked = {"Bucket": self._address(folder)["Bucket"], "Prefix": self._prefix(folder), **parameters}
         while True:
             try:

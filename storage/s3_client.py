@@ -1,8 +1,9 @@
 """Send requests to S3: one retry policy, bounded waits, renewed credentials.
 
-s3fs makes connections by [store_options], which are its own options; the requests are botocore's. The retries of s3fs,
-botocore and aiohttp are switched off: each has its own policy, and none of them knows that a conditional put must not
-be retried silently. storage/s3_retries.py decides which requests are retried, and for how long.
+s3fs opens the connections according to [store_options], which are its own options; the requests are botocore's. The
+retries of s3fs, botocore and aiohttp are switched off: each has its own policy, and none of them knows that a
+conditional put must not be retried silently. storage/s3_retries.py decides which requests are retried, and for how
+long.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class S3Client:
         return loop
 
     def tries(self, size_bytes: int = 0) -> Tries:
-        """Return the Tries for a request that begins now."""
+        """Return the Tries for a request that starts now."""
         return Tries(self.policy, self.pace, size_bytes)
 
     def ask(self, method: str, **parameters: Any) -> Any:
@@ -99,7 +100,7 @@ class S3Client:
         return await self.retry(partial(self._read_body, parameters, tries), tries)
 
     async def retry(self, ask: Callable[[], Awaitable[T]], tries: Tries) -> T:
-        """Return what `ask` returns, retried as `tries` allows."""
+        """Call `ask` and return its result; retry it as `tries` allows."""
         while True:
             try:
                 answer = await ask()
@@ -111,7 +112,7 @@ class S3Client:
                 return answer
 
     async def send(self, method: str, **parameters: Any) -> Any:
-        """Send a request once, and once more with new credentials if it was refused because the old have expired."""
+        """Send a request once, and once more with new credentials if it was refused because the old ones expired."""
         await self.pace.turn()
         await self.s3fs.set_session()
         used = await self._credentials()
@@ -140,7 +141,7 @@ class S3Client:
         return answer
 
     async def _call(self, method: str, parameters: Mapping[str, Any]) -> Any:
-        """Call botocore's method, with the user's parameters that it accepts, within a bounded time.
+        """Call botocore's method within a bounded time, with those of the user's parameters that it accepts.
 
         aiohttp's read timeout begins only after the body was sent, so a server that does not read the body would block
         a put forever.
@@ -171,7 +172,7 @@ class S3Client:
         return code in EXPIRED or (self.has_worked and code in UNKNOWN_CREDENTIALS)
 
     async def _ask_reason(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
-        """Return the reason for a refused HEAD, from a GET of one byte: the same refusal, but with a body."""
+        """Return why a HEAD was refused, by a GET of one byte: it is refused for the same reason, but with a body."""
         try:
             answer = await self._call("get_object", {**parameters, "Range": "bytes=0-0"})
         except Exception as error:  # noqa: BLE001  # this error carries the reason
@@ -205,7 +206,7 @@ class S3Client:
         return bool(self.s3fs.anon or self.s3fs.key or self.s3fs.client_kwargs.get("aws_access_key_id"))
 
     def _authorities(self) -> str:
-        """Return the file with the authorities for the server's certificate; "" if botocore's own are used."""
+        """Return the file of authorities for the server's certificate; "" if botocore's own authorities are used."""
         verify = self.s3fs.client_kwargs.get("verify") or self.s3fs.session.get_config_variable("ca_bundle")
         return str(verify) if isinstance(verify, str) else os.environ.get("REQUESTS_CA_BUNDLE", "")
 
@@ -237,7 +238,7 @@ def _check_authorities(path: str) -> None:
 
 
 def s3_client(options: Mapping[str, object], url: str) -> S3Client:
-    """Return a client with bounded waits and the user's `options`: s3fs's and Cutline's own.
+    """Return a client with bounded waits and the user's `options`, both those of s3fs and Cutline's own.
 
     `url` names the store in reports of waits. Raises CertificateFileError.
     """
@@ -247,7 +248,8 @@ def s3_client(options: Mapping[str, object], url: str) -> S3Client:
     config: dict[str, object] = dict(chosen) if isinstance(chosen, Mapping) else {}
     policy = retries_of(config, float(seconds) if isinstance(seconds, (int, float)) else None)
     waits = {"connect_timeout": CONNECT_SECONDS_MAX, "read_timeout": ANSWER_SECONDS_MAX}
-    # Some servers send a range with the whole object's checksum, which would not match. Commits have Cutline's digests.
+    # Some servers send the whole object's checksum with a range, and it would not match. Commits have Cutline's
+    # digests.
     checksums = {"response_checksum_validation": "when_required"}
     once = {"retries": {"total_max_attempts": 1}, "http_session_cls": OneSendSession}
     given = given | {"use_listings_cache": False, "skip_instance_cache": True}
@@ -258,8 +260,8 @@ def wait_for(client: S3Client, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in the client's event loop and return its result.
 
     Ctrl-C, or another thread that ends this thread's requests (stoppable_requests), cancels the work, which then has
-    CLEAN_UP_SECONDS_MAX to clean up. fsspec's own wait would leave it running, and perhaps storing an object, after the
-    caller has ended.
+    CLEAN_UP_SECONDS_MAX to clean up. fsspec's own wait would leave the work running, and perhaps storing an object,
+    after the caller has ended.
     """
     ended = threading.Event()
 

@@ -13,7 +13,7 @@ the uploads of killed processes. Source: "Uploading and copying objects using mu
 Every put and the beginning of every upload in parts name the encryption that the server must use
 (`s3_additional_kwargs` of s3fs). Some servers ignore it. So the first object that a process creates in each way is
 verified after it is stored: by the server's answer, or else by the object's metadata. A process's first put is never a
-commit, but its first upload in parts may be a commit. Then the commit counts, although the server did not encrypt it
+commit, but its first upload in parts may be a commit. That commit is valid even if the server did not encrypt it
 (snapshots/operations/committing.py). Source: "Specifying server-side encryption with AWS KMS", ibid.
 """
 
@@ -100,7 +100,7 @@ class Creation:
             else:
                 tries.worked()
                 return answer
-            # After a lost answer, a missing upload has been completed or aborted.
+            # If an earlier answer was lost, a missing upload was completed or aborted.
             if failure is S3Failure.TAKEN or (failure is S3Failure.MISSING and may_be_stored):
                 await self._settle()
                 return None
@@ -139,7 +139,7 @@ def is_told(answer: Mapping[str, Any] | None) -> bool:
 
 
 def check_encryption(url: str, key: str, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Raise EncryptionIgnoredError unless the server's answer `told` says that object `key` is encrypted as `asked`."""
+    """Raise EncryptionIgnoredError unless, by the server's answer `told`, object `key` is encrypted as `asked`."""
     key_used, key_asked = str(told.get(KMS_KEY) or ""), str(asked.get(KMS_KEY) or "")
     if told.get(ENCRYPTION) == asked[ENCRYPTION] and is_same_key(key_asked, key_used):
         return
@@ -153,7 +153,7 @@ def check_encryption(url: str, key: str, asked: Mapping[str, Any], told: Mapping
 
 
 def is_same_key(asked: str, told: str) -> bool:
-    """Whether the server used the requested key; also true if that is unknown, as for an alias."""
+    """Whether the server used the requested key; also true if that can't be known, as with an alias."""
     is_alias = asked.startswith("alias/") or ":alias/" in asked
     return not asked or not told or is_alias or told.rpartition("/")[2] == asked.rpartition("/")[2]
 
@@ -179,7 +179,7 @@ class _Underway:
         atexit.register(self.abort_all)
 
     def abort_all(self) -> None:
-        """When the process exits, abort the uploads that its daemon threads leave, but not a parent process's."""
+        """When the process exits, abort uploads that its daemon threads left behind, but none of a parent process."""
         for upload, (client, process_id) in list(self.uploads.items()):
             if process_id == os.getpid():
                 wait_for(client, try_abort(client, upload))
@@ -203,7 +203,7 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
         await creation.decide(lambda: _complete(client, upload, parts), 0)
         await creation.verify_encryption("parts", began)
     except BaseException as error:
-        # Abort it even after a lost answer: aborting a completed upload changes nothing.
+        # Abort the upload even after a lost answer: aborting a completed upload changes nothing.
         await asyncio.shield(try_abort(client, upload))
         if isinstance(error, SnapshotError) or not isinstance(error, Exception):
             raise
@@ -215,8 +215,8 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
 async def _send_parts(client: S3Client, upload: Upload, body: bytes) -> list[dict[str, object]]:
     """Send all parts, PARTS_AT_ONCE in parallel, each with its own retries; return the list that completes the upload.
 
-    After a part has failed, no further part is begun, and parts in flight get CLEAN_UP_SECONDS_MAX to arrive: a part
-    that arrives after the abort would be kept. On cancellation, this does not wait for the parts.
+    After a part has failed, no further part is sent, and parts in flight get CLEAN_UP_SECONDS_MAX to arrive: a part
+    that arrived after the abort would be kept. On cancellation, this does not wait for the parts.
     """
     size = max(PART_BYTES, math.ceil(len(body) / PARTS_MAX))
     starts = iter(range(0, len(body), size)) if body else iter([0])
@@ -256,7 +256,7 @@ async def try_abort(client: S3Client, upload: Upload) -> None:
 
 
 async def abort_upload(client: S3Client, upload: Upload) -> None:
-    """Abort an upload until the store no longer has it, at most ABORTS_MAX times; no error if it does not exist."""
+    """Abort an upload until the store no longer has it, at most ABORTS_MAX times; ignore a missing upload."""
     for _ in range(ABORTS_MAX):
         try:
             await client.request("abort_multipart_upload", **upload.address)
@@ -283,7 +283,7 @@ async def unfinished(client: S3Client, bucket: str, prefix: str) -> Leftovers:
 
 
 async def _size_and_last(client: S3Client, upload: Upload) -> tuple[int, datetime | None]:
-    """Return the total size of an upload's parts and the time of the last; stop if the upload no longer exists."""
+    """Return the total size of an upload's parts and the time of the last part; stop if the upload no longer exists."""
     size, last = 0, None
     page: dict[str, Any] = {}
     while True:

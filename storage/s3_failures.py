@@ -1,6 +1,6 @@
 """Classify failed S3 requests by the server's answer, or by the lack of one.
 
-All other S3 modules use this module, so that a failure means the same for a put, a read, a listing and a deletion. Text
+All other S3 modules use this one, so that a failure means the same in a put, a read, a listing and a deletion. Text
 from the server or a library is never shown, because it may quote credentials. Source: Amazon S3 API Reference, "Error
 responses".
 """
@@ -101,7 +101,8 @@ CODE_HINTS = {
     "PermanentRedirect": REGION_HINT,
     "AuthorizationHeaderMalformed": REGION_HINT,
 }
-# botocore's names for the sources of credentials, in words. A name that is missing here is a credential service.
+# botocore's names for the sources of credentials, in words. Any name that is missing here belongs to a credential
+# service.
 SOURCES = {
     "explicit": "key, secret and token in [store_options] of fleet.toml, or the variables that it names",
     "env": "the environment's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
@@ -116,7 +117,7 @@ SOURCES = {
 
 
 class CredentialsExpired(Exception):  # noqa: N818  # a situation within the package; the store raises its error
-    """The store no longer accepts the credentials, and their `source` gave no new credentials."""
+    """The store no longer accepts the credentials, and their `source` did not provide new ones."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source)
@@ -124,7 +125,7 @@ class CredentialsExpired(Exception):  # noqa: N818  # a situation within the pac
 
 
 class UntrustedServerError(SSLError):  # type: ignore[misc]  # botocore has no types
-    """There is no TLS connection to the server: OpenSSL's reason, and the authorities that this process trusts."""
+    """No TLS connection to the server could be made: OpenSSL's reason, and the authorities that this process trusts."""
 
     def __init__(self, error: SSLError, authorities: str) -> None:
         super().__init__(endpoint_url=error.kwargs["endpoint_url"], error=type(error).__name__)
@@ -181,7 +182,10 @@ def failure_of(error: BaseException) -> S3Failure:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later. Errors of neither network nor server are bugs, which don't pass."""
+    """Whether the same request may succeed later.
+
+    Errors that are neither the network's nor the server's are bugs, which don't pass.
+    """
     code, status = code_and_status(error)
     if status:
         return code in NOT_NOW or code == WRONG_CLOCK or status == STATUS_CONFLICT or status in PASSING_STATUSES
@@ -192,7 +196,7 @@ def is_not_connected(error: BaseException) -> bool:
     """Whether the request was not sent, because there was no connection.
 
     aiobotocore raises the same error if a connection was never made and if it was reset, although only the former means
-    that nothing was stored; the underlying error tells which.
+    that nothing was stored; the underlying error tells the two apart.
     """
     if isinstance(error, EndpointConnectionError):
         return isinstance(error.kwargs.get("error"), (ClientConnectorError, socket.gaierror))
@@ -205,12 +209,12 @@ def is_answer(error: BaseException) -> bool:
 
 
 def is_hardly_passing(error: BaseException) -> bool:
-    """Whether a failure that may pass is more likely a wrong setting if the store has never answered."""
+    """Whether a failure that may pass is more likely due to a wrong setting if the store has never answered."""
     return not is_answer(error) or is_wrong_clock(error)
 
 
 def is_wrong_clock(error: BaseException) -> bool:
-    """Whether the store refused the time at which the request was signed."""
+    """Whether the store refused the request because of the time at which it was signed."""
     return code_and_status(error)[0] == WRONG_CLOCK
 
 
@@ -221,7 +225,7 @@ def is_too_fast(error: BaseException) -> bool:
 
 
 def is_wordless(error: BaseException) -> bool:
-    """Whether a refusal has a status but no error code: the answer to a HEAD has no body."""
+    """Whether a refusal has a status but no error code, as for a HEAD, whose answer has no body."""
     code, status = code_and_status(error)
     return status in (STATUS_BAD_REQUEST, STATUS_FORBIDDEN) and code in ("", str(status))
 
@@ -235,7 +239,7 @@ def code_and_status(error: BaseException) -> tuple[str, int]:
 
 
 def retry_after_seconds(error: BaseException) -> float:
-    """Return the delay of the Retry-After header in seconds, 0 without it. Source: RFC 9110, section 10.2.3."""
+    """Return the delay in the Retry-After header in seconds; 0 if there is none. Source: RFC 9110, section 10.2.3."""
     text = _header(error, "retry-after")
     return float(text) if text.isdecimal() else max(_seconds_ahead(text, utc_now()), 0.0)
 
@@ -246,7 +250,7 @@ def _header(error: BaseException, name: str) -> str:
 
 
 def _seconds_ahead(text: str, now: datetime) -> float:
-    """Return the seconds by which the time in a header is ahead of `now`; 0 if it is not a time."""
+    """Return how many seconds the time in a header is ahead of `now`; 0 if it is not a time."""
     try:
         when = parsedate_to_datetime(text)
     except ValueError:
@@ -255,7 +259,7 @@ def _seconds_ahead(text: str, now: datetime) -> float:
 
 
 def length_text(seconds: float) -> str:
-    """Return a duration in whole units: `45 s`, `10 min`."""
+    """Format a duration in whole units: `45 s`, `10 min`."""
     return f"{seconds:.0f} s" if seconds < 2 * SECONDS_PER_MINUTE else f"{seconds / SECONDS_PER_MINUTE:.0f} min"
 
 
@@ -293,7 +297,7 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a request failed, without any text from the server or a library."""
+    """Describe why a request failed, without any text from the server or a library."""
     code, status = code_and_status(error)
     if code in MEANINGS:
         return MEANINGS[code]

@@ -1,10 +1,10 @@
-"""All private members of libraries that the S3 store depends on.
+"""Contains every private member of a library that the S3 store depends on.
 
 Everything else in storage/ uses what s3fs, aiobotocore, botocore and aiohttp document. pyproject.toml bounds their
 versions, and tests/unit/test_storage_s3_private.py fails if a member named here changes, or if another module uses one.
 
 obstore can't replace these libraries: version 0.12 lacks conditional uploads in parts, deletion of versions, and
-profiles. It attributes the object of its own repeated put to another program, can't list names with an empty segment,
+profiles. It mistakes the object of its own repeated put for another program's, can't list names with an empty segment,
 and hangs in a forked process.
 """
 

@@ -2,13 +2,12 @@
 
 S3 asks for fewer requests (503 SlowDown) for minutes while it splits a prefix, and a restart of a store takes as long.
 So retries are limited by time, not by a number of attempts, and the operator is told. The longest pause doubles each
-time, and the pause is random from zero up ("full jitter"), so that clients stopped by the same outage don't return
-together.
+time, and the actual pause is random between zero and that ("full jitter"), so that clients stopped by the same outage
+don't return together.
 
-`Pace` is the state shared by all requests of a process: how many may begin per second once the store has asked for
+`Pace` is the state shared by all requests of a process: how many may start per second once the store has asked for
 fewer, and since when none has succeeded. Once a request has waited in vain for an outage to end, later requests fail at
-once.
-storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
+once. storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
 Jitter"; Amazon S3 User Guide, "Best practices design patterns".
 """
 
@@ -34,22 +33,23 @@ from cutline.storage.s3_failures import (
 from cutline.storage.waits import HURRY_SECONDS, hurried_seconds, tell
 
 RETRY_SECONDS_MAX = 600.0
-BYTES_PER_SECOND_MIN = 256 * 2**10  # a slower transfer is given up
+BYTES_PER_SECOND_MIN = 256 * 2**10  # a slower transfer is aborted
 TELL_SECONDS, TELL_AGAIN_SECONDS = 2.0, 60.0
 # How often a waiting request checks whether the command was stopped and whether a report is due.
 LOOK_SECONDS = 0.25
-# A failure counts as a new outage if the previous failure was longer ago.
+# A failure counts as a new outage if the previous failure was longer ago than this.
 OUTAGE_SECONDS_MAX = 120.0
-# Requests per second of a process: the minimum, the gain after a second of success, and where the limit is lifted.
+# A process's requests per second: the minimum, the gain after a second of success, and the rate at which the limit is
+# lifted.
 RATE_MIN, RATE_GAIN, RATE_MAX = 1.0, 2.0, 200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The limits. A request is repeated for `seconds_max` after its first failure, plus the time its bytes may take.
+    """Retry limits: a request is repeated for `seconds_max` after its first failure, plus the time its bytes may take.
 
-    If the store has never answered, a wrong address or clock is more likely than an outage: then the limit is
-    `first_seconds_max`.
+    If the store has never answered, the limit is `first_seconds_max`, because a wrong address or clock is more likely
+    than an outage.
     """
 
     seconds_max: float = RETRY_SECONDS_MAX
@@ -61,7 +61,7 @@ class Retries:
     slow_pause_seconds_max: float = 20.0
 
     def pause_after(self, attempt: int, error: BaseException) -> float:
-        """Return the seconds to wait after attempt number `attempt`, counted from 1."""
+        """Return how many seconds to wait after attempt number `attempt`, counted from 1."""
         first, most = self.pause_seconds, self.pause_seconds_max
         if is_too_fast(error):
             first, most = self.slow_pause_seconds, self.slow_pause_seconds_max
@@ -73,7 +73,7 @@ class Retries:
 class Pace:
     """The state shared by all requests of a process to a store. Used in one event loop only.
 
-    After the store has asked for fewer requests, `rate` requests may begin per second: at first half as many as before,
+    After the store has asked for fewer requests, `rate` requests may start per second: at first half as many as before,
     and gradually more while they succeed.
     """
 
@@ -89,7 +89,7 @@ class Pace:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def turn(self) -> None:
-        """Wait until a request may begin, in the order of the calls."""
+        """Wait until a request may start, in the order of the calls."""
         if self.rate < math.inf or self.free_at > time.monotonic():
             began = time.monotonic()
             async with self._turn:
@@ -104,7 +104,7 @@ class Pace:
             self._began.popleft()
 
     def slow_down(self, seconds: float) -> None:
-        """Begin no request for `seconds`, then half as many per second as before."""
+        """Start no request for `seconds`, then half as many per second as before."""
         now = time.monotonic()
         # Requests in flight get the same answer, which counts once.
         if now - self._slowed_at >= 1:
@@ -122,7 +122,7 @@ class Pace:
                 self.rate = math.inf
 
     def failed(self, error: BaseException) -> float:
-        """Record a request that failed; return since when none has succeeded."""
+        """Record a request that failed; return the time since which none has succeeded."""
         now = time.monotonic()
         if self.failing_since is None or now - self.failed_at > OUTAGE_SECONDS_MAX:
             self.failing_since = now
@@ -142,7 +142,7 @@ class Tries:
     failed_at: float | None = None
 
     async def again(self, error: BaseException) -> bool:
-        """After a failed attempt, wait and return True if it may be retried; return False at once if not."""
+        """After a failed attempt, return False at once if it may not be retried; otherwise wait and return True."""
         if not is_passing(error):
             if is_answer(error):
                 self.worked()
@@ -174,7 +174,7 @@ class Tries:
             tell(f"{self.pace.store} answers again, after {length_text(time.monotonic() - self.failed_at)}")
 
     def _limit(self, error: BaseException) -> float:
-        """Return for how many seconds the request is repeated after this failure."""
+        """Return how many seconds the request is repeated for after this failure."""
         if is_hardly_passing(error) and not self.pace.has_answered:
             return min(self.retries.first_seconds_max, self.retries.seconds_max)
         return self.retries.seconds_max

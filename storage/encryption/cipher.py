@@ -1,7 +1,7 @@
 """Authenticated encryption of an object's bytes, in frames that can be read separately.
 
 An object is a sequence of frames and a trailer. Each frame holds FRAME_BYTES of the object (the last frame the rest),
-encrypted by AES-256-GCM. Its nonce is its number and whether it is the last frame, so frames can't be swapped,
+encrypted by AES-256-GCM. A frame's nonce consists of its number and whether it is the last, so frames can't be swapped,
 repeated, left out or cut off. The trailer holds the object's salt and the mark of an encrypted object.
 
 The key of an object is derived (HKDF-SHA256) from the data key, the salt and the object's place in the store: bytes
@@ -46,7 +46,8 @@ class Cipher:
         salt = self._salt(place, plain)
         frames = self._object_key(place, salt)
         whole, size = memoryview(plain), stored_size(len(plain))
-        # This memory is untouched before it is written, and not copied afterwards: copying takes longer than AES.
+        # This memory is untouched before it is written, and not copied afterwards: copying takes longer than
+        # encryption.
         sink = BytesIO(bytes(size))
         with sink.getbuffer() as stored:
             for number in range(frame_count(len(plain))):
@@ -97,7 +98,7 @@ def derive_key(key: bytes, purpose: bytes, salt: bytes | None = None) -> bytes:
 
 
 def is_encrypted(stored: bytes) -> bool:
-    """Whether the bytes end as an encrypted object does; nothing is authenticated."""
+    """Whether the bytes end like an encrypted object; nothing is authenticated."""
     return len(stored) >= TRAILER_BYTES + TAG_BYTES and stored.endswith(ENCRYPTED_END)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class EncryptedStore:
-    """An ObjectStore and a StoredForm over the store `raw`. Sizes are those of the plain bytes.
+    """An ObjectStore and a StoredForm on top of the store `raw`. Sizes refer to the plain bytes.
 
     `find_data_key` is called once, before the first object is encrypted or decrypted.
     """

@@ -1,4 +1,4 @@
-"""The encryption of a location: by `[encryption]` of fleet.toml, or in a task's process by the data key itself."""
+"""The encryption of a location: from `[encryption]` of fleet.toml or, in a task's process, from the data key itself."""
 
 from __future__ import annotations
 

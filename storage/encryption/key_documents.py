@@ -1,9 +1,9 @@
 """Key documents: the store's data key, encrypted once with every encryption key that opens the store.
 
 `keys/0000000000000001.json` and the numbers after it are the only objects that are not encrypted with the data key. To
-rotate the key, a document for the new encryption key is added and that for the old key removed; no object is rewritten,
-because the data key stays the same. Without an encryption key, nobody can create a document that opens; they can only
-remove documents.
+rotate the key, a document for the new encryption key is added and the one for the old key is removed; no object is
+rewritten, because the data key stays the same. Without an encryption key, nobody can create a document that opens; all
+they can do is remove documents.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     """The data key, encrypted with an encryption key; `key` is a name derived from the encryption key.
 
     `data_key` is, as base64, a nonce and the data key encrypted by AES-256-GCM, which also authenticates `key` and the
-    fleet's name. `mac` authenticates the whole document by the data key, so that the holder of one encryption key can
+    fleet's name. `mac` authenticates the whole document with the data key, so that the holder of one encryption key can
     verify the documents of other keys.
     """
 
@@ -66,7 +66,10 @@ class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key document and its place. If it can't be read, `document` is None and `format` the format that it names."""
+    """A key document and its place.
+
+    If it can't be read, `document` is None and `format` is the format that it declares.
+    """
 
     place: str
     document: KeyDocument | None
@@ -191,7 +194,7 @@ def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDo
 
 def _store_document(raw: ObjectStore, document: KeyDocument) -> KeyDocument:
     taken = {stored_key.place for stored_key in stored_keys(raw)}
-    # Any object may have a number, or take it before this document does.
+    # Another object may already have this number, or take it first.
     for place in islice((place for place in map(_place, count(1)) if place not in taken), ATTEMPTS_MAX):
         with suppress(ObjectExistsError):
             create_or_find(raw, place, _body(document))
@@ -224,8 +227,8 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
         )
     for place in places:
         raw.delete(place)
-    # A holder of that key may have removed this key at the same time. The last to remove finds its own document missing
-    # and puts it back.
+    # A holder of that key may have removed this key at the same time. Whoever removes last finds its own document
+    # missing and puts it back.
     if not any(stored_key.document and key.unwrap(stored_key.document) == data_key for stored_key in stored_keys(raw)):
         _store_document(raw, key.wrap(data_key))
     return places

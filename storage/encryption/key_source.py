@@ -44,7 +44,7 @@ class KeySource:
         return f"variable {self.variable}" if self.variable else f"command {(self.command or ('',))[0]}"
 
     def read(self) -> bytes:
-        """Return the key; raise EncryptionKeyError or KeyCommandError. No message shows the bytes read."""
+        """Return the key; raise EncryptionKeyError or KeyCommandError. Messages never show the bytes that were read."""
         if self.file:
             text = _read_file(self.file)
         elif self.variable:

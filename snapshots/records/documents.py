@@ -81,7 +81,7 @@ def ddl_prefix(snapshot: str, node: str, operation: str) -> str:
 
 
 def list_prefix(snapshot: str, node: str, operation: str) -> str:
-    """Return the folder of the object lists that an operation writes of a node's copy."""
+    """Return the folder of the object lists that an operation writes for a node's copy."""
     return f"snapshots/{snapshot}/lists/{node}/{operation}"
 
 
@@ -145,7 +145,7 @@ def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
 def read_body(store: ObjectStore, key: str) -> bytes:
     """Read a document's bytes; raise ObjectMissingError, and ManifestError if the object can't be a document.
 
-    Reads at most the size of a document of DOCUMENT_BYTES_MAX. Raises StoreEncryptedError, a ManifestError, if the
+    Reads no more than a document of DOCUMENT_BYTES_MAX takes. Raises StoreEncryptedError, a ManifestError, if the
     object is encrypted and fleet.toml names no key.
     """
     form = stored_form(store)
@@ -194,7 +194,7 @@ def parse_document(key: str, content: bytes, kind: Any) -> Any:
     with checking(key):
         from_json(content, _Tag)
         document = from_json(content, kind)
-        # Check for duplicate keys last: for a malformed document this takes thirty times its size in memory.
+        # Check for duplicate keys last: for a malformed document, this takes thirty times its size in memory.
         _check_keys(content)
         return document
 
@@ -205,7 +205,7 @@ def _check_keys(content: bytes) -> None:
 
 
 def _check_object(pairs: list[tuple[str, Any]]) -> None:
-    # The parsed values are not kept, so return nothing.
+    # Return nothing, so that the parsed values are not kept.
     for name, value in pairs:
         texts = value if isinstance(value, list) else (value,)
         if name != LONG and any(isinstance(text, str) and len(text) > TEXT_MAX for text in (name, *texts)):
@@ -230,12 +230,12 @@ def checking(key: str) -> Iterator[None]:
 
 
 def shortened(text: str) -> str:
-    """Return the text, cut to the length of a message: a document may contain megabytes of text."""
+    """Return the text, shortened to fit into a message: a document may contain megabytes of text."""
     return text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}…"
 
 
 def check_about(key: str, found: object, expected: object) -> None:
-    """Raise ManifestError unless a document's subject (`found`) is that of its key (`expected`)."""
+    """Raise ManifestError unless a document's subject (`found`) is the one in its key (`expected`)."""
     if found != expected:
         raise ManifestError(
             f"object {key} describes {shortened(str(found))}, not {expected}",
@@ -254,9 +254,9 @@ NO_MEMORY = "not enough memory"
 def decompress(body: bytes, bytes_max: int) -> bytes:
     """Decompress all frames; raise ValueError if the content is larger than `bytes_max` or can't be decompressed.
 
-    The memory that it takes depends on the actual content, not on the limit or on the size that a frame declares.
-    Raises MemoryError if memory is short, which does not mean that the object is damaged. If the last frame is
-    truncated, the returned content is truncated too.
+    The memory needed depends on the actual content, not on the limit or on the size that a frame declares. Raises
+    MemoryError if memory is short, which does not mean that the object is damaged. If the last frame is truncated, the
+    returned content is truncated too.
     """
     pieces, size = list[bytes](), 0
     decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)

@@ -52,7 +52,7 @@ class ExtensionSequence(Record, frozen=True, kw_only=True):
 
 
 class ExtensionRows(Record, frozen=True, kw_only=True, tag_field="schema", tag=EXTENSION_ROWS_FORMAT):
-    """The header of the object with the rows of extensions' configuration tables.
+    """The header of the object with the rows of extension configuration tables.
 
     It lists the tables with rows, referenced tables first, and the marked sequences. The object is a compressed psql
     script. Its first line is a comment with this document. The statements of the tables follow, in the encoding of the
@@ -99,12 +99,12 @@ KINDS = (
 )
 # Stored in the metadata of a Parquet file, under METADATA_KEY of wal.segments.segments.
 SEGMENT_METADATA = "segment-metadata"
-# Stored compressed, below schema/; the second is the first line of a script.
+# These documents are stored compressed, below schema/; the second is the first line of a script.
 GLOBALS_DOCUMENT, EXTENSION_ROWS_DOCUMENT = "globals", "extension-rows"
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON Schema of every kind, by its name."""
+    """Return the JSON Schema of every kind, keyed by its name."""
     schemas = {
         kind.name: _schema(kind.types, is_sealed=kind.is_sealed, is_always=kind.is_always_sealed) for kind in KINDS
     }

@@ -34,9 +34,9 @@ class ChainLostError(RefusedError):
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
-    `restore` is the operation that put the chain's database on `node` aside. `successor` is the snapshot by which
-    `watch` replaced this snapshot, and `slot_problem` the problem of the chain's slot on `node` at that time ("" if
-    none is known). If these fields are empty, the node retained too much WAL.
+    `restore` is the operation that put the chain's database on `node` aside. `successor` is the snapshot with which
+    `watch` replaced this one, and `slot_problem` the problem of the chain's slot on `node` at that time ("" if none is
+    known). If these fields are empty, the node retained too much WAL.
     """
 
     snapshot: str
@@ -57,7 +57,7 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
 
     @property
     def text(self) -> str:
-        """The chain's last restore point and the reason for its end, as `list` and all messages report them."""
+        """The chain's last restore point and the reason for its end, in the words of `list` and all messages."""
         after = f"increment {self.after_increment}" if self.after_increment else "the full snapshot"
         if self.restore:
             return (
@@ -94,7 +94,7 @@ def mark_lost(store: ObjectStore, lost: LostChain) -> None:
 
 
 def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None:
-    """Read the chain's mark, None if it is missing; raise ManifestError."""
+    """Return the chain's mark, or None if it is missing; raise ManifestError."""
     key = lost_key(snapshot, chain)
     try:
         lost: LostChain = read_sealed(store, key, LostChain)
@@ -118,7 +118,7 @@ class DamagedMark:
 
     @property
     def text(self) -> str:
-        """The damage and its consequences, as `list` and `prune` report them."""
+        """The damage and its consequences, in the words that `list` and `prune` use."""
         kept = "until it is repaired, the snapshot gets no increments and prune keeps it; it can still be restored"
         return f"{self.message}; {kept}; {self.hint}"
 

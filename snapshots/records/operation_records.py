@@ -28,16 +28,16 @@ class StepFigures(Record, frozen=True):
 
 
 class NodeFigures(Record, frozen=True):
-    """One node's part of a restore: its rows, and the durations of steps there."""
+    """One node's part of a restore: its rows, and the duration of each step on that node."""
 
     rows: Count
     seconds: dict[str, Seconds] = field(default_factory=dict)
 
 
 class RestoreFigures(Record, frozen=True):
-    """The figures of a restore that loaded everything itself; `steps` by name, `nodes` by node, `bytes` as stored.
+    """The figures of a restore that loaded everything itself. `bytes` counts stored bytes.
 
-    `transactions` counts the transactions of the increments up to the cut.
+    `steps` is keyed by name and `nodes` by node. `transactions` counts the increments' transactions up to the cut.
     """
 
     rows: Count
@@ -67,9 +67,9 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """The intent of an operation, stored before it changes anything.
 
-    `turn` is the turn of the commit that the operation will write, and `slot` the slot that a full create creates. `by`
-    is the label of the command and `process` identifies its process, where the system allows it (fleet.own_process).
-    If `terminal`, the operation may leave the fleet read-only.
+    `turn` is the turn of the commit that the operation will write, and `slot` the slot that a full create will use.
+    `by` is the label of the command and `process` identifies its process, where the system allows it
+    (fleet.own_process). If `terminal`, the operation may leave the fleet read-only.
 
     Only creates have `fleet_id`, the id of the store's fleet, and `only_cut`, which marks a restore point. Only
     restores have the other fields. `expires_at` is the first expiry of the lease. `targets` are the databases that the
@@ -154,7 +154,8 @@ class FailingTask(Record, frozen=True):
 class WatchState(Record, frozen=True):
     """The failures that a watch had reported by `at`, so that the next watch can report when they are over.
 
-    `had_turn` says whether this was the last watch to work. If not, `failing` contains only `watch` and `fleet-file`.
+    `had_turn` says whether this watch was the last to do any work. Otherwise, `failing` contains only `watch` and
+    `fleet-file`.
     """
 
     at: Time
@@ -166,8 +167,8 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     """The outcome of an operation.
 
     `code` is the exit code of the command, `volumes` measures its work (bytes, objects, rows, …), and `causes` are the
-    reasons for its retries. `phases` is the duration of each step by name, in order. A restore that estimates rely on
-    has `figures` instead; a resumed restore has neither. `checked` lists a check's findings. Operations without an
+    reasons for its retries. `phases` holds the duration of each step by name, in order. A restore that estimates rely
+    on has `figures` instead; a resumed restore has neither. `checked` lists a check's findings. Operations without an
     intent record `by` and `began_at` here. `snapshot` is "" for all snapshots.
     """
 
@@ -250,7 +251,7 @@ class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
 class Decision(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """The decision on a restore's databases: all get their real names (`publish`), or all are dropped (`abandon`).
 
-    The first stored decision counts.
+    The decision that is stored first counts.
     """
 
     operation: str
@@ -260,7 +261,7 @@ class Decision(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT
 
 
 class LeaseRenewal(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """A renewal of a restore's lease: the new time at which it expires."""
+    """A renewal of a restore's lease, with its new expiry."""
 
     operation: str
     expires_at: Time
@@ -276,12 +277,12 @@ def operation_key(operation_id: str, name: str) -> str:
 
 
 def write_operation_record(store: ObjectStore, name: str, record: OperationRecord) -> None:
-    """Store a document of an operation; raise ObjectExistsError if it exists with other content."""
+    """Store a document of an operation; raise ObjectExistsError if it exists with different content."""
     create_or_find(store, operation_key(record.operation, name), seal(record))
 
 
 def read_intent(store: ObjectStore, operation_id: str) -> Intent:
-    """Read an intent; raise ObjectMissingError or ManifestError."""
+    """Return an intent; raise ObjectMissingError or ManifestError."""
     key = operation_key(operation_id, "intent")
     intent: Intent = read_sealed(store, key, Intent)
     check_about(key, f"operation {intent.operation}", f"operation {operation_id}")
@@ -292,32 +293,32 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
 
 
 def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
-    """Read an outcome, None if it is missing; raise ManifestError."""
+    """Return an outcome, or None if it is missing; raise ManifestError."""
     return _read(store, operation_id, "outcome", Outcome)
 
 
 def read_failure(store: ObjectStore, operation_id: str) -> Failure | None:
-    """Read the reason of an operation's failure, None if it is missing; raise ManifestError."""
+    """Return the reason for an operation's failure, or None if it is missing; raise ManifestError."""
     return _read(store, operation_id, "failure", Failure)
 
 
 def read_decision(store: ObjectStore, operation_id: str) -> Decision | None:
-    """Read a restore's decision, None if it is missing; raise ManifestError."""
+    """Return a restore's decision, or None if it is missing; raise ManifestError."""
     return _read(store, operation_id, "decision", Decision)
 
 
 def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRenewal | None:
-    """Read renewal `number` of a lease (from 1), None if it is missing; raise ManifestError."""
+    """Return renewal `number` of a lease (from 1), or None if it is missing; raise ManifestError."""
     return _read(store, operation_id, f"lease-{number}", LeaseRenewal)
 
 
 def read_sign(store: ObjectStore, operation_id: str, number: int) -> SignOfLife | None:
-    """Read sign of life `number` (from 1), None if it is missing; raise ManifestError."""
+    """Return sign of life `number` (from 1), or None if it is missing; raise ManifestError."""
     return _read(store, operation_id, f"sign-{number}", SignOfLife)
 
 
 def read_cancel_request(store: ObjectStore, operation_id: str, number: int) -> CancelRequest | None:
-    """Read cancel request `number` (from 1), None if it is missing; raise ManifestError."""
+    """Return cancel request `number` (from 1), or None if it is missing; raise ManifestError."""
     return _read(store, operation_id, f"cancel-{number}", CancelRequest)
 
 

@@ -1,12 +1,12 @@
 """Read commits and chains from the store, and check the rules for each commit that types can't express.
 
 The digest proves that a commit is as it was written, and its type that every value is valid. These rules prove that its
-parts are consistent, so that no command starts to work from an inconsistent commit. An object's key names its node and
-kind, a standby has its primary's database, and the counts are the totals of the entries. Commits determine how rows are
-read: a succession that is missing, or belongs to a different table, would silently drop or scramble rows.
+parts are consistent, so that no command works from an inconsistent commit. An object's key names its node and kind, a
+standby has its primary's database, and the counts are the totals of the entries. Commits determine how rows are read: a
+succession that is missing, or belongs to a different table, would silently drop or scramble rows.
 
-A number whose commit was voided (snapshots/operations/committing.py) gets a further *turn*. Turns are read in order,
-and the first that is not a void counts. Listings only find candidates; every decision is based on a read by key.
+A number whose commit was voided (snapshots/operations/committing.py) gets another *turn*. Turns are read in order, and
+the first that is not a void counts. Listings only find candidates; every decision is based on a read by key.
 
 An increment's commit contains the digests of the commits that changed definitions, and summarizes the increments before
 it. Commits that are not read are not verified; `show`, `restore` and `check` read all commits.
@@ -71,7 +71,7 @@ from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
 PARTITIONS_MAX = 1024
 # The identities of groups with a key, and of groups without a key.
 KEYED, KEYLESS = frozenset({"default", "index"}), frozenset({"full", "append_only"})
-# A single value as `copy_text` writes it, without delimiters of columns or lines.
+# A single value as `copy_text` writes it, without column or line delimiters.
 COPY_TEXT = re.compile(r"(?:[^\\\x08\t\n\v\f\r]|\\[bfnrtv\\]|\\x[89a-f][0-9a-f])*+")
 XML_NUMBER = re.compile(rf"{XML_STAMP}[0-9]{{1,4}}")
 NAMED_MAX = 5
@@ -106,7 +106,7 @@ def _check_group(where: str, group: Group) -> None:
 
 
 def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> None:
-    """Raise ValueError if only some tables of a number have a key or, with `named`, if their names differ.
+    """Raise ValueError if only some tables with a number have a key or, with `named`, if their names differ.
 
     Rows of all shards are folded together by number.
     """
@@ -115,7 +115,7 @@ def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> No
         for group in some:
             other = found.setdefault(group.number, group)
             if group.is_multiset != other.is_multiset or (named and group.name != other.name):
-                raise ValueError(f"groups has number {group.number} for different tables")
+                raise ValueError(f"groups contains number {group.number} for different tables")
 
 
 def check_states(where: str, states: Iterable[TableState]) -> None:
@@ -128,7 +128,7 @@ def check_states(where: str, states: Iterable[TableState]) -> None:
 
 
 def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
-    """Raise ValueError unless every number names one definition, and every definition continues its own table."""
+    """Raise ValueError unless every number identifies one definition, and every definition continues its own table."""
     for shard in before.full.groups:
         if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
             continue
@@ -176,7 +176,7 @@ def check_tables(before: Chain | None, chain: Chain) -> None:
         states = chain.tables(shard)
         if chain.full.tables.get(shard) and had_all and len(states) < len(groups):
             lacking = sorted({group.name for group in groups} - states.keys())
-            raise ValueError(f"tables.{shard} has no state of {', '.join(lacking[:NAMED_MAX])}")
+            raise ValueError(f"tables.{shard} contains no state for {', '.join(lacking[:NAMED_MAX])}")
         if before is not None and (changes := chain.last.definition_changes):
             _check_same_tables(before, states, changes, shard)
 
@@ -194,7 +194,7 @@ def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes:
 
 
 def definition_counts(chain: Chain) -> dict[str, int]:
-    """Count the tables at the last commit of `chain` and the tables that it continues, so that none can get lost."""
+    """Count the tables at the chain's last commit, and those that it continues, so that no table can get lost."""
     changes = chain.last.definition_changes
     continued = sum(map(len, changes.successions.values())) if changes else 0
     return {"groups": sum(map(len, chain.all_groups.values())), "continued": continued}
@@ -204,7 +204,7 @@ def check_definition_counts(chain: Chain, commit: Commit) -> None:
     """Raise ValueError unless the commit's counts of definitions are right."""
     for name, count in definition_counts(chain).items():
         if commit.counts.get(name, count) != count:
-            raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit has {count}")
+            raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit contains {count}")
 
 
 def check_distinct(where: str, what: str, values: Iterable[Any]) -> None:
@@ -289,13 +289,13 @@ def _database(identity: NodeIdentity) -> tuple[object, ...]:
 
 
 def check_cut(cut: CutRecord) -> None:
-    """Raise ValueError unless the positions are in the order of a cut and none is listed twice."""
+    """Raise ValueError unless the cut's counts agree, its positions are in order, and none is listed twice."""
     if len(cut.causes) != cut.attempts - 1:
         raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
     if cut.included_early > cut.in_flight:
-        raise ValueError("cut.included_early is more than cut.in_flight")
+        raise ValueError("cut.included_early is greater than cut.in_flight")
     if cut.safe_at != safe_time_of_nodes(cut.nodes):
-        raise ValueError("cut.safe_at is not that of its nodes")
+        raise ValueError("cut.safe_at does not match its nodes")
     for node in cut.nodes:
         if node.start > node.finish or node.position < node.start:
             raise ValueError(f"cut of node {node.node}: start, finish and position are not in order")
@@ -306,7 +306,7 @@ def check_cut(cut: CutRecord) -> None:
 
 
 def check_continues(before: Commit, commit: Commit) -> None:
-    """Raise ValueError if the commit's cut precedes that of the previous commit, or it lists the same objects."""
+    """Raise ValueError if the commit's cut precedes the previous one, or if both commits list the same object."""
     earlier: dict[str, NodeCut] = {node.node: node for node in before.cut.nodes}
     for node in commit.cut.nodes:
         if node.position < earlier[node.node].position or node.start < earlier[node.node].start:
@@ -372,7 +372,7 @@ def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObjec
             raise ValueError(f"object {stored.key} does not belong to operation {commit.operation}, as its list does")
         rows.update(stored.rows)
     if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (entry.objects, entry.bytes, entry.rows):
-        raise ValueError("its objects, bytes and rows are not those that its commit counts")
+        raise ValueError("its objects, bytes and rows do not match the counts in its commit")
 
 
 def check_object(snapshot: str, stored: StoredObject) -> None:
@@ -388,7 +388,7 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
     if not is_rows and stored.rows:
         raise ValueError(f"object {stored.key} of kind {stored.kind} has rows")
     if stored.kind == LARGE_OBJECTS and not stored.rows.keys() <= {LARGE_OBJECTS_COUNT}:
-        raise ValueError(f"object {stored.key} has rows besides large objects")
+        raise ValueError(f"object {stored.key} contains rows other than large objects")
 
 
 def check_counts(full: FullSnapshot, commit: Commit) -> None:
@@ -399,7 +399,7 @@ def check_counts(full: FullSnapshot, commit: Commit) -> None:
 
 
 def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
-    """Count the commit's rows, changes and transactions of primaries, and its objects and bytes of all nodes."""
+    """Count the commit's rows, changes and transactions on primaries, and its objects and bytes on all nodes."""
     segments = [(node, segment) for node, listed in commit.segments.items() for segment in listed]
     lists = commit.object_lists
     copies = [entry for entry in commit.entries if entry.node in primaries and entry.kind == BASE]
@@ -459,9 +459,9 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
     """Raise ValueError unless the history covers the previous increments and agrees with `previous`."""
     recent = {summary.increment: summary for summary in history.recent}
     if list(recent) != list(range(first_summarized(commit.increment), commit.increment)):
-        raise ValueError("history.recent does not have the previous increments")
+        raise ValueError("history.recent does not list the previous increments")
     if not all(0 < number < commit.increment for number in history.redefinitions):
-        raise ValueError("history.redefinitions has a number that belongs to no previous increment")
+        raise ValueError("history.redefinitions contains a number that is not that of a previous increment")
     if any(recent[number].digest != one for number, one in history.redefinitions.items() if number in recent):
         raise ValueError("history has two digests for one increment")
     if commit.previous is None:
@@ -503,7 +503,7 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
         check_states(f"schema_changes.tables.{shard}", states)
     with_ddl = {stored.node for stored in changes.objects if stored.kind == DDL}
     if not with_ddl == changes.roles.keys() == changes.fingerprints.keys():
-        raise ValueError("schema_changes has objects of DDL, roles and fingerprints of different shards")
+        raise ValueError("schema_changes contains DDL objects, roles and fingerprints of different shards")
     entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
     for stored in entries:
         if stored.node not in full.parts:
@@ -564,7 +564,7 @@ def _names(names: Iterable[str]) -> str:
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 INCREMENT_FILE = re.compile(r"(\d{16})(\.\d+)?\.json")
-# Even the commit of a single node without tables is larger.
+# No void is larger, but even the commit of a single node without tables is.
 VOID_BYTES_MAX = 500
 ASKING_THREADS_MAX = 8
 
@@ -652,7 +652,7 @@ def operation_of(store: ObjectStore, key: str) -> str:
 
 
 def increment_label(name: str, increment: int) -> str:
-    """Return the name of a snapshot or increment in messages."""
+    """Return what messages call a snapshot or increment."""
     return f"increment {increment} of {name}" if increment else f"snapshot {name}"
 
 
@@ -678,11 +678,11 @@ def read_full(store: ObjectStore, name: str) -> FullSnapshot:
 
 
 def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
-    """Find the commit; raise SnapshotMissingError if it is missing although a listing shows it or a later commit."""
+    """Find the commit; raise SnapshotMissingError if it is missing, although a listing shows it or a later commit."""
     place = find_place(store, name, increment)
     # List again, even after a listing that did not show it, because a listing may be out of date.
     if place.commit is None and increment_numbers(store, name, increment):
-        # It may have been committed between that read and the listing.
+        # The commit may have been stored between the first read and the listing.
         place = find_place(store, name, increment)
         if place.commit is None:
             raise _missing_error(store, name, increment)
@@ -750,16 +750,16 @@ def check_not_pruned(store: ObjectStore, name: str) -> None:
 
 
 def increment_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
-    """Return the numbers from `first` on of the committed increments that a listing shows, in order."""
+    """Return, in order, the numbers of the committed increments from `first` on that a listing shows."""
     numbers = listed_numbers(store, name, first)
-    # Only the newest can be a void: the next number begins only after the previous number is committed.
+    # Only the newest can be a void: a number is used only after the previous number has been committed.
     if numbers and find_place(store, name, numbers[-1]).commit is None:
         numbers.pop()
     return numbers
 
 
 def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
-    """Return the numbers from `first` on for which a listing shows a commit or a void, in order."""
+    """Return, in order, the numbers from `first` on for which a listing shows a commit or a void."""
     matches = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
     return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
 
@@ -820,7 +820,7 @@ def chain_at(chain: Chain, moment: datetime) -> Chain:
 
 
 def next_cut_time(whole: Chain, chain: Chain) -> datetime | None:
-    """Return the time of the first cut of `whole` after `chain`, its beginning; None if there is none."""
+    """Return the time of the first cut in `whole` after its beginning, `chain`; None if there is none."""
     later = whole.commits[len(chain.commits) :]
     return cut_time(later[0]) if later else None
 
@@ -837,7 +837,7 @@ def check_has_rows(chain: Chain, hint: str) -> None:
     """Raise OnlyCutError with this hint if the snapshot is a restore point."""
     if chain.full.only_cut:
         raise OnlyCutError(
-            f"snapshot {chain.name} is a restore point (--only-cut): it has a cut and no rows",
+            f"snapshot {chain.name} is a restore point (--only-cut): it has a cut but no rows",
             hint=hint,
             details={"snapshot": chain.name},
         )
@@ -846,8 +846,8 @@ def check_has_rows(chain: Chain, hint: str) -> None:
 def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
     """Read a snapshot with its increments up to `increment` (None: all).
 
-    Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or in between; ManifestError if
-    a commit belongs to another chain. An unreadable mark of pruned increments hides no increment.
+    Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or before it; ManifestError if
+    a commit belongs to another chain. If the mark of pruned increments is unreadable, no increments are hidden.
     """
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
@@ -861,7 +861,7 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
 
 
 def _read_whole(store: ObjectStore, full: FullSnapshot, increment: int | None = None) -> Chain:
-    """Read the increments that follow `full`, up to `increment` (None: all); raise as read_chain."""
+    """Read the increments that follow `full`, up to `increment` (None: all); raise the errors of read_chain."""
     name, chain = full.snapshot, Chain(full)
     chain = replace(chain, increments=tuple(_increments(store, chain, increment)))
     last = len(chain.increments)
@@ -878,7 +878,7 @@ def _read_whole(store: ObjectStore, full: FullSnapshot, increment: int | None = 
 
 
 def read_readable_part(store: ObjectStore, name: str) -> Chain:
-    """Read a snapshot and its increments before the first that is missing, damaged or part of another chain.
+    """Read a snapshot and all increments before the first that is missing, damaged or part of another chain.
 
     Raises the errors of read_full.
     """
@@ -982,7 +982,7 @@ def _continued(chain: Chain, commit: Increment) -> Chain:
 def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...]:
     """Return the summaries of all increments of a chain, in order; raise the errors of read_chain.
 
-    For a partial chain, this reads one commit in SUMMARIZED_MAX.
+    For a partial chain, this reads only one in SUMMARIZED_MAX commits.
     """
     if not chain.is_partial or isinstance(chain.last, FullSnapshot):
         return tuple(map(summary_of, chain.increments))
@@ -1013,15 +1013,15 @@ def _check_named(commit: Commit, digest: str, by: Increment) -> None:
 def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
     """Yield the places of the increments from 1 on, up to `increment` or to the first free place.
 
-    Increments that a listing shows without a gap are read in parallel, since each is one request. So a stray object
-    with a high number causes no extra reads.
+    Increments that a listing shows are read in parallel, up to the first gap, since each takes a request. A stray
+    object with a high number therefore causes no extra reads.
     """
     numbers = [number for at, number in enumerate(listed_numbers(store, name, first=1), start=1) if number == at]
     number = 0
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
         for place in threads.map(lambda number: find_place(store, name, number), numbers[:increment]):
             if place.commit is None:
-                # Voided or gone: the loop below decides which.
+                # The commit is voided or gone: the loop below decides which.
                 break
             number += 1
             yield place

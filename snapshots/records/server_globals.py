@@ -1,4 +1,4 @@
-"""A server's globals: roles with memberships, settings and privileges on parameters; tablespaces.
+"""A server's globals: tablespaces, and roles with their memberships, settings and privileges on parameters.
 
 Every full snapshot stores them as one compressed object per shard. An increment stores them again only if they changed.
 """
@@ -13,7 +13,7 @@ GLOBALS_FORMAT = "cutline/globals/1"
 
 
 class ServerRole(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A role. `valid_until` is in UTC, "" for no limit. `verifier` is that of the password, if it is stored."""
+    """A role. `valid_until` is in UTC, "" for no limit. `verifier` is the password's, if it is stored."""
 
     name: str
     superuser: bool = False
@@ -56,7 +56,7 @@ class ServerTablespace(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ParameterPrivilege(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A privilege on a parameter, SET or ALTER SYSTEM. `grantee` "" is PUBLIC, `grantor` "" a superuser."""
+    """A privilege on a parameter, SET or ALTER SYSTEM. An empty `grantee` is PUBLIC, an empty `grantor` a superuser."""
 
     parameter: str
     privilege: str
@@ -66,7 +66,7 @@ class ParameterPrivilege(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerGlobals(Record, frozen=True, kw_only=True, tag_field="schema", tag=GLOBALS_FORMAT):
-    """The globals of a server. `settings` are those of roles in all databases.
+    """The globals of a server. `settings` holds the roles' settings for all databases.
 
     If `with_verifiers`, the roles include the verifiers of their passwords.
     """

@@ -1,10 +1,10 @@
 """Marks of permanent removals: the tombstones of deleted snapshots, and the marks of pruned increments.
 
 A mark is created before the first object is deleted, and is never removed. So a half-deleted snapshot is never listed,
-and its name is never used again. Objects that arrive late under the name are garbage, such as a put whose answer was
-lost, or the writes of a suspended process.
+and its name is never used again. Objects that arrive late under the name, such as a put whose answer was lost or the
+writes of a suspended process, are garbage.
 
-A mark is trusted only if every byte is as it was written: any other object in its place removes nothing and ends no
+A mark is trusted only if every byte is as it was written. No other object in its place removes anything or ends a
 chain. An operator must look at such an object, so commands that depend on the mark raise ManifestError. Commands that
 only read commits do not depend on the mark of pruned increments: if it is damaged, they see the remaining increments.
 """

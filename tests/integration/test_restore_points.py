@@ -114,7 +114,7 @@ def test_it_is_not_restored_and_not_continued(fleet: Fleet) -> None:
     with pytest.raises(OnlyCutError) as raised:
         plan_restore(fleet, fleet, RestoreRequest("point"))
     assert (raised.value.exit_code, "snapshot show point --recovery-plan" in str(raised.value.hint)) == (3, True)
-    with pytest.raises(OnlyCutError, match="has a cut and no rows"):
+    with pytest.raises(OnlyCutError, match="has a cut but no rows"):
         take_increment(fleet, "point")
 
 

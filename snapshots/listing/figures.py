@@ -104,7 +104,7 @@ OPERATIONS_MAX, INCREMENTS_MAX = 1000, 200
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """The duration of a phase over all operations of a kind that have the phase."""
+    """The duration of a phase, over all operations of a kind that went through it."""
 
     kind: str
     phase: str
@@ -115,7 +115,7 @@ class PhaseFigures:
 
 @dataclass(frozen=True, slots=True)
 class OperationFigures:
-    """The figures of `read` operations. `are_all` is set if they include every operation that counts.
+    """Figures from `read` operations. `are_all` is set if they include every operation that counts.
 
     `untimed` counts the completed operations without recorded phases. `checks` and `drills` are those that ended with a
     result, newest first.
@@ -138,8 +138,8 @@ def read_operation_figures(
 ) -> OperationFigures:
     """Read the newest operations that have ended, and collect the figures of `snapshot`, or of all snapshots.
 
-    `increments` are the ids of operations that committed increments, with `snapshot` only its own. `others` are those
-    of other snapshots, which are not read.
+    `increments` are the ids of operations that committed increments (with `snapshot`, only its own). `others` are the
+    ids for other snapshots, which are not read.
     """
     documents, own, not_read = document_names(store), frozenset(increments), frozenset(others)
     with_intent = [operation for operation in list_ended(documents, has_intent=True) if operation not in not_read]
@@ -172,7 +172,7 @@ def collect_operations(
 
 
 def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
-    """Return the phases by kind, in the order of the operation with the most phases."""
+    """Return the phases of each kind, in the order of the operation with the most phases."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for ended in sorted(timed, key=lambda one: -len(one.phases)):
         of_kind, checked = (
@@ -236,7 +236,7 @@ class PointFigures:
 class SnapshotFigures:
     """A snapshot with its restore points in order; for a broken snapshot, only the readable restore points.
 
-    `is_given_up` is set if the chain was lost or ended by a restore, but not if another snapshot replaced it.
+    `is_given_up` is set if the chain was lost, or was ended by a restore, but not if another snapshot replaced it.
     """
 
     name: str
@@ -253,7 +253,7 @@ class SnapshotFigures:
 
     @property
     def growth_bytes_per_day(self) -> float | None:
-        """The bytes that increments add per day; None if the first and last cut are less than a day apart."""
+        """How many bytes increments add per day; None if the first and last cuts are less than a day apart."""
         seconds = (self.points[-1].cut_at - self.points[0].cut_at).total_seconds() if self.points else 0.0
         if seconds < SECONDS_PER_DAY:
             return None
@@ -352,7 +352,7 @@ def _increments_in(snapshots: Iterable[SnapshotFigures]) -> list[str]:
 
 
 def _increments_of(store: ObjectStore, identity: StoreIdentity, names: Iterable[str]) -> list[str]:
-    """Read the ids of the operations that committed the increments of these snapshots, from few of their commits."""
+    """Read the ids of the operations that committed the increments of these snapshots; reads few of their commits."""
     entries = (read_entry(store, identity, name) for name in names)
     return [summary.operation for entry in entries if entry is not None for summary in entry.summaries]
 

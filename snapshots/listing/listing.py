@@ -51,9 +51,9 @@ COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended"
 class Entry:
     """A snapshot. If its chain can't be read, `problem` is the reason and `chain` is the readable part, if any.
 
-    `has_damaged_mark` is set if the whole chain can be read, and `problem` is that of a mark. `lost` is set if the
-    chain was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full`
-    is set if the increments were pruned. `summaries` describe the increments.
+    `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `lost` is set if the chain
+    was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
+    if the increments were pruned. `summaries` describe the increments.
     """
 
     name: str
@@ -70,7 +70,8 @@ class Entry:
         """The state, determined without reading the objects that commits list (only `check` reads these).
 
         Broken: a commit is missing or damaged. Lost: a node kept too much WAL for the chain. Ended: a command ended the
-        chain, or a mark is damaged. Only-full: the increments were pruned. No increment follows in any of these states.
+        chain, or a mark is damaged. Only-full: the increments were pruned. No increment can follow in any of these
+        states.
         """
         if self.problem and not self.has_damaged_mark:
             return BROKEN
@@ -106,7 +107,7 @@ def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Cha
         raise
 
 
-# The limit of operations read that have committed nothing, or whose commit is gone; there are more after deletions.
+# Read at most this many operations that committed nothing or whose commit is gone; deletions leave many of them.
 READ_MAX = 200
 
 
@@ -137,7 +138,7 @@ def _text_of(name: str, points: list[MissingPoint]) -> str:
 
 
 def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """Find the commits that are missing from `entries` (all snapshots of the store), by the newest operations.
+    """Find commits that are missing from `entries` (all snapshots of the store) but recorded by the newest operations.
 
     `documents` is the result of document_names, listed before the entries were read.
     """
@@ -148,7 +149,7 @@ def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries:
 
 
 def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], entry: Entry) -> list[MissingPoint]:
-    """Find missing increments after the last increment of a snapshot, by the operations that began after it."""
+    """Find missing increments after a snapshot's last increment, from the records of operations that began after it."""
     if entry.chain is None:
         return []
     second = _second_of(entry.chain.last.operation)
@@ -158,9 +159,9 @@ def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], en
 
 
 def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """Find the restore points of the operations whose commit files are missing, by snapshot and increment.
+    """Find the operations' restore points whose commit files are missing, sorted by snapshot and increment.
 
-    The entries, read from a listing, only save reads: each commit file is looked up by its key.
+    The entries come from a listing and only save reads: each commit file is looked up by its key.
     """
     by_name = {entry.name: entry for entry in entries}
     points: dict[str, set[int]] = {}
@@ -173,7 +174,7 @@ def find_missing(store: ObjectStore, ended: Iterable[Ended], entries: Iterable[E
 
 
 def committed_by(entries: Iterable[Entry]) -> set[str]:
-    """Return the ids of the operations that committed the restore points of the entries."""
+    """Return the ids of the operations that committed the entries' restore points."""
     operations = set[str]()
     for entry in entries:
         operations |= {entry.chain.full.operation} if entry.chain else set()
@@ -187,7 +188,8 @@ def _may_be_missing(operation: str, entry: Entry | None) -> bool:
     # If the chain can't be read, its problem is reported instead. A damaged mark may be the mark of pruned increments.
     if entry.chain is None or entry.problem:
         return False
-    # Ids of different seconds sort by time. Operations older than the full snapshot worked on an earlier chain.
+    # Ids from different seconds sort by time. Operations that are older than the full snapshot belong to an earlier
+    # chain.
     return operation >= _second_of(entry.chain.full.operation)
 
 
@@ -236,16 +238,18 @@ class Listing:
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
             if entry and entry.lost:
-                warnings.append(f"{ended_text(kept)}: the next create drops its slots")
+                warnings.append(f"{ended_text(kept)}: the next create will drop its slots")
             elif kept.worst.is_past_limit:
-                warnings.append(f"{over_limit_text(kept)}: the next create marks the chain as lost and drops its slots")
+                warnings.append(
+                    f"{over_limit_text(kept)}: the next create will mark the chain as lost and drop its slots"
+                )
             elif kept.worst.is_past_half:
                 warnings.append(warning_text(kept))
         return warnings
 
 
 def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
-    """List every snapshot in the fleet's store; query the nodes at the same time, which may fail to answer.
+    """List every snapshot in the fleet's store, and query the nodes, which may fail to answer, at the same time.
 
     With `all_checks`, checks before the newest full checks are read as well.
     """
@@ -288,7 +292,7 @@ def read_entry(
         return None
     except (ManifestError, RefusedError) as error:
         try:
-            # Show no part of a snapshot that may have been deleted.
+            # Don't show parts of a snapshot that may have been deleted.
             check_not_deleted(store, name)
             readable = read_readable_part(store, name)
             check_of_fleet(readable, identity)

@@ -1,7 +1,7 @@
 """The metrics: their names, labels and meanings, as listed in docs/monitoring.md.
 
 Names and units follow Prometheus's conventions. All metrics have the label `fleet` besides their own labels. Labels
-have few values: of names that users choose freely, such as those of snapshots, only the newest become labels.
+have few values: if users choose the names freely, as for snapshots, only the newest names become labels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sample:
 FLEET = "fleet"
 # Values of the label `kind` besides those in ended_operations. Unknown kinds in a store are reported as "other".
 CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
-# Values of the label `role`, according to fleet.toml.
+# Values of the label `role`, taken from fleet.toml.
 PRIMARY, STANDBY = "primary", "standby"
 KINDS = (FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
 # The steps of a restore, including WAL_STEP, in which the changes from the WAL are folded.

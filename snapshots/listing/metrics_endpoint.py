@@ -54,7 +54,8 @@ def render(fleet: str, samples: Iterable[Sample]) -> bytes:
 # One scraper and one probe are expected. If there are more connections, the oldest are closed, so that requests are
 # answered even if other connections stay silent.
 REQUESTS_MAX, REQUEST_SECONDS_MAX = 8, 10.0
-# Every Prometheus reads this version of the text format. Later versions differ only in names that are not used here.
+# Every version of Prometheus reads this version of the text format. Later versions differ only in names that are not
+# used here.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PLAIN = "text/plain; charset=utf-8"
 
@@ -73,7 +74,7 @@ class _HttpAnswer:
 class MetricsEndpoint:
     """Serves `/metrics` and `/healthz` while the block runs; raises EndpointTakenError.
 
-    `/healthz` returns 200 if metrics were published in the last `fresh_seconds`, else 503, since the process hangs.
+    `/healthz` returns 200 if metrics were published in the last `fresh_seconds`, else 503, because the process hangs.
     """
 
     def __init__(self, address: ListenAddress, fresh_seconds: float) -> None:

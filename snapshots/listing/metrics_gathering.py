@@ -79,7 +79,7 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The entry read for a listed snapshot; None if the snapshot is not committed, or deleted."""
+    """The entry read for a listed snapshot; None if the snapshot is not committed or was deleted."""
 
     listed: _Listed
     entry: Entry | None
@@ -89,7 +89,8 @@ class _Known:
         """Whether the entry is valid until the listings change. A damaged object may be repaired in place."""
         if self.entry is None:
             return True
-        # An earlier chain of the same name left the folder, so a new mark of this chain would not change the listing.
+        # An earlier chain of the same name left the folder behind, so a new mark on this chain would not change the
+        # listing.
         is_of_another = LOST_FOLDER in self.listed.files and self.entry.lost is None
         return self.entry.problem is None and not is_of_another
 
@@ -101,10 +102,10 @@ class _Known:
 
 
 class EntryReader:
-    """Reads the entries of all snapshots, but those with unchanged listings only once.
+    """Reads the entries of all snapshots; an entry is read again only if its listing has changed.
 
-    So it does not notice if the commit of a full snapshot is later damaged in place; `check` does. The newest KEPT_MAX
-    entries are kept, and all others are read each time.
+    Therefore it does not notice if the commit of a full snapshot is later damaged in place; `check` does. The newest
+    KEPT_MAX entries are kept, and all others are read each time.
     """
 
     def __init__(self) -> None:
@@ -231,7 +232,7 @@ def end_of(ended: Ended) -> KindEnd | None:
 
 
 def end_of_commit(commit: Commit, kind: str) -> KindEnd:
-    """Return the end of the operation that put this commit."""
+    """Return the end of the operation that stored this commit."""
     ended_at = moment_of(commit.created_at) + commit.seconds
     return KindEnd(
         kind,
@@ -245,7 +246,7 @@ def end_of_commit(commit: Commit, kind: str) -> KindEnd:
 
 
 def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, ActivityState]) -> Iterator[Sample]:
-    """Yield the number of operations of every kind in each state; `states` maps operations to states."""
+    """Yield the number of operations for each kind and state; `states` maps operations to states."""
     counter = Counter(
         (_label_of(operation.kind, operation.increment, operation.intent), states[operation.id].value)
         for operation in operations
@@ -344,7 +345,7 @@ def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
 def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
     """Return the position up to which each node's WAL is in the store; `chains` are in the order of their commits.
 
-    The newest position may not be the highest: the WAL of a new server starts below that of the server it replaced.
+    The newest position is not always the highest: a new server's WAL may start below that of the server it replaced.
     """
     return {
         node: segments[-1].through for chain in chains for node, segments in chain.last.segments.items() if segments
@@ -422,7 +423,7 @@ def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:
 
 
 GATHERING_SECONDS_MAX = 10.0
-# The limits of operations read that have committed nothing, each for those with and those without an intent.
+# Read at most this many operations that committed nothing; operations with and without an intent count separately.
 READ_MAX, READ_ONCE_MAX = 1000, 200
 
 
@@ -472,7 +473,7 @@ class MetricsGatherer:
 
 
 def gather_once(fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
-    """Gather the metrics in a process that ends now, reading fewer records of past operations."""
+    """Gather the metrics in a process that is about to end, reading fewer records of past operations."""
     return MetricsGatherer(READ_ONCE_MAX).gather(fleet, seconds_max)
 
 

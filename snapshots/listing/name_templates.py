@@ -1,4 +1,4 @@
-"""Make or find snapshot names by a template such as `nightly-{date}`.
+"""Make or find snapshot names from a template such as `nightly-{date}`.
 
 A name is never used again, even after its snapshot is deleted, so a scheduled create needs a new name each time. In a
 full create, a template makes a new name; in other commands, it matches the newest committed snapshot. If two creates
@@ -34,7 +34,7 @@ HINT = "{date} (2026-11-20) and {time} (143307), both UTC, and {n}, the next unu
 class FieldValues(NamedTuple):
     """The values of the fields in a name; "" or 0 for a field that the template lacks.
 
-    The values of names made from one template increase with time.
+    For names made from one template, the values increase with time.
     """
 
     date: str

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of an operation and its steps, sent by the SDK, which only `cutline[otel]` installs.
+"""OpenTelemetry spans for an operation and its steps, sent by the SDK, which only `cutline[otel]` installs.
 
 The SDK's environment variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, determine the collector and the headers.
 """
@@ -40,7 +40,7 @@ class TracesMissingError(RefusedError):
 
 
 class Spans(Forwarding):
-    """A Progress that forwards all calls to `target`, and makes a span of the operation and a span of each step."""
+    """A Progress that forwards all calls to `target`, and makes a span for the operation and one for each step."""
 
     def __init__(self, target: Progress, tracer: Tracer, name: str, attributes: Mapping[str, str]) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -113,8 +113,8 @@ def traced(fleet: Fleet, target: Progress, command: Command, *, is_one_of_many: 
     Spans are requested by `[metrics] traces`, or by the environment variables that name a collector. These variables
     may be meant for other programs, so if the packages are missing, a note says so and the command continues.
 
-    At the end, the block waits up to SENDING_SECONDS_MAX for the collector. If the operation `is_one_of_many` of this
-    process, spans are sent in the background, and only the end of the process waits.
+    At the end, the block waits up to SENDING_SECONDS_MAX for the collector. If the operation `is_one_of_many` in this
+    process, spans are sent in the background, and only the process waits for them when it ends.
     """
     if not _are_wanted(fleet.metrics.traces):
         yield target

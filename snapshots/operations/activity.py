@@ -4,7 +4,7 @@ A thread stores the signs and looks for requests to stop every few seconds. Its 
 within the first seconds stores nothing.
 
 A command may itself be an operation without an intent while it works on other operations: a prune runs one removal
-after the other. Then both operations have signs, and a request to stop either of them stops the command.
+after the other. In that case both operations have signs, and a request to stop either of them stops the command.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         write_operation_record(store, "outcome", outcome)
 
 
-# The intervals at which the thread looks for requests to stop, and stores a sign.
+# How often the thread looks for requests to stop, and how often it stores a sign.
 LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0
 # If signs can't be stored, or old signs can't be deleted, the interval doubles, so that few signs are left behind.
 RARER, SIGN_SECONDS_MAX = 2.0, 300.0
 END_SECONDS_MAX = 5.0
-# A sign contains the progress of at most this many nodes, those that are least advanced.
+# A sign contains the progress of at most this many nodes: those that have made the least progress.
 SIGN_NODES_MAX = 20
-# Taken when the module is loaded, because a restore is planned before its activity begins.
+# Read the clock when the module is loaded, because a restore is planned before its activity begins.
 PROCESS_BEGAN_AT = current_time()
 
 
@@ -129,9 +129,9 @@ class Activity(Forwarding):
         self._is_rough = False
         self._watch: WatchState | UnsetType = UNSET
         self._own = command.operation
-        # The operations that the command has worked on since the last look for requests.
+        # The operations that the command has worked on since it last looked for requests.
         self._operations: list[str] = []
-        # The number of the next request by operation.
+        # The number of each operation's next request.
         self._requests: dict[str, int] = {}
         self._is_ending = False
         self._lock = threading.Lock()
@@ -175,7 +175,7 @@ class Activity(Forwarding):
         self.target.tell(reading)
 
     def watches(self, state: WatchState) -> None:
-        """Include the reports of a watch on its tasks in its signs."""
+        """Include a watch's reports on its tasks in its signs."""
         with self._lock:
             self._watch = state
 
@@ -204,11 +204,12 @@ class Activity(Forwarding):
             with suppress(Exception):
                 signs = self._follow(signs)
             for sign in signs:
-                # When the command ends, it waits for the store's answers in this loop.
+                # When the command ends, it waits for this loop, which waits for the store.
                 if not self._ended.is_set() and time.monotonic() >= sign.due:
                     # Store the sign before looking for requests, so that a canceller sees a process to stop.
                     with suppress(Exception):
-                        # Check the store again: if it is gone, a sign stored in its place would never be found.
+                        # Check the store again: if it has been removed, a sign stored in its place would never be
+                        # found.
                         self._open_store()
                         sign.store_next(self._sign(sign))
             if signs and not self._ended.is_set():
@@ -218,7 +219,7 @@ class Activity(Forwarding):
             sign.clear()
 
     def _follow(self, signs: list[_Signs]) -> list[_Signs]:
-        """Return the signs of the command's own operation and of its current operation, if there are any."""
+        """Return the signs of the command's own operation and of its current operation, if it has them."""
         with self._lock:
             wanted = [operation for operation in (self._own, *self._operations[-1:]) if operation]
             known = {sign.operation: sign for sign in (*self._shown, *signs)}
@@ -243,7 +244,7 @@ class Activity(Forwarding):
         return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number, is_clean)
 
     def _look(self, store: ObjectStore) -> None:
-        """Stop the command if there is a request for any of its operations since the last look."""
+        """Stop the command if anyone has requested it for one of its operations since the last look."""
         with self._lock:
             own, looked = self._own, list(self._operations)
         for operation in (*([own] if own else []), *looked):
@@ -330,7 +331,7 @@ class _Signs:
 
     def store_next(self, sign: SignOfLife) -> None:
         before, rarer, is_clean = self.number - 1, self.rarer, self.is_clean
-        # If one of the next steps fails, the remaining signs are not known.
+        # If one of the next steps fails, it is not known which signs are left.
         self.is_clean = False
         self.due, self.every_seconds = time.monotonic() + self.every_seconds, rarer
         self.number = store_sign(self.store, sign, self.number) + 1
@@ -339,7 +340,7 @@ class _Signs:
         self.every_seconds, self.is_clean = SIGN_SECONDS, is_clean
 
     def clear(self) -> None:
-        """Delete the signs, ignoring errors of the store. Makes one request if all earlier requests succeeded."""
+        """Delete the signs, ignoring the store's errors. Makes one request if all earlier requests succeeded."""
         if self.is_clean:
             if last := self.number - 1:
                 with suppress(SnapshotError):

@@ -1,9 +1,9 @@
 """Stop operations from another process or machine: request it, wait until they end, and settle dead operations.
 
-A request is an object in the same folder as the operation's intent. The process looks for it every few seconds, stops
-as on SIGTERM, cleans up, and ends with exit code 8. A restore that has decided to publish continues. Operations without
-a sign of life are also asked to stop: if a process was only suspended, it stops as soon as it continues. Then they are
-settled under the fleet's lock, as by the next create.
+A request is an object in the same folder as the operation's intent. The process looks for a request every few seconds,
+stops as it does on SIGTERM, cleans up, and ends with exit code 8. A restore that has decided to publish continues.
+Operations without a sign of life are also asked to stop: if a process was only suspended, it stops as soon as it
+continues. They are then settled under the fleet's lock, as the next create would do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cutline.storage.store import ObjectStore
 POLL_SECONDS = 0.5
 # A check, gc or prune whose process was only suspended answers within this time.
 ANSWER_SECONDS_MAX = 5.0
-# The process has ended if this many successive listings contain no sign. The second number is for a process without
+# The process has ended if this many successive listings contain no signs. The second number is for a process without
 # signs so far, which stores its first sign within LOOK_SECONDS.
 GONE_LISTINGS, NONE_LISTINGS = 3, 20
 SILENT = "it shows no sign of life"
@@ -139,7 +139,7 @@ def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
 
 
 def _unfinished_text(remedies: Iterable[str]) -> str:
-    return f"it has stopped before it was finished; {'; '.join(remedies)}"
+    return f"it stopped before it was finished; {'; '.join(remedies)}"
 
 
 def _left_open(one: UnderWay) -> Cancelled:
@@ -149,14 +149,14 @@ def _left_open(one: UnderWay) -> Cancelled:
 
 
 class _SignWatch:
-    """Detects processes that have ended without an outcome by their signs of life, which a process deletes at its end.
+    """Detects processes that ended without storing an outcome: when a process ends, it deletes its signs of life.
 
-    Such an operation is left for a later command to resume or undo.
+    Their operations are left for a later command to resume or undo.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        # The number of successive listings without signs by operation, and the operations that had signs.
+        # How many successive listings contained no signs of each operation, and which operations had signs.
         self._missed = Counter[str]()
         self._had_signs: set[str] = set()
 
@@ -202,7 +202,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
 
 
 def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | None:
-    """Return the report on a watch whose process hangs and still holds the watch lock; None if the process is gone."""
+    """Report on a watch whose process hangs and still holds the watch lock; return None if the process is gone."""
     if one.kind != WATCH:
         return None
     hanging = hanging_watch(read_under_way(store), one.label, utc_now())
@@ -212,8 +212,8 @@ def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | Non
     for answer in answers:
         if answer.watch is not None and is_of_one_process(answer.watch.label, one.label):
             text = (
-                f"{SILENT}, but still holds the watch lock: it stops when it resumes; otherwise end its process, or its"
-                f" sessions, on every primary: {end_sessions_statement(answer.watch.label)}"
+                f"{SILENT}, but still holds the watch lock: it will stop when it resumes; otherwise end its process, or"
+                f" its sessions, on every primary: {end_sessions_statement(answer.watch.label)}"
             )
             return Cancelled(one, CancelResult.STILL_RUNNING, text)
     if all(answer.problem for answer in answers):

@@ -1,13 +1,13 @@
-"""Store a commit by a single conditional put, and decide finally whether a dead operation has committed.
+"""Store a commit with a single conditional put, and decide once and for all whether a dead operation has committed.
 
-Before the put, the store is asked for the objects that executors reported: an executor on another machine may have
-stored them in a local folder of the same path.
+Before the put, the store is checked for the objects that executors reported: an executor on another machine may have
+stored them in a local folder with the same path.
 
 If the answer to the put is lost, the commit is read back. If that is inconclusive, the result is indeterminate, and the
 next command decides it before it does anything else.
 
 A put whose answer was lost may arrive late, and a suspended process may continue. So reading alone is not enough: if
-there is no commit, a *void* is put under the same key, by the same conditional put. Exactly one of the two puts
+there is no commit, a *void* is stored under the same key, also with a conditional put. Exactly one of the two puts
 succeeds, so an operation that was voided can no longer commit (docs/store-format.md, "Deciding").
 """
 

@@ -214,21 +214,21 @@ def read_history(store: ObjectStore, count: int, snapshot: str | None = None) ->
 
 
 def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
-    """Sort operations whose ids have the same second by their end; the others stay in the order of their ids."""
+    """Sort operations whose ids contain the same second by end time; all others stay in the order of their ids."""
     for _, same_second in groupby(read, key=lambda ended: ended.id.partition("-")[0]):
         yield from sorted(same_second, key=lambda one: one.outcome.ended_at if one.outcome else "", reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedOperations:
-    """Operations that have ended, newest first; `since` is the time from which they are complete, None if always."""
+    """Operations that have ended, newest first; the list is complete from `since` on, or entirely if it is None."""
 
     found: tuple[Ended, ...]
     since: datetime | None = None
 
 
 class EndedReader:
-    """Reads repeatedly the newest operations that have committed nothing, or whose commit is gone.
+    """Repeatedly reads the newest operations that have committed nothing, or whose commit is gone.
 
     Operations that have committed are not read, because their commits contain more. Up to `count_max` operations with
     an intent are read, and as many without, so that the many checks of a busy schedule don't hide a restore. An outcome
@@ -267,7 +267,7 @@ def _or(value: Value | UnsetType, default: Value) -> Value:
 
 # At most this many of the newest operations without an intent (checks, gc and prunes) are read.
 READ_MAX = 256
-# The same limit for a deletion that depends on checks: those of a month, with a check every hour.
+# The same limit for deletions that depend on checks: enough for a month of hourly checks.
 REMOVAL_READ_MAX = 1000
 # The largest accepted difference between the clocks of machines.
 AHEAD_SECONDS_MAX = 300.0
@@ -304,7 +304,7 @@ class NewestChecks:
     A full check covers everything that the newest restore point of the snapshot needed at that time. `last` contains
     the newest check, `full` the newest full check, and `valid` the newest full check with the result valid. `unread`
     lists operations whose outcome can't be read, since they may be checks. It also lists checks that end in the future:
-    the clock was ahead, so they may be older than other checks, and count only if they found conflicts.
+    the clock was ahead, so they may be older than other checks, and they count only if they found conflicts.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
@@ -342,7 +342,7 @@ class NewestChecks:
 
 
 def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:
-    # The id of an operation contains the second at which it began, so ids of the same second have no order.
+    # An operation's id contains the second at which it began, so ids with the same second have no order.
     if key not in newest or newest[key].moment < check.moment:
         newest[key] = check
 

@@ -51,7 +51,7 @@ class SnapshotInUseError(BusyError):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease of a restore without an outcome: its operation, the process that runs it, and the expiry."""
+    """The lease of a restore without an outcome: the operation, the process that runs it, and the expiry."""
 
     operation: Intent
     label: str
@@ -146,7 +146,7 @@ def hold_lease(
                     record_outcome(store, intent, "done", details=held.details(code_of(error)))
                 else:
                     record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
-        # These errors occur if the objects are deleted while the restore reads them.
+        # These errors occur if objects are deleted while the restore reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_not_removed(store, intent)
         raise
@@ -171,7 +171,7 @@ def _renew(store: ObjectStore, intent: Intent, number: int) -> int:
         try:
             write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
         except ObjectExistsError:
-            # The renewal of another process, or of an earlier put whose answer was lost.
+            # Another process stored this renewal, or an earlier put whose answer was lost did.
             number += 1
         else:
             return number
@@ -225,7 +225,7 @@ def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
 
 
 def in_use_error(lease: Lease) -> SnapshotInUseError:
-    """Return the error for the removal of a snapshot that a restore is reading."""
+    """Return the error for removing a snapshot that a restore is reading."""
     details = lease.details()
     host = f"{details['user']}@{details['host']} (process {details['process']})" if details["host"] else "unknown"
     return SnapshotInUseError(
@@ -237,7 +237,7 @@ def in_use_error(lease: Lease) -> SnapshotInUseError:
 
 
 def _lease(store: ObjectStore, intent: Intent) -> Lease:
-    """Return the lease with the latest expiry of its renewals, which are read from the highest number down."""
+    """Return the lease with the latest expiry among its renewals, which are read from the highest number down."""
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
     numbers = {int(match[1]) for match in listed if match}

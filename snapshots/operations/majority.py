@@ -5,8 +5,8 @@ created once, so if two commands begin with an empty store, the second command i
 first. Each record has more primaries than the previous record, or replaces the servers of a few of them, except a
 record that an operator requested (forget_nodes). The newest record counts.
 
-Commands exclude each other only if they lock a server in common. So a fleet whose nodes have the recorded ids but are
-different servers is refused.
+Commands exclude each other only if they lock at least one server in common. So a fleet whose nodes have the recorded
+ids but are different servers is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MajorityMissingError(RefusedError):
 
 
 class OtherServersError(RefusedError):
-    """Too many nodes are not the servers recorded under their ids."""
+    """Too many nodes are different servers from those recorded under their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]
     """
     others = recorded.others(nodes)
     known = len([node for node in recorded.primaries if node in nodes]) - len(others)
-    # With this many, every majority of recorded servers, which another command may hold, includes one of them.
+    # Another command may hold any majority of the recorded servers; this many nodes include at least one server of
+    # each.
     needed = len(recorded.primaries) - len(recorded.primaries) // 2
     if not others or known >= needed:
         return

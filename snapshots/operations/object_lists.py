@@ -42,7 +42,8 @@ from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 # The maximum number of base copy objects listed in the commit itself, about 300 KB.
 OWN_OBJECTS_MAX = 1000
-# A list of this many objects is 3 MB if each object contains rows of one table, 100 MB if of 500 tables.
+# A list of this many objects is 3 MB if each contains rows of one table, and 100 MB if each contains rows of 500
+# tables.
 LIST_OBJECTS_MAX = 10_000
 THREADS_MAX = 8
 C = TypeVar("C", bound=Commit)
@@ -148,9 +149,9 @@ def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = F
 def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> C:
     """Return the commit with the contents of its object lists.
 
-    Raises ObjectDamagedError if a list is missing or altered; with `allow_damage`, replaces it by a LostList instead,
-    and the caller must do without the objects of its node and groups. Raises ManifestError if a list differs from its
-    entry in the commit.
+    Raises ObjectDamagedError if a list is missing or altered; with `allow_damage`, replaces the list with a LostList
+    instead, and the caller must do without the objects of its node and groups. Raises ManifestError if a list differs
+    from its entry in the commit.
     """
     named = {entry.key: commit.increment for entry in commit.named}
     return _read_lists(store, commit, named, allow_damage=allow_damage)

@@ -104,10 +104,10 @@ def read_recorded_commits(
     unread: list[ManifestError] | None = None,
     operations: Iterable[str] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """Read the increments that outcomes record as committed (0: the full snapshot), by snapshot and operation id.
+    """Read the increments that outcomes record as committed (0: the full snapshot), keyed by snapshot and operation id.
 
-    Operations that began in an earlier second than the operation `since` are not read. The errors of unreadable records
-    are added to `unread`; without that list, raises ManifestError. If a process died between its commit and its
+    Operations that began in an earlier second than the operation `since` are not read. The errors for unreadable
+    records are added to `unread`; without that list, raises ManifestError. If a process died between its commit and its
     outcome, the commit is missing until the next command settles it. `operations` are the ids of all operations in
     order, if they have been listed.
     """
@@ -146,8 +146,9 @@ SHOWN_MAX = 3
 class OpenOperation:
     """An operation without a readable outcome.
 
-    If a document can't be read, `problem` describes it; `operation` is None if that is the intent. `sign` is the newest
-    sign of life of the process. `is_running` is set if the process showed life when the operation was read.
+    If a document can't be read, `problem` describes it; if that is the intent, `operation` is None. `sign` is the
+    newest sign of life of the process. `is_running` is set if the process showed signs of life when the operation was
+    read.
     """
 
     id: str
@@ -299,7 +300,7 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
 
 @contextmanager
 def naming_open_operations(operations: tuple[OpenOperation, ...]) -> Iterator[None]:
-    """Add these operations to the details and hint of a SnapshotMissingError, as they may be creating the snapshot."""
+    """Add these operations, which may be creating the snapshot, to the details and hint of a SnapshotMissingError."""
     try:
         yield
     except SnapshotMissingError as error:

@@ -39,8 +39,8 @@ def settle_operations(
 
     A create is done if its commit exists. Otherwise it has failed: its slots are dropped, and the fleet is made
     writable again. This decision is final, however late the operation's own put arrives. An operation stays open for
-    the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet,
-    which is noted. An unreadable operation holds no lock, and only one of two commits with the same number can be
+    the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet;
+    a note says so. An unreadable operation holds no lock, and only one of two commits with the same number can be
     stored. `documents` is the result of document_names, if listed under the lock. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
@@ -67,7 +67,7 @@ def settle_operations(
             # gc removes the records of old operations, the intent first.
             continue
         except ManifestError as error:
-            # The operation stays open, which must not block other snapshots. It may have been a terminal create.
+            # The operation stays open, but must not block other snapshots. It may have been a terminal create.
             writes = "; if the fleet accepts no writes, run: snapshot resume"
             progress.note(f"operation {operation_id} can't be settled: {error.message}; {error.hint}{writes}")
             continue
@@ -87,7 +87,7 @@ def settle_operations(
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:
-    """Return the reason why the operation has no commit, if its command recorded it."""
+    """Return the reason why the operation has no commit, if its command recorded one."""
     failure = None
     with suppress(ManifestError):
         failure = read_failure(store, operation.id)
@@ -95,7 +95,7 @@ def _cause(store: ObjectStore, operation: Intent) -> str:
 
 
 def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
-    """Note the open restores into the sessions' databases, because ending a restore may end the chains of these."""
+    """Note the open restores into the sessions' databases, because ending a restore may end those databases' chains."""
     places = {f"{identity.system_identifier}/{identity.database}" for identity in sessions.identities.values()}
     for intent in restores:
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
@@ -136,11 +136,11 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
 def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -> None:
     """Record a removal that ended before storing its mark as failed, because it removed nothing.
 
-    If the put of the mark arrives later, the removal can still be resumed, since only the mark counts.
+    If the mark arrives in the store later, the removal can still be resumed, because only the mark counts.
     """
     if operation.kind in MARKS and not store.exists(MARKS[operation.kind](operation.snapshot)):
         progress.note(
-            News(f"operation {operation.id} ended before it removed anything of snapshot {operation.snapshot}")
+            News(f"operation {operation.id} ended before it removed anything from snapshot {operation.snapshot}")
         )
         record_outcome(store, operation, "failed", "found without a mark")
         clear_signs(store, operation.id)

@@ -28,11 +28,11 @@ from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectExistsError, ObjectStore
 
 SIGN, REQUEST = (re.compile(rf"{name}-([1-9]\d{{0,11}})\.json") for name in ("sign", "cancel"))
-# No process stores this many; a higher number was not stored by Cutline.
+# No process stores this many signs; Cutline has not stored any sign with a higher number.
 NUMBER_MAX = 10**9
 # The maximum delay of a sign, which allows for a store that does not answer and for clocks that differ.
 DEAD_SECONDS = 60.0
-# How many numbers to try, from the newest listed sign on, if that sign has been deleted since.
+# How many numbers to try, starting at the newest listed sign, if that sign has been deleted since.
 TRIED_MAX = 5
 
 
@@ -43,7 +43,7 @@ def shows_life(intent: Intent | None, sign: SignOfLife | None, now: datetime) ->
         return False
     late_seconds = DEAD_SECONDS + (sign.next_seconds if sign else 0.0)
     silent = now - datetime.fromisoformat(sign.seen_at if sign else about.began_at)
-    # The true time of a sign from the future is unknown, so it shows no life.
+    # If a sign is from the future, its true time is unknown, so it does not count.
     return timedelta(seconds=-DEAD_SECONDS) < silent <= timedelta(seconds=late_seconds)
 
 

@@ -2,7 +2,7 @@
 
 The contents of documents never decide which slot is dropped: anyone who can write to the store could name the slot of
 an application, or of another store's chain. Slot names are derived from the ids of operations in lower case, so two ids
-can have the same slot name. Then one of the ids was planted, and neither is trusted. The exception is a node's
+can have the same slot name. In that case one of the ids was planted, and neither is trusted. The exception is a node's
 limit on retained WAL: past the limit, a slot that is named like Cutline's slots is always dropped.
 
 A node's limit protects its disk, so it applies to every chain, including a chain that is being continued. A chain past
@@ -37,7 +37,7 @@ from cutline.wal.drain.slots import COPY_SUFFIX, drop_slots, slot_name
 
 @dataclass(frozen=True, slots=True)
 class SlotOwners:
-    """The ids of the store's operations, by the name of the slot that a create with that id makes."""
+    """The ids of the store's operations, keyed by the name of the slot that a create with that id makes."""
 
     store: ObjectStore
     ids: dict[str, list[str]]
@@ -90,7 +90,9 @@ class KeptChain:
     @property
     def label(self) -> str:
         """The snapshot or slot for which the WAL is kept."""
-        return f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, of no snapshot in this store,"
+        return (
+            f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, not part of a snapshot in this store,"
+        )
 
 
 def guard_nodes(
@@ -132,7 +134,7 @@ def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None,
             continue
         if kept.snapshot and kept.chain == continued:
             raise chain_lost_error(_lost_chain(store, kept, kept.snapshot))
-        progress.note(f"{over_limit_text(kept)}: the next create marks the chain as lost and drops its slots")
+        progress.note(f"{over_limit_text(kept)}: the next create will mark the chain as lost and drop its slots")
 
 
 def read_kept_chains(
@@ -152,7 +154,7 @@ def read_kept_chains(
 
 
 def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
-    """Note Cutline's slots that no create of this store made, because they belong to an earlier or a different store.
+    """Note slots of Cutline that no create of this store made; they belong to an earlier or a different store.
 
     Below a node's limit, nothing else reports such slots, and no command drops them.
     """
@@ -190,7 +192,7 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
 
 
 def mark_ended(store: ObjectStore, slots: Mapping[str, str], restore: str) -> None:
-    """Mark the chains that continue in these `slots` (with their nodes) as lost, ended by the operation `restore`."""
+    """Mark the chains that continue in these `slots` (with their nodes) as lost: the operation `restore` ended them."""
     owners = read_slot_owners(store) if slots else None
     for slot, node in slots.items():
         owner = owners.owner_of(slot) if owners else None
@@ -223,7 +225,7 @@ def _last_number(store: ObjectStore, snapshot: str) -> int:
 def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) -> None:
     left = drop_slots(sessions.fleet.nodes, kept.slot)
     if left:
-        progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create retries")
+        progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create will retry")
     else:
         progress.note(News(f"slot {kept.slot} was dropped on all nodes that had it"))
 

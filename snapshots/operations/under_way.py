@@ -66,7 +66,7 @@ class UnderWay:
 
     @property
     def is_known(self) -> bool:
-        """Whether the kind is known, because the intent can be read, or a check, gc or prune left a sign."""
+        """Whether the kind is known: the intent can be read, or a check, gc or prune left a sign behind."""
         return self.intent is not None or (self.opened is None and self.sign is not None)
 
     @property
@@ -123,8 +123,8 @@ class UnderWay:
 
     @property
     def left_text(self) -> str:
-        """The remains of a dead operation without an intent. The removals of a prune have their own intents."""
-        return "it has left nothing" if self.kind != "prune" else "its removals are separate operations"
+        """What a dead operation without an intent left behind. The removals of a prune have their own intents."""
+        return "it left nothing behind" if self.kind != "prune" else "its removals are separate operations"
 
     def state(self, now: datetime) -> ActivityState:
         """Return the state according to the signs of life of the process."""
@@ -221,7 +221,7 @@ def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | Non
 
 
 def working_watch(operations: Iterable[UnderWay], own: str, now: datetime) -> UnderWay | None:
-    """Return the watch that has the turn and shows signs of life, unless it is the operation `own`; else None."""
+    """Return the watch whose turn it is, if it shows signs of life and is not the operation `own`; else None."""
     for operation in operations:
         state = operation.sign.watch if operation.kind == WATCH and operation.sign else UNSET
         has_turn = not isinstance(state, UnsetType) and state.had_turn

@@ -1,4 +1,4 @@
-"""Remove the slots and then the objects named by a mark, permanently.
+"""Permanently remove the slots, and then the objects, that a mark names.
 
 The order makes an interruption at any point safe:
 
@@ -71,13 +71,13 @@ from cutline.wal.drain.slots import chain_of_slot, drop_slots, list_own_slots, s
 
 DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8
-# The number of searches for objects, since puts that were in progress when the mark was stored may arrive late.
+# Search for objects this many times, because puts that were in progress when the mark was stored may arrive late.
 ROUNDS_MAX = 3
 COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapshot)(?:\.\d+)?\.json")
 
 
 class NodeCleanup(Protocol):
-    """The work of a removal on the nodes. The implementation holds the fleet's lock."""
+    """What a removal does on the nodes. The implementation holds the fleet's lock."""
 
     def check_held(self) -> None:
         """Raise unless the fleet's lock is still held."""
@@ -147,7 +147,7 @@ def remove_recorded(
         progress.tell(Reading(0, operation=intent.id))
         nodes.check_held()
         mark = put_mark(store, removal.mark, force=removal.force)
-        # A restore that began in the meantime either has stored its lease by now, or finds the mark.
+        # A restore that began in the meantime has either stored its lease by now, or will find the mark.
         check_not_in_use(store, mark.snapshot)
         removed = _remove(store, RemovalResult(mark, intent.id), removal, nodes, progress)
     except BaseException as error:
@@ -224,7 +224,7 @@ def objects_of(store: ObjectStore, snapshot: str) -> list[Listed]:
 def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) -> dict[str, str]:
     """Delete objects, commits first; return the store's reasons for refusals by key. Raises UnreachableError.
 
-    If interrupted, it ends when the requests in progress have ended.
+    If interrupted, it stops when the requests in progress have ended.
     """
     ordered = sorted(keys, key=_removal_order)
     progress.step("delete objects", total=len(ordered), unit="objects")
@@ -293,7 +293,7 @@ class DeletionPlan:
 
     @property
     def drops_publications(self) -> bool:
-        """Whether the publications are dropped too, because no other snapshot needs them."""
+        """Whether the publications will be dropped too, because no other snapshot needs them."""
         return not self.others
 
 
@@ -312,7 +312,10 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
 
 
 def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
-    """Survey the snapshot; raise SnapshotMissingError if it is missing, unless with `force` records show it existed."""
+    """Survey the snapshot; raise SnapshotMissingError if it is missing.
+
+    With `force`, a record that it existed is enough.
+    """
     try:
         exists = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
     except ManifestError:
@@ -320,7 +323,7 @@ def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
     if exists:
         return survey_snapshot(store, name)
     if force and _was_committed(store, name):
-        # The slots of the snapshot are found in the records.
+        # The slots of the snapshot will be found in the records.
         return SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(objects_of(store, name)), SizeTotal())
     raise SnapshotMissingError(
         f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
@@ -416,12 +419,12 @@ def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
 
 
 def servers_of(chain: Chain) -> dict[str, str]:
-    """Return the system identifiers of the chain's nodes, as recorded when the chain was begun."""
+    """Return the system identifiers of the chain's nodes, as recorded when the chain began."""
     return {identity.node: identity.system_identifier for identity in chain.nodes}
 
 
 def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str, str]:
-    """Return the result of `servers_left_behind` according to the store alone."""
+    """Return the result of `servers_left_behind`, using only the store."""
     recorded: Mapping[str, str] = {}
     with suppress(ManifestError):
         recorded = read_recorded_servers(store)

@@ -74,7 +74,7 @@ class PruneStep:
 class PrunePlan:
     """The verdict on every snapshot, newest first, and the resulting removals, oldest first.
 
-    `problems` maps names of damaged snapshots to descriptions. `held` maps names to the snapshots as input of the
+    `problems` maps names of damaged snapshots to descriptions. `held` maps names to the snapshots as input to the
     rules. `kept_instead` are the snapshots that would lose something if checks had found no conflicts in newer
     snapshots. `unread` are operations that may be checks, but whose outcome can't be read or ends in the future.
     """
@@ -89,17 +89,17 @@ class PrunePlan:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that are freed."""
+        """The number of bytes that the plan frees."""
         return sum(step.mark.bytes for step in self.steps)
 
     @property
     def objects(self) -> int:
-        """The number of objects that are deleted."""
+        """The number of objects that the plan deletes."""
         return sum(step.mark.objects for step in self.steps)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings that conflicts change the plan, and that unreadable records may make it wrong."""
+        """Warnings that conflicts changed the plan, or that unreadable records may make it wrong."""
         warnings: list[str] = []
         restorable = [verdict.name for verdict in self.verdicts if self.held[verdict.name].is_restorable]
         conflicts = [name for name in restorable if self.held[name].has_conflicts]
@@ -214,7 +214,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
 
 
 def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
-    """Return the snapshots as input of the rules, each with its standing check."""
+    """Return the snapshots as input to the rules, each with its standing check."""
     by_snapshot = checks.by_snapshot
     standing = {
         name: standing_check(by_snapshot.get(name, ()), len(snapshot.points)) for name, snapshot in surveys.items()

@@ -1,8 +1,8 @@
-"""Retention: decide which snapshots the rules keep. Pure values, so that every rule can be tested alone.
+"""Retention: decide which snapshots the rules keep. Works on pure values, so that every rule can be tested alone.
 
 A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshots. Its increments are kept if any rule
 keeps them. If no rule keeps the increments of a chain, the chain ends and nodes keep no WAL for it, even if it has no
-increments yet. A damaged snapshot is always kept and not counted by the rules, because its contents are unknown. The
+increments yet. A damaged snapshot is always kept, and the rules don't count it, because its contents are unknown. The
 newest restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is not a full snapshot:
 keep_full neither counts nor removes it; only keep_days applies to it.
 
@@ -41,7 +41,7 @@ class RetentionFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot as input of the rules. `points` are the times of the cuts of the full snapshot and each increment.
+    """A snapshot as input to the rules. `points` are the times of the cuts of the full snapshot and each increment.
 
     `is_only_cut` is set for a restore point, which has no rows. `checked` is the standing check. `is_continuable` is
     set if an increment can follow, so that nodes keep WAL.
@@ -122,7 +122,7 @@ def apply_retention(
 
 
 def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool) -> list[str]:
-    """Return the snapshots with a different fate if checks had found no conflicts, newest first."""
+    """Return the snapshots whose fate would be different if checks had found no conflicts, newest first."""
     verdicts = apply_retention(held, rules, now, takes_last=takes_last)
     unchecked = [replace(snapshot, checked=None) for snapshot in held]
     otherwise = {
@@ -149,7 +149,7 @@ class _Place:
 
     @property
     def note(self) -> tuple[str, ...]:
-        """The note that the snapshot is not counted because of conflicts, if it has any."""
+        """A note that the snapshot is not counted because of conflicts; empty if it has none."""
         if self.one.checked is None or not self.one.has_conflicts:
             return ()
         found_at = _moment(self.one.checked.moment.astimezone(UTC))

@@ -50,7 +50,7 @@ CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
 
 
 def of_increments(full: Commit) -> Callable[[str], bool]:
-    """Return a predicate for keys: whether the object belongs to increments, not to the full snapshot."""
+    """Return a predicate on keys: whether the object belongs to increments rather than to the full snapshot."""
     needed = {entry.key for entry in full.named}
     folders, copies = (
         tuple(f"snapshots/{full.snapshot}/{part}/" for part in parts) for parts in (CHAIN_FOLDERS, COPY_FOLDERS)
@@ -69,12 +69,11 @@ def of_increments(full: Commit) -> Callable[[str], bool]:
 class SurveyedSnapshot:
     """A snapshot according to commits and listings.
 
-    `chain` is the longest readable part of the chain from the full snapshot on, None if the full snapshot can't be
-    read. `unreadable` is the reason why the rest can't be read, and `marks` show how the chain ended, if known.
-    `restorable` counts the commits, from the full snapshot on, that can be restored and lack nothing; `lack` names a
-    missing object of the next commit. Both texts are "" if there is nothing to report. `objects` counts all objects in
-    the snapshot's folder, whether or not a commit lists them, and `of_increments` those that the full snapshot does not
-    need.
+    `chain` is the longest readable part of the chain, starting with the full snapshot; None if that can't be read.
+    `unreadable` is the reason why the rest can't be read, and `marks` show how the chain ended, if known. `restorable`
+    counts the commits, from the full snapshot on, that can be restored and lack nothing; `lack` names a missing object
+    of the next commit. Both texts are "" if there is nothing to report. `objects` counts all objects in the snapshot's
+    folder, whether or not a commit lists them, and `of_increments` those that the full snapshot does not need.
     """
 
     name: str
@@ -173,7 +172,7 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
 
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
-    """Count the restore points, from the first on, that lack nothing; also return a defect of the next one."""
+    """Count the restore points, starting with the first, that lack nothing; also return a defect of the next one."""
     sizes = {stored_object.key: stored_object.size for stored_object in objects}
     for number, commit in enumerate(chain.commits):
         lost = [object_list for object_list in commit.object_lists if isinstance(object_list, LostList)]

@@ -216,7 +216,7 @@ def test_the_next_create_finishes_a_guard_that_died(
     # A marked chain stays lost even if there is no limit.
     after = guarded if marked else limited
     if marked:
-        assert any("the next create drops its slots" in text for text in list_store(limited.fleet).warnings)
+        assert any("the next create will drop its slots" in text for text in list_store(limited.fleet).warnings)
     with pytest.raises(ChainLostError, match="node s1-b1 kept"):
         take_increment(after.fleet, "first")
     assert guarded.slots() == [set(), set()]
@@ -230,7 +230,7 @@ def test_slots_without_a_snapshot_are_named_and_dropped_and_foreign_ones_stay(gu
         create_exported_slot(primary, primary, name, 30).connection.close()
     noted = Notes()
     initialise(guarded.fleet, noted)
-    assert noted.find_one(STRAY, "of no snapshot in this store", "drop it on s1: SELECT pg_drop_replication_slot(")
+    assert noted.find_one(STRAY, "not part of a snapshot", "drop it on s1: SELECT pg_drop_replication_slot(")
     assert not any(FOREIGN in text for text in noted.texts)
     guarded.write_filler()
     limited = guarded.with_limit(FILLER_BYTES // 2)
@@ -239,7 +239,7 @@ def test_slots_without_a_snapshot_are_named_and_dropped_and_foreign_ones_stay(gu
     store, notes = guarded.fleet.store.open(), Notes()
     with open_sessions(limited.fleet, limited.fleet.primaries) as sessions:
         guard_nodes(store, sessions, notes)
-    assert notes.find_one(STRAY, "node s1", "of no snapshot in this store")
+    assert notes.find_one(STRAY, "node s1", "not part of a snapshot")
     assert notes.find_one(STRAY, "was dropped")
     with psycopg.connect(primary.dsn) as connection:
         query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"

@@ -88,7 +88,7 @@ def test_a_check_is_under_way_by_its_signs_alone() -> None:
     [
         ("create", "the next create, delete, prune or gc settles it; at once: snapshot --fleet f.toml cancel {}"),
         ("delete", "to resume it: snapshot --fleet f.toml delete daily"),
-        ("check", "it has left nothing; to forget it: snapshot --fleet f.toml cancel {}"),
+        ("check", "it left nothing behind; to forget it: snapshot --fleet f.toml cancel {}"),
     ],
 )
 def test_json_says_what_settles_a_dead_operation_as_the_table_does(kind: str, remedy: str) -> None:

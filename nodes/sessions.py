@@ -153,7 +153,7 @@ def open_sessions(
                 connections[node.id] = future.result()
             except Exception as error:  # noqa: BLE001  # raised below, after all nodes have been tried
                 problems.append(error)
-        refuse_unfit(problem for node in chosen for problem in refused.get(node.id, ()))
+        refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         if problems:
             away = {str(problem.details["node"]) for problem in problems if isinstance(problem, NodeUnreachableError)}
             is_avoidable = not needs_all and all(node.backup_of for node in chosen if node.id in away)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.cuts import READS_AT_ONCE, StoredEvents
+from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
@@ -275,15 +275,6 @@ class StreamHashes:
     def held(self) -> HeldObjects | None:
         """The segments, if the driver holds them."""
         return self.store if isinstance(self.store, HeldObjects) else None
-
-    @property
-    def has_events(self) -> bool:
-        """Whether all events are in memory."""
-        return self.events is not None or self.held is not None
-
-    def stored_events(self) -> StoredEvents:
-        """Return the events of all segments; raises the errors of opening the store."""
-        return StoredEvents(self.store.open(), self.events or {})
 
 
 def hash_streams(

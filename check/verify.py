@@ -178,14 +178,14 @@ def check_contents(
     sources = None if held else _sources_for_reports(copies, store)
     streams = hash_streams(session, copies, held or store, findings, progress, sources)
     check_markers(chain, streams.markers, findings)
-    events = streams.stored_events()
+    events = StoredEvents(streams.store.open(), streams.events or {})
     check_cuts(chain, events, findings, progress)
     hashes = hash_partitions(session, copies, store, findings, progress, streams)
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     progress.step("compare transactions")
-    _compare_transactions(session, copies, store, findings, events if streams.has_events else None)
+    _compare_transactions(session, copies, store, findings, None if streams.events is None and held is None else events)
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:

@@ -79,7 +79,7 @@ def check_options(request: RestoreRequest) -> None:
     scope = request.scope
     if scope.data_only:
         _check_data_only(request)
-    if scope.schema_only and request.is_partial:
+    if scope.schema_only and request.tables.is_partial:
         raise UsageError(
             "--schema-only restores no rows, so --group and --schema have nothing to select",
             hint="leave out one of them",

@@ -112,7 +112,7 @@ def read_all_ddl(
             if moves := plan.moves(target):
                 stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
         chosen, lines = _choose_ddl(plan, stored)
-        is_divided = plan.topology is not None and not plan.request.is_partial
+        is_divided = plan.topology is not None and not plan.request.tables.is_partial
         why = ": rows that it joins may be on different targets" if is_divided else ""
         checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
         checked.entries[shard] = chosen.entries
@@ -156,7 +156,7 @@ def _find_extension_rows(
     plan: RestorePlan, target: Target, entries: Iterable[ArchiveEntry], obstacles: Obstacles
 ) -> _RowsOfExtensions:
     """Read the extension rows that a target gets; add an obstacle if they are damaged."""
-    if plan.request.is_partial:
+    if plan.request.tables.is_partial:
         return _RowsOfExtensions()
     store, commit, where = plan.store.open(), plan.chain.last, f"rows of extensions' tables on {target.shard}"
     try:
@@ -211,7 +211,7 @@ def _with_database(
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:
     """Omit the DDL that would be wrong or unwanted when not all rows are restored; also return the omissions."""
-    if plan.request.is_partial:
+    if plan.request.tables.is_partial:
         return ddl.without_dependents()
     if plan.topology:
         return ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))

@@ -70,7 +70,7 @@ class RestoreRequest:
         It omits options that change databases, roles or tables.
         """
         scope = self.scope
-        if not self.is_partial or scope.moves or self.routes or self.is_drill:
+        if not self.tables.is_partial or scope.moves or self.routes or self.is_drill:
             return ""
         only = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)
         words = ["--increment", str(self.increment)] if self.increment is not None else []
@@ -111,14 +111,9 @@ class RestoreRequest:
         return ChosenTables(self.groups, self.scope)
 
     @property
-    def is_partial(self) -> bool:
-        """Whether only the rows of some tables are restored."""
-        return self.tables.is_partial
-
-    @property
     def is_with_all_rows(self) -> bool:
         """Whether new databases get the rows of all tables, and therefore the large objects."""
-        return not self.is_partial and not self.scope.schema_only and not self.scope.data_only
+        return not self.tables.is_partial and not self.scope.schema_only and not self.scope.data_only
 
 
 def _role(name: str) -> str:

@@ -147,7 +147,7 @@ def _sequences_of(
     sequences of extensions don't get their values, by name.
     """
     sequences = list(plan.sequences(target))
-    if plan.request.is_partial:
+    if plan.request.tables.is_partial:
         sequences = find_used(session, plan.groups[target.shard], sequences)
     settable, left = find_settable(session, sequences, some_lack=True)
     if not left:

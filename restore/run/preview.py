@@ -331,11 +331,7 @@ def _space_of(
 
 
 def check_targets(
-    locked: LockedTargets,
-    targets: Iterable[Target],
-    server_globals: Mapping[str, ServerGlobals],
-    *,
-    is_resumed: bool,
+    locked: LockedTargets, targets: Iterable[Target], server_globals: Mapping[str, ServerGlobals], *, is_resumed: bool
 ) -> tuple[dict[str, list[str]], dict[str, PlannedDatabase]]:
     """Add the obstacles to restoring each shard; return the roles that its target lacks and its database's properties.
 
@@ -383,7 +379,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
     Rows of extensions' tables are restored together with the complete DDL.
     """
     request, of_extensions = plan.request, list[str]()
-    if request.is_partial or request.scope.data_only:
+    if request.tables.is_partial or request.scope.data_only:
         filled = {stored.node for stored in plan.chain.last.extension_rows}
         of_extensions = [f"rows of extensions' tables on {shard}" for shard in plan.sources if shard in filled]
     if request.is_with_all_rows:
@@ -391,7 +387,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
     counts = count_by_node(plan.chain.full)
     kept = " except those of extensions" if plan.chain.last.extension_rows else ""
     rows = [f"all rows, and the values of all sequences{kept}"] if request.scope.schema_only else []
-    if request.is_partial:
+    if request.tables.is_partial:
         for shard in plan.sources:
             groups = plan.chain.groups(shard)
             if others := sorted({group.name for group in groups} - {group.name for group in request.tables.of(groups)}):

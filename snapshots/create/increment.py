@@ -65,12 +65,7 @@ from cutline.wal.segments.own_store import check_own_store
 
 
 def take_increment(
-    context: CreateContext,
-    chain: Chain,
-    state: ChainState,
-    spark: SparkSource,
-    progress: Progress,
-    began: float,
+    context: CreateContext, chain: Chain, state: ChainState, spark: SparkSource, progress: Progress, began: float
 ) -> Increment:
     """Take the increment and commit it.
 

@@ -204,7 +204,7 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
         database for (database,) in found if (match := NAME.fullmatch(database)) and match["drill"] not in living
     )
     for what, why in (*_drop_databases(target, session, databases, roles), *_drop_roles(session, roles)):
-        progress.note(f"node {target.node.id}: {what} of a drill that was killed is left: {why}")
+        progress.note(f"node {target.node.id}: {what} of a killed drill could not be dropped: {why}")
 
 
 def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
@@ -282,6 +282,6 @@ def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
             try:
                 with connect(target.maintenance) as session:
                     for what, why in drop(target, session):
-                        progress.note(f"node {target.node.id}: {what} is left until the next drill there: {why}")
+                        progress.note(f"node {target.node.id}: {what} will remain until the next drill there: {why}")
             except (SnapshotError, psycopg.Error) as error:
-                progress.note(f"node {target.node.id}: {name} is left until the next drill there: {error}")
+                progress.note(f"node {target.node.id}: {name} will remain until the next drill there: {error}")

@@ -163,7 +163,7 @@ class Filling:
         except psycopg.errors.LockNotAvailable as error:
             raise TablesInUseError(
                 f"node {self.node}: the rows are restored, but schema {self.schema} of database"
-                f" {self.connection.info.dbname} can't be removed: other sessions have locked its tables for"
+                f" {self.connection.info.dbname} can't be removed: other sessions have held locks on its tables for"
                 f" {LOCK_SECONDS_MAX} s",
                 hint="end the sessions that use them (see pg_locks), for example a pg_dump",
                 details={"node": self.node, "database": self.connection.info.dbname},

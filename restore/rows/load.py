@@ -43,8 +43,8 @@ from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, err
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
-# Each table's owner, and whether its constraints or generated columns call functions that set no search_path. Functions
-# of a domain may be called for any table.
+# Each table's owner, and whether its constraints or generated columns call functions that set no search_path. A
+# domain's functions may be called for any table.
 OWNERS_QUERY = """
 WITH functions AS (
     SELECT p.oid FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
@@ -100,8 +100,8 @@ class Feed:
     """The destinations of a source's rows: the databases in `targets`, keyed by target number.
 
     The databases' groups are keyed by the source's group numbers; the ledger uses the groups' own numbers. Without
-    `routes`, all rows go to the only target. With them, targets that are already loaded are missing and their rows are
-    left out.
+    `routes`, all rows go to the only target. With routes, targets that are already loaded are omitted, and rows for
+    them are skipped.
     """
 
     targets: Mapping[int, LoadTarget]
@@ -113,7 +113,7 @@ class Feed:
         return {target.node.id for target in self.targets.values()}
 
     def select(self, numbers: Collection[int]) -> Feed:
-        """Return this feed with only the groups of these `numbers`; targets that have none of them are left out."""
+        """Return this feed with only the groups of these `numbers`, omitting targets that have none of them."""
         chosen = {number: target.select(numbers) for number, target in self.targets.items()}
         routes = self.routes.select(numbers) if self.routes else None
         return Feed({number: target for number, target in chosen.items() if target.groups}, routes)
@@ -121,12 +121,13 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class LoadTargets:
-    """The destinations of the rows of the `shards`, all sources of the restore: the feeds to load, by shard.
+    """The destinations of all rows of a restore: the feeds to load, keyed by shard; `shards` are all its sources.
 
-    `chosen` maps nodes to the numbers of the groups whose rows are taken from their copies; standbys in it lend rows to
-    their shards. For a shard without an entry, all rows are taken from the primary's copy. `parts` is the number of
+    `chosen` maps nodes to the numbers of the groups whose rows are taken from their copies; standbys in it provide rows
+    for their shards. If a shard has no entry, all its rows are taken from the primary's copy. `parts` is the number of
     parts into which the changed rows of each source are divided, or of all sources together if they are routed
-    (restore/rows/jobs.py). If all three are the same, Spark tasks with the same name load the same rows.
+    (restore/rows/jobs.py). If `shards`, `chosen` and `parts` are the same, Spark tasks with the same name load the same
+    rows.
     """
 
     shards: tuple[str, ...]
@@ -146,7 +147,7 @@ class LoadTargets:
 
     @property
     def task_sessions(self) -> dict[str, int]:
-        """The maximum number of concurrent sessions of tasks, by the target's node."""
+        """The maximum number of concurrent task sessions, keyed by the target's node."""
         return {
             target.node.id: target.task_sessions for feed in self.feeds.values() for target in feed.targets.values()
         }
@@ -159,17 +160,17 @@ class LoadTargets:
 
 
 class LoadPaths(NamedTuple):
-    """The values of `search_paths` and `wider_paths` of a LoadTarget."""
+    """The values for `search_paths` and `wider_paths` in a LoadTarget."""
 
     search_paths: dict[int, str]
     wider_paths: dict[int, str]
 
 
 def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group], path: str | None) -> LoadPaths:
-    """Return each table's search_path, that of its owner's sessions with the database's `path`, and a wider path.
+    """Return, for each table, the search_path of its owner's sessions given the database's `path`, and a wider path.
 
-    Sessions of the source may have had any path. The wider path appends the schemas of the table and of all functions,
-    so that names which are found without them keep their meaning.
+    Sessions on the source may have used any path. The wider path appends the schemas of the table and of all functions
+    at the end, so that names found without them keep their meaning.
     """
     tables = {(schema, table): facts for schema, table, *facts in connection.execute(OWNERS_QUERY)}
     schemas = [schema for (schema,) in connection.execute(FUNCTION_SCHEMAS_QUERY)]
@@ -185,10 +186,10 @@ def find_load_paths(connection: psycopg.Connection[Any], groups: Iterable[Group]
 
 
 TOKEN_BYTES = 16
-# Limit for the tables in a query, which locks every table that it counts.
+# The maximum number of tables per query, because a query locks every table that it counts.
 COUNTED_AT_ONCE = 100
 
-# A hint of tasks, to which the driver adds the remedy (restore/run/loading.py).
+# A hint from tasks; the driver adds the remedy (restore/run/loading.py).
 READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are loaded"
 
 
@@ -197,13 +198,13 @@ class LoadError(RefusedError):
 
 
 class TablesInUseError(RefusedError):
-    """Others' sessions block a restore that fills or empties tables, so that it can't continue; it can be resumed."""
+    """Other sessions block a restore that fills or empties tables, so it can't continue; it can be resumed."""
 
 
 def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None) -> str:
     """Create the ledger in the database, in a new schema; return the table's qualified name.
 
-    Without a given name the schema gets a random name, as the snapshot may have schemas of any name.
+    If no name is given, the schema gets a random name, because the snapshot may have schemas with any name.
     """
     schema = schema or f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
     connection.execute(f"CREATE SCHEMA {schema}")
@@ -222,7 +223,7 @@ def has_ledger(connection: psycopg.Connection[Any], ledger: str) -> bool:
 def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int:
     """Count the rows of all tables and return their sum; raise LoadError if the ledger has a different number.
 
-    Groups loaded through a root are counted together in the root, as their rows may be in any of its partitions.
+    Groups loaded through a root are counted together in the root, because their rows may be in any of its partitions.
     """
     query = f"SELECT groupno, sum(rows)::bigint FROM {target.ledger} GROUP BY groupno"
     loaded = dict(connection.execute(query.encode()).fetchall())
@@ -253,7 +254,7 @@ def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int
 WRITE_BYTES = 1 << 20
 CONTEXT_SHOWN_MAX = 200
 SAY_SECONDS = 0.5
-# Minimum number of rows in a batch to freeze: fewer rows fit into few pages.
+# The minimum number of rows in a batch for freezing: fewer rows occupy only a few pages.
 FROZEN_FROM = 10_000
 # SQLSTATE class 57P, operator intervention: the server shuts down, or ends all sessions after a crash.
 SHUTDOWN = "57P"
@@ -263,7 +264,7 @@ SEE_LOG = "see the server's log, then repeat the command"
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
     """Return the error for a node that refused rows; if the rows were not the cause, it is unreachable or disrupted."""
-    # A server that shuts down reports it, but a lost server reports nothing.
+    # A server that shuts down reports that, but a lost server reports nothing.
     if isinstance(error, psycopg.OperationalError) and (error.diag.sqlstate or SHUTDOWN).startswith(SHUTDOWN):
         return unreachable_error(node, error)
     where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
@@ -279,7 +280,7 @@ def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
 class Loader:
     """Sends a task's rows to one database in the caller's transaction, group by group.
 
-    If the task is already in the ledger, `add` does nothing. `alone` are the groups without rows in other tasks.
+    If the task is already in the ledger, `add` does nothing. `alone` are the groups that have no rows in other tasks.
     """
 
     def __init__(
@@ -338,7 +339,7 @@ class Loader:
 
     def _set_path(self, path: str) -> None:
         if path and path != self._path:
-            # Qualify the functions: under the previous group's path, others' functions might match better.
+            # Qualify the function names: under the previous group's path, other roles' functions might match better.
             query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), true)"
             self._connection.execute(query, (path.encode(),))
             self._path = path
@@ -347,7 +348,7 @@ class Loader:
         """Whether the group's rows are stored frozen, as after VACUUM; truncates the table first.
 
         Only groups without rows in other tasks qualify. PostgreSQL requires that the table was truncated in the same
-        transaction, which is not worth the time for few rows.
+        transaction; for few rows that is not worth the time.
         """
         is_first = group.number not in self._rows
         # A COPY in a savepoint can't freeze.
@@ -368,9 +369,10 @@ class Loader:
     def finish(self) -> None:
         """Record the numbers of sent rows in the ledger."""
         if self._said:
-            # Progress must not count rows twice that are in the ledger.
+            # Progress must not count rows twice once they are in the ledger.
             self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (LOADED,))
-        # unnest of several arrays is always pg_catalog's, under any search_path; qualified, it takes only one argument.
+        # An unqualified unnest of several arrays is pg_catalog's under any search_path; if qualified, unnest takes only
+        # one argument.
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
 
@@ -378,8 +380,9 @@ class Loader:
 def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview) -> int:
     """Run a COPY FROM STDIN with this data; return the number of rows. Raises psycopg.Error.
 
-    A function of the table's owner may raise a notice for every row. psycopg does not read while it writes, so both
-    sides would wait for each other. libpq reads while it waits (PostgreSQL manual, "Asynchronous Command Processing").
+    The table owner's functions may raise a notice for every row. psycopg does not read while it writes, so the server
+    and psycopg would wait for each other. libpq reads while it waits (PostgreSQL manual, "Asynchronous Command
+    Processing").
     """
     libpq = connection.pgconn
     libpq.nonblocking = 0
@@ -402,11 +405,11 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
 
 @contextmanager
 def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset()) -> Iterator[Loaders]:
-    """Load the rows of one task; if the block succeeds all databases commit, otherwise none does.
+    """Load the rows of one task; if the block succeeds, all databases commit, otherwise none do.
 
-    If the process ends between two commits, only some databases have the task in their ledgers. When the task is
-    repeated, the others load their rows. `feeds` are by source; `alone` are the groups without rows in other tasks.
-    Raises SnapshotError.
+    If the process ends between two commits, only some databases have the task in their ledgers; when the task runs
+    again, the other databases load their rows. `feeds` are keyed by source; `alone` are the groups that have no rows in
+    other tasks. Raises SnapshotError.
     """
     with ExitStack() as stack:
         loaders = Loaders(stack, feeds, task, alone)
@@ -415,7 +418,7 @@ def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset())
 
 
 class Loaders:
-    """The loaders of one task, by the targets' numbers.
+    """The loaders of one task, keyed by target number.
 
     With routes, `placed` counts the rows by target, including rows that a target already has.
     """
@@ -456,7 +459,7 @@ class Loaders:
             self._loaders[number].add(batch, target.groups)
 
     def _count(self, places: Places, targets: int) -> None:
-        """Count the rows by their places; raise IndexError for an invalid place."""
+        """Count the rows by target; raise IndexError for an invalid target."""
         everywhere, nowhere = (int(np.count_nonzero(places == place)) for place in (EVERYWHERE, NOWHERE))
         counts = np.bincount(places[places >= 0], minlength=targets)
         if len(counts) != targets or int(counts.sum()) + everywhere + nowhere != len(places):
@@ -467,11 +470,11 @@ class Loaders:
         """Open the loaders of all the feed's targets, in a fixed order so that attempts of a task never deadlock."""
         for number in sorted(feed.targets.keys() - self._loaders.keys()):
             target = feed.targets[number]
-            # Cover the commit at the end too.
+            # This context also covers the commit at the end.
             self._stack.enter_context(_naming(target.node))
             connection = self._stack.enter_context(connect(target.node))
             self._stack.enter_context(connection.transaction())
-            # Rows of several sources, or of other users, may go to one table.
+            # The table may also get rows from other sources or other users.
             alone = frozenset[int]() if feed.routes or target.is_in_use else self._alone
             self._loaders[number] = Loader(connection, target, self._task, alone)
             self._nodes[number] = target.node
@@ -487,7 +490,7 @@ def _naming(node: Node) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class BaseLoadTask:
-    """A base object to load; `changed` broadcasts the node's changed keys by group, whose base rows are obsolete.
+    """A base object to load; `changed` broadcasts, by group, the node's changed keys, whose base rows are obsolete.
 
     `alone` are the groups that have rows only in this object.
     """
@@ -500,18 +503,18 @@ class BaseLoadTask:
 
     @property
     def size(self) -> int:
-        """The bytes of its object."""
+        """The size of its object in bytes."""
         return self.base.source.size
 
     @property
     def nodes(self) -> set[str]:
-        """The targets that it has sessions on."""
+        """The targets on which it has sessions."""
         return self.feed.nodes
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLoadTask:
-    """A source's images that the driver has folded: an Arrow stream of group, row and key."""
+    """A source's images that the driver folded: an Arrow stream of group, row and key."""
 
     name: str
     stream: bytes
@@ -525,13 +528,13 @@ class ImageLoadTask:
 
     @property
     def nodes(self) -> set[str]:
-        """The targets that it has sessions on."""
+        """The targets on which it has sessions."""
         return self.feed.nodes
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLoadTask:
-    """A segment to load: those of its effective changes whose flag in `chosen` is set."""
+    """A segment to load: the effective changes whose flag in `chosen` is set."""
 
     segment: SegmentSource
     feed: Feed
@@ -540,12 +543,12 @@ class SegmentLoadTask:
 
     @property
     def size(self) -> int:
-        """The bytes of its object."""
+        """The size of its object in bytes."""
         return self.segment.source.size
 
     @property
     def nodes(self) -> set[str]:
-        """The targets that it has sessions on."""
+        """The targets on which it has sessions."""
         return self.feed.nodes
 
 
@@ -554,7 +557,7 @@ LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask | SegmentLoadTask
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The number of rows that a task has placed on each target, by its number, or the error that ended it."""
+    """The number of rows that a task placed on each target, keyed by target number, or the error that ended it."""
 
     placed: Mapping[int, int] = field(default_factory=dict)
     problem: ErrorReport | None = None
@@ -603,7 +606,7 @@ def _load_segment(task: SegmentLoadTask) -> LoadReport:
 def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> Iterator[pa.RecordBatch]:
     """Load one Spark partition of folded rows (node, group, row, key); yield its report as one LOADED_ROWS row.
 
-    `task` is the task's name in the ledgers, and `feeds` are by node.
+    `task` is the task's name in the ledgers, and `feeds` are keyed by node.
     """
     try:
         report = _load_images(batches, feeds, task)

@@ -1,6 +1,6 @@
 """Verify the foreign keys of filled tables, which are not checked while rows are loaded.
 
-Keys that the server does not guarantee either (NOT VALID, NOT ENFORCED) are left out.
+Keys that the server itself does not guarantee (NOT VALID, NOT ENFORCED) are skipped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from cutline.restore.rows.load import LoadTarget
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.storage.errors import RefusedError
 
-# The foreign keys of the tables and of their partitioned tables, and the keys that reference them. A partitioned
-# table's key is verified as a whole. A referenced value must be equal by the constraint's operator (conpfeqop).
+# The foreign keys of the tables and of the partitioned tables above them, and the keys that reference these tables. A
+# partitioned table's key is verified as a whole. A referenced value must be equal by the constraint's operator
+# (conpfeqop).
 KEYS = f"""
 WITH RECURSIVE {OWN},
 keys AS (
@@ -71,9 +72,9 @@ SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', whic
  WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
 # The code that runs when a row is loaded and its keys are verified: the tables' types, the code in defaults,
-# constraints, indexes and partition keys, and everything that these depend on. Calls in a function's body are unknown
-# to the server. Casts within expressions are recorded as functions. Key values are cast to the types of their operators
-# and to text. Anybody may create other casts to built-in types, but nothing here runs those.
+# constraints, indexes and partition keys, and everything that these depend on. The server does not know about calls in
+# a function's body. Casts within expressions are recorded as functions. Key values are cast to their operators' types
+# and to text. Anyone may create other casts to built-in types, but nothing here runs those.
 CODE_QUERY = f"""
 WITH RECURSIVE {OWN}, {TRUSTED},
 key_types (oid) AS (
@@ -118,7 +119,7 @@ UNION SELECT 'function ' || p.oid::regprocedure || ' of ' || pg_get_userbyid(p.p
   FROM code JOIN pg_proc p ON code.classid = 'pg_proc'::regclass AND p.oid = code.objid
  WHERE p.proowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
-# The tables that these tables reference and that get no rows themselves, if their owners are trusted.
+# The tables with trusted owners that these tables reference and that get no rows themselves.
 REFERENCED_QUERY = f"""{KEYS}, {TRUSTED}
 SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname),
        format('%%I.%%I', n.nspname, c.relname), CASE WHEN c.relkind = 'r' THEN 'ONLY ' ELSE '' END
@@ -131,7 +132,7 @@ SELECT DISTINCT k.conname || ' of ' || format('%%I.%%I', fn.nspname, fc.relname)
  ORDER BY 1
 """
 # For each foreign key, a query that returns the values of one row whose referenced row is missing. As in ri_triggers.c,
-# both values are cast to the types of the constraint's operator, because anybody may create an operator with the same
+# both values are cast to the types of the constraint's operator, because anyone may create an operator with the same
 # name for the columns' own types.
 ORPHAN_QUERIES = f"""{KEYS}, {TRUSTED}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
@@ -174,15 +175,15 @@ UNTRUSTED = "its tables belong to different roles, so code of a role that owns n
 
 
 class ForeignKeyViolatedError(RefusedError):
-    """The loaded rows violate a foreign key of their tables."""
+    """Loaded rows violate a foreign key of their table."""
 
 
 class KeyUntrustedError(RefusedError):
-    """Verifying a foreign key would run, as our role, code of a role that owns none of the filled tables."""
+    """To verify a foreign key, our role would have to run code of a role that owns none of the filled tables."""
 
 
 class Orphan(NamedTuple):
-    """A row without its referenced row: the foreign key, both tables, the key's columns, and their values."""
+    """A row whose referenced row is missing: the foreign key, both tables, the key's columns, and their values."""
 
     name: str
     table: str
@@ -192,7 +193,7 @@ class Orphan(NamedTuple):
 
 
 class ReferringTables(NamedTuple):
-    """Tables that reference others, in the form for TRUNCATE, and those of them that may have rows."""
+    """Tables that reference others, as listed in TRUNCATE, and those of them that may have rows."""
 
     to_truncate: list[str]
     filled: list[str]
@@ -214,27 +215,27 @@ class _Key(NamedTuple):
 
 
 def find_unreadable(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """Find the tables at either end of the filled tables' foreign keys that our role may not read, quoted."""
+    """Find the tables at either end of the filled tables' foreign keys that our role may not read (quoted names)."""
     return [name for (name,) in connection.execute(OTHERS_QUERY, (oids,))]
 
 
 def find_untrusted(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """Find foreign keys to or from tables of roles that own no filled table; name the keys with these roles."""
+    """Find foreign keys to or from tables whose owners own none of the filled tables; name the keys and these roles."""
     return [name for (name,) in connection.execute(UNTRUSTED_QUERY, (oids,))]
 
 
 def find_code_of_others(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """Find the types and functions, of roles that own no filled table, that the load would run; name the roles."""
+    """Find types and functions that the load would run whose owners own none of the filled tables; name the roles."""
     return [name for (name,) in connection.execute(CODE_QUERY, (oids,))]
 
 
 def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """Find the foreign keys of these tables to other tables without rows: any row with such a key violates it.
+    """Find the foreign keys from these tables to other, empty tables: any row with a value in such a key violates it.
 
-    Tables of roles that own none of these tables are not read, and not reported.
+    Other tables are neither read nor reported if their owners own none of these tables.
     """
     with connection.transaction():
-        # A different table, of any owner, may get the name at any time.
+        # At any time the name may be given to a different table, with any owner.
         refuse_views(connection)
         path, rows = read_search_path(connection), connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
         with having_path(connection, path):
@@ -247,11 +248,11 @@ def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[
 
 
 def verify_references(target: LoadTarget, watch: Watch) -> None:
-    """Raise ForeignKeyViolatedError if a row of, or a reference to, the filled tables lacks its referenced row."""
+    """Raise ForeignKeyViolatedError if a row in the filled tables, or one that references them, is an orphan."""
     node = target.node
     with raising_unreachable(node), connect(node) as connection, ending(watch, connection):
         oids = oids_of(connection, target.groups.values())
-        # Limit lock waits, as anybody may lock the tables that are not filled.
+        # Limit lock waits, because anyone may lock the tables that are not filled.
         connection.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
         if orphan := find_orphan(node.id, connection, oids):
             raise ForeignKeyViolatedError(
@@ -266,9 +267,12 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
 def find_orphan(
     node: str, connection: psycopg.Connection[Any], oids: list[int], *, only_into: bool = False
 ) -> Orphan | None:
-    """Find a row that references a missing row of these tables or, unless `only_into`, a row of theirs that does so.
+    """Find a row that references a missing row of these tables.
 
-    Raises KeyUntrustedError before reading any table, as a key's types and operators may belong to the tables' owners.
+    Unless `only_into`, also find a row of these tables whose referenced row is missing.
+
+    Raises KeyUntrustedError before reading any table, because a key's types and operators may belong to the tables'
+    owners.
     """
     found = [_Key(*row) for row in connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()]
     keys = [key for key in found if key.is_into or not only_into]
@@ -295,11 +299,11 @@ def find_connected(connection: psycopg.Connection[Any], oids: list[int]) -> list
 def find_referring(connection: psycopg.Connection[Any], oids: list[int]) -> ReferringTables:
     """Find the other tables whose foreign keys reference these, directly or through other tables.
 
-    Tables that belong to roles which own none of these, or that our role may not read, are assumed to have rows.
+    Tables whose owners own none of these tables, or that our role may not read, are assumed to have rows.
     """
     tables = ReferringTables([], [])
     with connection.transaction():
-        # A different table, of any owner, may get the name at any time.
+        # At any time the name may be given to a different table, with any owner.
         refuse_views(connection)
         path, rows = read_search_path(connection), connection.execute(REFERRING_QUERY, (oids, oids, oids)).fetchall()
         with having_path(connection, path):

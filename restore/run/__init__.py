@@ -1,4 +1,4 @@
-"""Run a restore: preview it, build the databases, load them, and end it.
+"""Run a restore: preview it, build and load the databases, and end it.
 
 A preview changes nothing. No database gets its real name until all databases are loaded and checked.
 """

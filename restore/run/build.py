@@ -1,7 +1,7 @@
 """Build one database of a restore: the tables before the rows, and the rest of the DDL after them.
 
-The snapshot's indexes, constraints, triggers, rules and policies don't act on the rows while they are loaded and
-counted, because they are created afterwards. Event triggers come last.
+The snapshot's indexes, constraints, triggers, rules and policies are created after the rows are loaded and counted, so
+none of them act on the load. Event triggers come last.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SELECT textsend(format('%%I.%%I', n.nspname, c.relname)) FROM pg_class c JOIN pg
 """
 
 
-# Exclude sequences of extensions, which are as the target's extension creates them.
+# Exclude extension sequences, which keep the state in which the target's extension creates them.
 SEQUENCES_QUERY = """
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'S' AND c.relpersistence = 'p' AND n.nspname !~ '^pg_'
@@ -61,11 +61,11 @@ NAMED_MAX = 5
 
 
 def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
-    """Raise LoadError unless the database has all of `groups`, and no table or sequence that the commit lacks.
+    """Raise LoadError unless the database has all of `groups`, and no table or sequence that is not in the commit.
 
-    Otherwise such a table would be restored empty, or such a sequence at its start, without any other sign.
+    Such a table would otherwise be silently restored empty, and such a sequence silently start anew.
     """
-    # Read the tables as at the source, so that names in any encoding have the same form.
+    # Read the tables as on the source, so that names in any encoding have the same form.
     present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
     for group in groups:
         created = present.get(group.name)
@@ -73,7 +73,8 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
             raise _contradiction(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
             raise _contradiction(shard, f"table {group.name} has different columns in its DDL and the commit")
-    # A commit lacks tables that were dropped during its creation. Tables that the rules exclude have no rows.
+    # A commit does not contain tables that were dropped while it was created. Tables that the rules exclude have no
+    # rows.
     listed = {group.name for group in chain.groups(shard)}
     left_out = {out.name for out in chain.left_out if out.node == shard}
     if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
@@ -94,11 +95,11 @@ def _contradiction(shard: str, detail: str) -> LoadError:
 
 @dataclass(slots=True)
 class FinishedDatabase:
-    """The results of finishing a database after its rows.
+    """The results of finishing a database after its rows are loaded.
 
-    `problems` are lines about views that are not populated and tables that are not analyzed, `refusals` are the
+    `problems` are lines about views that are not populated and tables that are not analyzed; `refusals` are the
     server's. `helped` are entries that could be created only while functions had a temporary search_path, with these
-    functions. `is_finished`: the database lacks only its real name.
+    functions. If `is_finished`, the database needs only its real name.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -112,7 +113,7 @@ def create_tables(
 ) -> tuple[LoadTarget, DdlRun]:
     """Create everything that the rows need in the empty database, and the ledger of the load.
 
-    Groups whose tables are refused are left out. Raises LoadError if the DDL is not that of the chain's `shard`.
+    Omits groups whose tables are refused. Raises LoadError if the DDL does not belong to the chain's `shard`.
     """
     run = DdlRun(database, ddl, watch)
     run.before_rows()
@@ -127,7 +128,7 @@ def create_tables(
 def find_load_target(
     database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str, watch: Watch
 ) -> tuple[LoadTarget, DdlRun]:
-    """Return the load target of a database whose tables and ledger an earlier process created."""
+    """Return the load target for a database whose tables and ledger were created by an earlier process."""
     run = DdlRun(database, ddl, watch)
     with raising_unreachable(database), connect(database) as connection:
         if has_ledger(connection, ledger):
@@ -168,9 +169,9 @@ def finish_database(
 ) -> FinishedDatabase:
     """Restore the objects that follow the rows: indexes, keys, triggers, sequences, materialized views, event triggers.
 
-    Skips the work of an earlier process. The last transaction renames tables and drops the ledger. If it `analyzes`,
-    collects the planner's statistics. After a refused statement it continues with the others; the database is then
-    finished only if it `allows_refused`.
+    Skips what an earlier process completed. The last transaction renames tables and drops the ledger. With `analyzes`,
+    collects planner statistics. If a statement is refused, the others are still run; the database then counts as
+    finished only with `allows_refused`.
     """
     done, ddl, watch = FinishedDatabase(), run.ddl, run.watch
     with raising_unreachable(target.node), connect(target.node) as connection:
@@ -216,7 +217,7 @@ def analyze(
     run_one: Callable[[bytes], object],
     groups: Iterable[Group] | None = None,
 ) -> list[str]:
-    """Collect the planner's statistics of the session's database, or only of the tables of `groups`.
+    """Collect planner statistics in the session's database, or only for the tables of `groups`.
 
     `run_one` runs a statement in the session, in a separate transaction. Returns a line with the reason for each table
     or materialized view that could not be analyzed.
@@ -235,7 +236,7 @@ def analyze(
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            # For example, a function in an index expression failed.
+            # The cause may be, for example, a function in an index expression.
             problems.append(f"node {node.id}: {show_name(raw_text(bytes(table)))}: {shorten_message(error)}")
     connection.remove_notice_handler(note)
     return problems

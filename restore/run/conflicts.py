@@ -1,7 +1,7 @@
-"""Before loading, find keys that several sources would send to one target, and reference tables that differ.
+"""Before loading, find keys that several sources would send to the same target, and reference tables that differ.
 
-One Spark job processes the keys. Each is a *claim* by a source on a table of a target. Rows of tables with route `all`
-are compared as a whole, by two hashes of each line.
+One Spark job processes the keys. Each key is a *claim* by a source on a table of a target. Rows of tables with route
+`all` are compared as a whole, by two hashes of each line.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from cutline.storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# `key` is the row's key, or the hashes of its line where `target` is EQUAL. A task reports an error as a row of table
-# PROBLEM whose key is the report.
+# `key` is the row's key, or the hashes of its line where `target` is EQUAL. A task reports an error as a row whose
+# table is PROBLEM and whose key is the report.
 CLAIMS = "`table` int, target int, key binary, node int"
 CLAIMS_SCHEMA = pa.schema([("table", pa.int32()), ("target", pa.int32()), ("key", pa.binary()), ("node", pa.int32())])
 EQUAL = -1
@@ -50,7 +50,7 @@ def check_conflicts(
 ) -> None:
     """Raise KeyConflictError if sources contradict each other, or RowWithoutTargetError if a row has no target.
 
-    Reads all rows once and shuffles the keys of tables that have one.
+    Reads all rows once, and shuffles the keys of tables that have a key.
     """
     progress.step("compare keys of the sources", unit="tasks")
     sources = sources_of(chain, topology.sources, store.open())
@@ -74,7 +74,7 @@ def check_conflicts(
 
 
 def _find_conflicts(claims: DataFrame, topology: Topology) -> DataFrame:
-    """Find contradictory claims: table, target, key, and the number of rows on each source as n0, n1 and so on."""
+    """Find contradictory claims: table, target, key, and the number of rows on each source (n0, n1 and so on)."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     numbers = range(len(topology.sources))
@@ -171,7 +171,7 @@ def _claims_of_images(
         for batch in batches:
             group, node = (np.asarray(batch.column(name).to_numpy()) for name in ("group", "node"))
             for lacking in np.flatnonzero(group == PROBLEM):
-                # Incomplete rows have no report here, as the load names them.
+                # Incomplete rows are not reported here, because the load reports them.
                 if report := problem_of(batch.column("row")[int(lacking)].as_py()):
                     yield _claim_batch(PROBLEM, 0, [json.dumps(report).encode()], 0)
             order = np.lexsort((group, node))
@@ -208,7 +208,7 @@ def _claim(batch: pa.RecordBatch, number: int, routes: SourceRoutes) -> pa.Recor
 
 
 def _hashes(lines: BytesColumn) -> BytesColumn:
-    """Return 16 bytes for each line, two hashes of it."""
+    """Return 16 bytes for each line: two hashes."""
     first = xxhash64(lines)
     data = np.stack([first, xxhash64(lines, first)], axis=1).view(np.uint8).reshape(-1)
     return BytesColumn(data, offsets_of(np.full(len(lines), HASHES_BYTES, np.int64)))

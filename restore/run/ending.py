@@ -35,11 +35,11 @@ class RestoreAbandonedError(BusyError):
 
 @contextmanager
 def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[None]:
-    """After an error in the block, drop the loaded data unless the restore can be resumed: the error's hint says how.
+    """After an error in the block, drop the loaded data unless the restore can be resumed; the error's hint says how.
 
-    It can be resumed if a node or the store became unreachable, others use its tables, or statements were refused after
-    the rows were loaded. It can also be resumed if it has been resumed before, or after the decision. Closed databases
-    are opened in any case. A drill leaves nothing that could be resumed.
+    A restore can be resumed if a node or the store became unreachable, other sessions use its tables, or statements
+    were refused after the rows were loaded. It can also be resumed after the decision, or if it was resumed before.
+    Closed databases are opened in any case. A drill leaves nothing behind that could be resumed.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -47,14 +47,14 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
     except BaseException as error:
         run.progress.ending()
         if run.plan.request.is_drill:
-            # Everything that the drill has created disappears with its servers.
+            # Everything that the drill created disappears with its servers.
             lease.stays_open = False
             if isinstance(error, DdlRefusedError):
                 error.hint = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
             if isinstance(error, KeyboardInterrupt):
                 raise StoppedError("everything that the drill had created is removed") from error
             raise
-        # Assume that objects remain until their removal is complete, as the removal may be interrupted too.
+        # Assume that objects remain until their removal is complete, because the removal may also be interrupted.
         lease.stays_open = True
         run.release_tables()
         if run.is_closing:
@@ -73,7 +73,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
 
 @contextmanager
 def saying_published(run: RestoreRun) -> Iterator[None]:
-    """Replace an interrupt after publication by a StoppedError that says that everything is restored."""
+    """Replace an interrupt after publication with a StoppedError that says that everything is restored."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -94,7 +94,7 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
     is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)
     may_undo = not (run.is_decided if scope.data_only else is_published)
     lines = [
-        # Without a record it can't be resumed.
+        # A restore without a record can't be resumed.
         *[f"to finish it: {resume}"] * bool(run.records),
         *[f"to undo it: {abandon}"] * may_undo,
         SAME_TARGET,
@@ -130,13 +130,13 @@ def end_published(
 ) -> RestoreReport:
     """End a restore that lacks only its outcome.
 
-    `planned` is the report from its plan, None if the snapshot can't be read any more.
+    `planned` is the report from its plan, or None if the snapshot can no longer be read.
     """
     record = restore.last_record
     provisional = list(provisional)
     filled = [target for target in provisional if restore.is_filling and target.shard in restore.records]
-    # Clean up before the outcome is stored: nobody looks for the restore afterwards. Without a store, clearing the
-    # record is the outcome.
+    # Clean up before storing the outcome, because no command looks for the restore afterwards. Without a store,
+    # clearing the record is the outcome.
     if record.in_store:
         remove_fillings(filled, restore.suffix)
     targets = [target.named(restore.suffix) for target in provisional if target.shard in restore.records]

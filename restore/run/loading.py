@@ -1,7 +1,7 @@
-"""Load a restore's databases: create them, their tables, the rows, and the objects that follow the rows.
+"""Load a restore's databases: create them and their tables, load the rows, and create the objects that follow.
 
-Rows loaded into existing tables can be undone, by emptying the tables, until it is decided that they stay. Before that
-decision nothing else in these databases changes; sequences get their values after it.
+A restore into existing tables can be undone, by emptying the tables, until the decision to keep the rows. Until then
+nothing else in these databases changes; sequences get their values afterwards.
 
 Steps that are complete according to the databases' records (restore/targets/databases.py) are skipped.
 """
@@ -102,7 +102,7 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str
 
 
 def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[object]) -> psycopg.Connection[object]:
-    """Open a session in the target's database; raise TablesUnfitError if it doesn't exist or our role may not enter."""
+    """Open a session in the target's database; raise TablesUnfitError if it doesn't exist or refuses our role."""
     node, name = target.node, target.database
     if name not in databases(connection):
         scope = structs.replace(plan.request.scope, nodes=(target.shard,))
@@ -131,7 +131,7 @@ def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[
     except (psycopg.errors.LockNotAvailable, SchemaLoadError) as error:
         if not any(isinstance(exception, psycopg.errors.LockNotAvailable) for exception in (error, error.__cause__)):
             raise
-        why = f"others have had them, or sequences, locked for {LOCK_SECONDS_MAX} s"
+        why = f"other sessions have held locks on them, or on sequences, for {LOCK_SECONDS_MAX} s"
         raise in_use(node, session.info.dbname, why) from error
     finally:
         with suppress(psycopg.Error):
@@ -141,10 +141,10 @@ def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[
 def _sequences_of(
     plan: RestorePlan, target: Target, session: psycopg.Connection[object]
 ) -> tuple[list[Sequence], dict[str, str]]:
-    """Return the sequences that get their values: all in the snapshot, or those used by columns of the chosen tables.
+    """Return the sequences to set: all in the snapshot, or those used by columns of the chosen tables.
 
-    Other sequences are left alone, as tables that are not restored may use them. Also returns the reasons why some
-    sequences of extensions don't get their values, by name.
+    Other sequences are left alone, because tables that are not restored may use them. Also returns the reasons why some
+    extension sequences are not set, keyed by name.
     """
     sequences = list(plan.sequences(target))
     if plan.request.tables.is_partial:
@@ -152,7 +152,8 @@ def _sequences_of(
     settable, left = find_settable(session, sequences, some_lack=True)
     if not left:
         return settable, left
-    # Sequences that the DDL creates must exist; extensions' sequences may be missing, as they can't be created alone.
+    # Sequences that the DDL creates must exist; extension sequences may be missing, because they can't be created
+    # separately.
     own = _find_created(plan, target, session, sequences)
     settable, left = find_settable(session, [sequence for sequence in sequences if sequence not in own], some_lack=True)
     return [*own, *settable], left
@@ -180,14 +181,14 @@ def _find_created(
 
 
 def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
-    """Begin to fill the databases where this has not begun; return the databases to load or to finish, by shard."""
+    """Begin to fill databases where filling has not begun; return the databases to load or finish, keyed by shard."""
 
     def open_one(target: Target) -> LoadTarget:
         groups, filling = run.plan.groups[target.shard], run.filling(target)
         with raising_unreachable(target.node):
             has_begun = target.shard in run.records
             if is_again := has_begun and run.records[target.shard].phase == Phase.CREATED:
-                # The ledger lists the tasks of a different version.
+                # The ledger's tasks were named by a different version.
                 filling.start_again()
             _hold(run, target, has_begun=has_begun)
             if is_again:
@@ -219,12 +220,12 @@ def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
         if has_begun:
             _check_same(run, target, session)
         else:
-            # Rows of open transactions become visible only at their end, and tables with rows must not be touched.
+            # Rows of open transactions become visible only when they end, and tables with rows must not be touched.
             await_writers(target.node, session, groups)
 
 
 def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
-    """Raise TablesUnfitError if the tables that the restore has begun to fill were replaced by others."""
+    """Raise TablesUnfitError if the tables that the restore began to fill have been replaced."""
     if set(oids_of(session, run.plan.groups[target.shard])) != run.filling(target).oids():
         raise TablesUnfitError(
             f"node {target.node.id}: tables of database {target.database} were replaced after the restore began to fill"
@@ -236,11 +237,11 @@ def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[obj
 
 @contextmanager
 def keeping_held(run: RestoreRun) -> Iterator[None]:
-    """End the block, which loads and verifies, if a session waits to alter the tables; raise TablesInUseError."""
+    """Stop the block (load and verification) and raise TablesInUseError if a session waits to alter the tables."""
     held = [(target.node, run.held[target.shard]) for target in run.plan.targets if target.shard in run.held]
     with ExitStack() as stack:
         for _, session in held:
-            # Don't wait for an answer from a node that has fallen silent.
+            # Don't wait for a node that has stopped answering.
             stack.enter_context(ending(run.watch, session))
         if held:
             stack.enter_context(refusing_waiting(held, run.watch.end_all))
@@ -263,7 +264,7 @@ def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
 
 
 def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[str]:
-    """Verify the tables' foreign keys, then allow others to alter the tables; collect planner statistics if requested.
+    """Verify the tables' foreign keys, then let others alter the tables; collect planner statistics if requested.
 
     Returns the problems of `analyze`. Raises ForeignKeyViolatedError, and NodeUnreachableError if the locks were lost.
     """
@@ -271,7 +272,7 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
     try:
         verify_references(database, run.watch)
     except psycopg.errors.LockNotAvailable as error:
-        why = f"others have locked tables at the other ends of their foreign keys for {LOCK_SECONDS_MAX} s"
+        why = f"others have held locks on tables at the other ends of their foreign keys for {LOCK_SECONDS_MAX} s"
         raise in_use(target.node, target.database, why) from error
     with raising_unreachable(target.node):
         session.execute("COMMIT")
@@ -335,9 +336,9 @@ def publish_rows(run: RestoreRun) -> None:
     lines = in_parallel(
         set_values, [target for target in run.plan.targets if target not in run.shards_in(Phase.PUBLISHED)]
     )
-    # An extension may have been dropped since the plan, which adds omissions.
+    # If an extension was dropped after the plan was made, there are more omissions.
     run.report.left_out += [line for some in lines for line in some if line not in run.report.left_out]
-    # Wait until all sequences are set, because a target without a record counts as complete.
+    # Don't remove any record before all sequences are set, because a target without a record counts as complete.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED)
     remove_fillings(run.plan.targets, suffix_of(run.operation))
@@ -366,7 +367,7 @@ def load_all(
     if plan.request.scope.data_only:
         progress.step("prepare tables")
         databases = open_tables(run)
-        # Filling has begun everywhere, so from here on a missing object counts as lost.
+        # Filling has now begun everywhere, so from here on a missing object counts as lost.
         for target in plan.targets:
             if run.records[target.shard].undoing:
                 run.enter(target, run.records[target.shard].phase, undoing=False)
@@ -388,7 +389,7 @@ def _load_and_finish(
         progress.step("start Spark")
         session = spark.session()
         tallies = [rows_tally(target.node, target.ledger, run.row_count(shard)) for shard, target in databases.items()]
-        # Cancel the jobs if a target falls silent.
+        # Cancel the jobs if a target stops answering.
         with run.watch.on_silence(session.sparkContext.cancelAllJobs), tallying(progress, tallies) as loaded:
             check_large_objects(session, run, runs)
             load_databases(session, run, databases)
@@ -429,7 +430,7 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
 
 @contextmanager
 def naming_steps(run: RestoreRun) -> Iterator[None]:
-    """Extend the error of a CHECK that may read other rows with the commands that load those rows first."""
+    """If a failed CHECK may read other rows, extend the error with the commands that load those rows first."""
     try:
         yield
     except SnapshotError as error:
@@ -443,9 +444,9 @@ def naming_steps(run: RestoreRun) -> Iterator[None]:
 
 
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
-    """Raise KeyConflictError, before anything is created, if rows of several sources conflict in one target.
+    """Raise KeyConflictError, before anything is created, if rows from several sources conflict in a target.
 
-    A resumed restore that has created a database has passed this check before.
+    A resumed restore that has already created a database has passed this check.
     """
     topology = run.plan.topology
     if topology is None or len(topology.sources) == 1 or run.records:
@@ -464,7 +465,7 @@ def make_databases(
     server_globals: Mapping[str, ServerGlobals],
     ddl: Mapping[str, Ddl],
 ) -> None:
-    """Create the empty databases and the missing roles, rehearse the DDL, and create the databases anew.
+    """Create the empty databases and the missing roles, rehearse the DDL, and recreate the databases.
 
     Raises TargetUnfitError or SchemaLoadError naming the refused statements, unless the request allows them.
     """
@@ -499,7 +500,7 @@ def make_databases(
 
 
 def _ending_of(ddl: Ddl) -> dict[str, Any]:
-    """Return the record's fields for the properties that the database gets at the end."""
+    """Return the record fields for the properties that the database gets at the end."""
     if (database := ddl.database) is None:
         return {}
     properties = database.properties
@@ -534,7 +535,7 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
 
 def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
     """Load the rows and, unless the restore is partial, the large objects."""
-    # Import these late: a refusal by the checks must not wait for Arrow.
+    # Import these late: if the checks refuse the restore, the user must not have to wait for Arrow.
     from cutline.restore.rows.jobs import count_parts, load_rows
     from cutline.restore.rows.large_objects import load_large_objects
 
@@ -562,9 +563,9 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
 
 
 def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[str, DdlRun]) -> None:
-    """Raise TargetUnfitError if our role may not act as an owner or grantor of large objects to restore.
+    """Raise TargetUnfitError if our role may not act as an owner or grantor of the large objects to restore.
 
-    Only the stored objects name these roles, so Spark tasks read them. A superuser needs no check.
+    Only the stored objects name these roles, so Spark tasks read the objects. A superuser needs no check.
     """
     plan = run.plan
     shards = count_by_node(plan.chain.full).keys() & {
@@ -588,7 +589,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
     Notes each materialized view that could not be populated and each table that could not be analyzed, with the reason.
-    Raises DdlRefusedError after everything else is done if statements are refused and the request doesn't allow this.
+    If statements are refused and the request doesn't allow that, raises DdlRefusedError after everything else is done.
     """
     watch, scope = run.watch, run.plan.request.scope
 
@@ -596,7 +597,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
         if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
-            # Existing tables may have been written to since an earlier process counted their rows.
+            # Other sessions may have written to existing tables since an earlier process counted the rows.
             rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
             check_placed(run, target, rows)
             if is_loading:
@@ -644,11 +645,11 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
 def check_placed(run: RestoreRun, target: Target, rows: int) -> None:
     """Raise LoadError if a target's number of `rows` differs from the number that routes sent to it.
 
-    A process that has loaded no rows has no such numbers; it resumes work that an earlier process has checked.
+    A process that loaded no rows has no such numbers; it resumes work that an earlier process checked.
     """
     if run.placed and rows != run.placed[target.shard]:
         raise LoadError(
-            f"node {target.node.id}: {rows} rows are loaded, but the routes send {run.placed[target.shard]} rows of"
+            f"node {target.node.id}: {rows} rows were loaded, but the routes sent {run.placed[target.shard]} rows of"
             f" {', '.join(target.sources)} to it",
             hint="check whether something else writes to the restored database, then repeat the command",
             details={"node": target.node.id, "rows": rows, "placed": run.placed[target.shard]},

@@ -86,13 +86,13 @@ WITHOUT_GLOBALS = (
 
 @dataclass(frozen=True, slots=True)
 class RestorePreview:
-    """The effects of a restore: the roles that each shard's target lacks, the omissions, and the replaced databases.
+    """What a restore will do: the roles that each shard's target lacks, the omissions, and the replaced databases.
 
-    `ddl`, `servers` and `volumes` are by shard, `disks` are the targets' disks. `untried` are the nodes where the DDL
-    was not rehearsed; `refused` are the statements that the others refused or that the store has lost. `warnings` may
-    describe intended effects. `begun` is the work of earlier processes, by shard; finished shards have no volume.
-    `server_globals` are the properties of roles to create, by shard; `role_differences` are the differences of roles
-    that exist on the targets. `counted` is as in CheckedDdl.
+    `ddl`, `servers` and `volumes` are keyed by shard; `disks` are the targets' disks. `untried` are the nodes where the
+    DDL was not rehearsed; `refused` are the statements that the other nodes refused or that are lost from the store.
+    `warnings` may describe intended effects. `begun` is the work of earlier processes, keyed by shard; finished shards
+    have no volume. `server_globals` are the properties of roles to create, keyed by shard; `role_differences` says how
+    existing roles on the targets differ from the snapshot's. For `counted`, see CheckedDdl.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -115,7 +115,7 @@ class RestorePreview:
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
     """Make every check of a restore, and rehearse the DDL in temporary databases; change nothing else.
 
-    Raises all errors of check_restore, lock_targets and refuse.
+    Raises any error of check_restore, lock_targets and refuse.
     """
     progress.step("check targets")
     obstacles = Obstacles()
@@ -124,7 +124,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         check_no_unfinished(plan.store.open(), plan.request.name, locked.reached, connections, progress)
         preview = check_restore(locked, plan.targets)
         preview = replace(preview, replaces=find_replaced(locked, plan.targets))
-        # If roles are missing, statements that name them would be refused.
+        # Without the missing roles, statements that name them would be refused.
         tried = [
             target
             for target in plan.targets
@@ -165,7 +165,7 @@ def preview_resumed(
 ) -> tuple[RestorePlan, RestorePreview]:
     """Make every check of a resumed restore, and find its remaining work; change nothing.
 
-    Raises all errors of check_restore and find_resumable.
+    Raises any error of check_restore and find_resumable.
     """
     provisional = provisional_targets(target, request.scope.nodes)
     with lock_targets(provisional) as locked:
@@ -180,7 +180,7 @@ def preview_resumed(
             done = plan.targets if resumable.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
             left = [one for one in plan.targets if one not in done]
             preview = check_restore(run, left, run.find_begun())
-            # Where tables exist already, the DDL that precedes the rows has been run.
+            # If the tables already exist, the DDL that precedes the rows has been run.
             made = run.shards_in(Phase.LOADING, Phase.INDEXING)
             untried = [one.node.id for one in left if one not in made]
             preview = replace(with_replaced(preview, run), untried=untried)
@@ -279,9 +279,9 @@ def check_restore(
 
 
 def find_globals(locked: LockedTargets, targets: Iterable[Target]) -> tuple[dict[str, ServerGlobals], list[str]]:
-    """Return the globals of the snapshot's servers, by shard, and how the targets' roles differ from them.
+    """Return the globals of the snapshot's servers, keyed by shard, and how the targets' roles differ from them.
 
-    Both are empty for a drill, whose servers are new and whose roles get no properties.
+    For a drill, both are empty: its servers are new, and its roles get no properties.
     """
     found, differences = dict[str, ServerGlobals](), dict[str, None]()
     plan, obstacles = locked.plan, locked.obstacles
@@ -315,7 +315,7 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
     if plan.request.scope.schema_only:
         return without_rows(volume)
     if plan.request.scope.data_only:
-        # The volume excludes indexes and other tables of the existing database.
+        # The volume does not include the existing database's indexes and other tables.
         volume = replace(volume, is_rough=True)
     return volume if plan.request.is_with_all_rows else without_large_objects(volume)
 
@@ -323,7 +323,7 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
 def _space_of(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], volume: ShardVolume
 ) -> DatabaseSpace:
-    """Return the space that a target's database needs in addition to the part that an earlier process has loaded."""
+    """Return the space that a target's database needs in addition to what an earlier process loaded."""
     (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
     folder = plan.superusers.data_directories[target.shard] if plan.superusers else find_data_directory(connection)
     is_hidden = plan.superusers is None and is_data_directory_hidden(connection)
@@ -333,10 +333,10 @@ def _space_of(
 def check_targets(
     locked: LockedTargets, targets: Iterable[Target], server_globals: Mapping[str, ServerGlobals], *, is_resumed: bool
 ) -> tuple[dict[str, list[str]], dict[str, PlannedDatabase]]:
-    """Add the obstacles to restoring each shard; return the roles that its target lacks and its database's properties.
+    """Add the obstacles to restoring each shard; return the targets' missing roles and the databases' properties.
 
-    Both results are by shard. With --create-roles, roles of the snapshot's server that the database does not use are
-    included.
+    Both results are keyed by shard. With --create-roles, the missing roles include roles of the snapshot's server that
+    the database does not use.
     """
     plan, obstacles = locked.plan, locked.obstacles
     chain, request, groups = plan.chain, plan.request, plan.groups
@@ -374,9 +374,9 @@ def check_targets(
 
 
 def left_rows(plan: RestorePlan) -> list[str]:
-    """List the rows, sequences and large objects that a restore of only the DDL, or of some tables, leaves out.
+    """List the rows, sequences and large objects that a restore of only the DDL, or of some tables, omits.
 
-    Rows of extensions' tables are restored together with the complete DDL.
+    The rows of extension tables are restored only with the complete DDL.
     """
     request, of_extensions = plan.request, list[str]()
     if request.tables.is_partial or request.scope.data_only:
@@ -400,7 +400,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
 
 
 def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
-    """List, one per line, the databases that `--replace` puts aside, and the chains in them that it ends."""
+    """List, one per line, the databases that `--replace` will put aside, and the chains that will end with them."""
     plan = locked.plan
     if not plan.request.replace:
         return []
@@ -410,9 +410,9 @@ def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]
         connection = locked.connections[target.shard]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
-        lines.append(f"{target.node.id}: database {target.database} is put aside as {target.aside}")
+        lines.append(f"{target.node.id}: database {target.database} will be put aside as {target.aside}")
         slots.update(find_slots(connection, target.database))
     owners = read_slot_owners(plan.store.open())
     found = {slot: owners.owner_of(slot) for slot in slots}
     chains = {f"chain {owner.snapshot}" if owner else f"the chain of slot {slot}" for slot, owner in found.items()}
-    return lines + [f"{chain} ends: it gets no more increments" for chain in sorted(chains)]
+    return lines + [f"{chain} will end: it will get no more increments" for chain in sorted(chains)]

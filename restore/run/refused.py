@@ -1,8 +1,8 @@
-"""DDL statements that a target refuses, and their consequences for a restore.
+"""DDL statements that a target refuses, and what they mean for a restore.
 
-Refusals found in the rehearsal end a restore before any row is loaded. Others appear only with the rows: an index whose
-function fails on a value, or a constraint that rows violate under a different collation. Everything else is restored
-nevertheless. The operator then decides: repair the cause and resume, publish without the refused statements, or undo.
+Refusals found in the rehearsal end a restore before any row is loaded. Others appear only once the rows are loaded: an
+index whose function fails on a value, or a constraint that rows violate under a different collation. Everything else is
+still restored. The operator then decides: repair the cause and resume, publish without the refused statements, or undo.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, TargetUnfitError
 from cutline.storage.errors import SnapshotError
 
-# Limit per database, because the record is stored in a comment on the database.
+# The limit per database, because the record is stored in a comment on the database.
 REFUSED_KEPT_MAX = 100
 NAMED_MAX = 5
 MAINTAINED = {
@@ -49,7 +49,7 @@ class DdlRefusedError(SnapshotError):
 
 
 def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
-    """Describe the consequences for an object whose functions use names without a schema, and the remedy."""
+    """Describe what will fail for an object whose functions use names without a schema, and the remedy."""
     functions = f" ({', '.join(show_name(path.function) for path in needed)})" if needed else ""
     statements = " ".join(show_name(path.statement) for path in needed) or "ALTER FUNCTION … SET search_path = …;"
     return (
@@ -77,7 +77,7 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                     f"node {target.node.id}: the server may have refused more objects than the {REFUSED_KEPT_MAX} that"
                     " are named: compare the definitions"
                 )
-    # List counted statements last: there may be many on extensions' objects.
+    # List counted statements last, because there may be many for extension objects.
     named = sorted(run.report.refused, key=lambda statement: bool(statement.counted))
     causes = [statement.text() for statement in named if not statement.needs]
     if not causes or run.allows_refused:
@@ -108,7 +108,7 @@ def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) ->
 
 
 def _entries_of_database(run: RestoreRun, target: Target, ddl: Ddl) -> tuple[DdlEntry, ...]:
-    """Return the entries of the database itself, with statements encoded as the database stores them."""
+    """Return the entries for the database's own properties, with statements encoded as the database stores them."""
     pieces = ddl.database.pieces(ddl.database.name) if ddl.database else []
     texts = ["\n".join(piece.statements) for piece in pieces]
     connection, encoding = run.connections[target.shard], run.plan.chain.baseline[target.source].encoding

@@ -1,8 +1,8 @@
-"""Rehearse a restore's DDL in the empty database, so that refusals show in seconds and not after loading the rows.
+"""Rehearse a restore's DDL in the empty database, so that refusals show within seconds instead of after the load.
 
-A refusal depends on the server's version, its extensions, the restoring role and functions of the snapshot's owners, so
-trying the statements is the only way to know. Afterwards the database is created anew. Some refusals depend on the rows
-and appear only after the load.
+Whether a statement is refused depends on the server's version and extensions, on the restoring role, and on functions
+of the snapshot's owners, so the only way to know is to try. Afterwards the database is recreated. Some refusals depend
+on the rows and appear only after the load.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cutline.restore.targets.target import Connections, Target, TargetUnfitError
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
-# pg_dump writes statements for servers of its own version.
+# pg_dump writes its statements for servers of its own version.
 OWN_VERSION = (
     "a syntax error usually means that the snapshot's pg_dump is newer than the target: in the source's fleet.toml set"
     " [tools] postgresql to programs of the servers' own version and take a new full snapshot, or restore into a newer"
     " PostgreSQL"
 )
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
-# Such an extension refuses a database that gets the right name only at the end.
+# Such an extension refuses to be created in a database that gets the right name only at the end.
 IN_ONE_DATABASE = (
     "an extension that its server allows in only one database, such as pg_cron, can be created only after the restored"
     " database has its real name: restore without it, then run the remaining statements"
@@ -58,16 +58,16 @@ def refuse(
 ) -> None:
     """Raise TargetUnfitError for statements that our role may not run, or SchemaLoadError for other refusals.
 
-    `steps` are the commands that restore the same in two steps, if that is possible.
+    `steps` are the commands for the same restore in two steps, if possible.
     """
     problems: list[str] = []
     refused: list[dict[str, object]] = []
     is_forbidden = has_rows = False
     instead: list[str] = []
     for target, refusals in found.items():
-        # Report causes only: the other refusals follow from them.
+        # Report only the causes: the other refusals follow from them.
         causes = [refusal for refusal in refusals if not refusal.needs]
-        # List privileges last, as extensions may have many.
+        # List privileges last, because extensions may have many.
         causes.sort(key=lambda refusal: refusal.entry.kind == PRIVILEGES)
         forbidden = [cause for cause in causes if cause.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
         if not causes:

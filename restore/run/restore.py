@@ -1,7 +1,7 @@
 """`restore`: load the fleet's databases as of a cut next to the existing ones, and rename them at the end.
 
-Before the decision to publish, no restored database has its real name, and a restore can be undone. Afterwards it can
-only be finished. If a restore ends unfinished, its databases' records contain its progress, and `resume_restore`
+Before the decision to publish, no restored database has its real name, and the restore can be undone. Afterwards it can
+only be finished. If a restore ends unfinished, the records on its databases contain its progress, and `resume_restore`
 completes it.
 """
 
@@ -73,11 +73,11 @@ def restore_fleet(
     announce: Callable[[RestorePreview], None] | None = None,
     verify: Callable[[RestoreReport], int] | None = None,
 ) -> RestoreReport:
-    """Restore all shards in parallel; no database gets its real name before all are loaded and checked.
+    """Restore all shards in parallel; no database gets its real name until all are loaded and checked.
 
     After all checks and before any change, call `announce` with the preview, then `confirm` with one line per database
-    or chain that `--replace` ends; `confirm` may raise. At the end `verify` queries the restored databases and returns
-    the exit code that the outcome records.
+    or chain that `--replace` ends; `confirm` may raise. At the end, `verify` queries the restored databases and returns
+    the exit code to record in the outcome.
     """
     began = time.monotonic()
     with running(plan, progress) as run:
@@ -169,7 +169,7 @@ def _restore(
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
         spark.begin(run.executor_needs, run.progress)
-    # A resumed restore keeps its decision where it began: in the store, or on the first target.
+    # A resumed restore keeps its decision where the restore was begun: in the store, or on the first target.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()
     with held as lease:
@@ -233,9 +233,9 @@ def _wal_phase(run: RestoreRun) -> WalPhase | None:
 
 
 def _is_typical(plan: RestorePlan) -> bool:
-    """Whether the restore's duration can predict that of others: it loads everything and does nothing else."""
+    """Whether the restore's duration can predict that of other restores: it loads everything and does nothing else."""
     request = plan.request
-    # With --use-backup-copies, verifying the copies has started Spark's workers before.
+    # With --use-backup-copies, Spark's workers were already started to verify the copies.
     is_whole = request.is_with_all_rows and not request.use_backup_copies
     return is_whole and plan.topology is None and not plan.intent.is_drill
 
@@ -243,7 +243,7 @@ def _is_typical(plan: RestorePlan) -> bool:
 def _clear_own_records(run: RestoreRun) -> None:
     """Remove the records of the finished restore.
 
-    They are redundant if the outcome is in the store, so a node that is unreachable now keeps its record.
+    Records are redundant once the outcome is in the store, so a node that is unreachable now may keep its record.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -267,7 +267,7 @@ def _no_lease() -> Iterator[HeldLease]:
 
 
 def _decide(run: RestoreRun) -> None:
-    """Store the decision to publish, once: in the store, or on the first target if the store accepts no writes."""
+    """Record the decision to publish once: in the store, or on the first target if the store accepts no writes."""
     plan, first = run.plan, run.plan.targets[0]
     if not run.in_store:
         if first not in run.shards_in(Phase.PUBLISHED) and not run.is_renamed(first):
@@ -297,7 +297,7 @@ def _publish(run: RestoreRun) -> list[str]:
         publish_rows(run)
         return []
     aside = in_parallel(publish, run.plan.targets, let_end)
-    # Wait until all are renamed, because a database in this phase can't be undone.
+    # Wait until all databases are renamed, because a database in this phase can't be undone.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED, database=target.database)
     return [name for name in aside if name]

@@ -47,13 +47,14 @@ from cutline.storage.errors import SnapshotError
 
 @dataclass(slots=True)
 class RestoreRun(LockedTargets):
-    """A restore in the process that runs it. `records` are by shard.
+    """A restore in the process that runs it.
 
-    Every database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `inside` are sessions in the existing databases, by shard, that hold the fleet's lock there and write the records of
-    tables being filled; `held` are the sessions whose locks keep others from altering these tables. `placed` is the
-    number of rows that routes send to each target. `pace` estimates the remaining time; `volumes` are by shard.
-    `is_closing`: databases may be closed; `is_deciding`: the decision may be stored; `is_decided`: it is stored.
+    Every database has a record (in `records`, keyed by shard) from the time it is created; `created` are the shards
+    whose databases this process creates. `inside` are sessions in the existing databases, keyed by shard, that hold the
+    fleet's lock there and write the records of tables being filled; `held` are the sessions whose locks keep others
+    from altering these tables. `placed` is the number of rows that routes sent to each target. `pace` estimates the
+    remaining time; `volumes` are keyed by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may
+    be stored; `is_decided`: it is stored.
     """
 
     watch: Watch
@@ -85,7 +86,7 @@ class RestoreRun(LockedTargets):
 
     @property
     def executor_needs(self) -> ExecutorNeeds:
-        """The requirements of its tasks on executors, with maintenance databases in place of those not created yet."""
+        """What the restore's tasks need from executors; maintenance databases replace those not created yet."""
         is_filling = self.plan.request.scope.data_only
         return ExecutorNeeds(
             self.plan.store, tuple(target.node if is_filling else target.maintenance for target in self.plan.targets)
@@ -96,7 +97,7 @@ class RestoreRun(LockedTargets):
         return self.volumes[shard].row_count if shard in self.volumes else 0
 
     def enter(self, target: Target, phase: Phase, *, database: str | None = None, **changes: Any) -> None:
-        """Record that a target's database has reached a phase, or only the `changes` if the phase stays the same."""
+        """Record that a target's database has reached a phase, or only record the `changes` within the same phase."""
         before = self.records.get(target.shard)
         self.records[target.shard] = self.put_record(target, phase, database, changes)
         if before is None or before.phase != phase:
@@ -116,13 +117,13 @@ class RestoreRun(LockedTargets):
         return after
 
     def release_tables(self) -> None:
-        """Allow others again to alter the tables that are filled."""
+        """Let other sessions alter the filled tables again."""
         for connection in self.held.values():
             close_quietly(connection)
         self.held.clear()
 
     def filling(self, target: Target) -> Filling:
-        """Return the filling of a target's database by a restore of rows only."""
+        """Return the filling of a target's database, in a restore with `--data-only`."""
         return Filling(target.node.id, self.inside[target.shard], suffix_of(self.operation))
 
     def loaded(self, target: Target) -> Node:
@@ -130,7 +131,7 @@ class RestoreRun(LockedTargets):
         return target.node if self.plan.request.scope.data_only else target.loaded
 
     def end_loading(self, target: Target) -> None:
-        """End a killed process's sessions that load a target, whose statements may run until they have rows to send."""
+        """End a killed process's sessions that load a target; their statements run until they have rows to send."""
         if self.plan.request.scope.data_only:
             self.filling(target).end_loading()
         else:
@@ -148,9 +149,10 @@ class RestoreRun(LockedTargets):
             drop_database(target, self.connections[target.shard], target.loading)
 
     def undo_created(self) -> bool:
-        """Undo the work of this process and report it; return whether nothing is left.
+        """Undo the work of this process and report that; return whether nothing remains.
 
-        Where the session that holds the lock is lost, nothing is dropped, as another process may have continued.
+        If the session that holds a target's lock is lost, nothing is dropped there, because another process may have
+        continued.
         """
         try:
             created = [target for target in self.plan.targets if target.shard in self.created]
@@ -184,7 +186,7 @@ class RestoreRun(LockedTargets):
         ]
 
     def find_stale(self) -> list[Target]:
-        """Return the targets loaded by a different version, whose tasks and DDL marks may differ from ours."""
+        """Return the targets that a different version loaded, whose tasks and DDL marks may differ from ours."""
         return [
             target
             for target in self.shards_in(Phase.LOADING, Phase.INDEXING)
@@ -199,7 +201,7 @@ class RestoreRun(LockedTargets):
         return structs.replace(self.plan.intent, targets=places, servers=servers, started=started)
 
     def find_begun(self) -> dict[str, BegunShard]:
-        """Return the work of earlier processes, by shard."""
+        """Return the work of earlier processes, keyed by shard."""
         begun: dict[str, BegunShard] = {}
         for target in self.shards_in(*Phase):
             record = self.records[target.shard]
@@ -241,10 +243,10 @@ def running(
     locked: Mapping[str, psycopg.Connection[Any]] | None = None,
     watch: Watch | None = None,
 ) -> Iterator[RestoreRun]:
-    """Lock the targets and their fleet, and watch their nodes, while the block restores.
+    """Lock the targets and their fleet, and watch their nodes, while the block runs the restore.
 
-    `locked` are the sessions that hold the targets' locks already, if any, and `watch` watches their nodes. Raises all
-    errors of lock_targets and lock_target_fleet.
+    `locked` are the sessions that already hold the targets' locks, if any, and `watch` watches their nodes. Raises any
+    error of lock_targets and lock_target_fleet.
     """
     progress.step("check targets")
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The scope of a restore: its part of a snapshot, and its handling of roles.
+"""The scope of a restore: which part of a snapshot is restored, and how roles are handled.
 
 The records of restored databases contain the scope, so that another process continues with the same one.
 """
@@ -27,7 +27,7 @@ def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> 
 
 
 def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
-    """Return the warning that only `nodes` of the snapshot's `shards` are restored, unless they are all."""
+    """Return a warning that only `nodes` of the snapshot's `shards` are restored, if these are not all."""
     chosen = set(nodes)
     others = sorted(set(shards) - chosen)
     if not chosen or not others:
@@ -38,16 +38,16 @@ def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
     ]
 
 
-# This name represents all roles. No role can have it.
+# This name stands for all roles; no actual role can have it.
 PUBLIC_ROLE = "public"
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChanges:
-    """The replacements of roles. All names are in the same form, either text or raw as in DDL.
+    """The replacements of roles. All names are in the same form: either text, or raw as in DDL.
 
-    With `no_owner`, all objects belong to `ours`, the restoring role, which also grants all privileges. `known` are
-    then the roles that exist on the target; grants to other roles are left out.
+    With `no_owner`, all objects belong to `ours`, the restoring role, which also grants all privileges. Then `known`
+    are the roles that exist on the target; grants to other roles are left out.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -87,8 +87,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
     `nodes`: only these shards. `schemas`: only rows of tables in these schemas. `schema_only`: the DDL without rows or
     sequence values. `data_only`: rows and sequence values, into existing tables. `no_owner`: all objects belong to the
     restoring role. `role_map`: pairs of a role and its replacement. `moves`: only rows of these tables, under new
-    names. `analyze`: also collect the planner's statistics. `no_database_settings`: leave out properties of the
-    database itself.
+    names. `analyze`: also collect planner statistics. `no_database_settings`: leave out the database's own properties.
     """
 
     nodes: tuple[str, ...] = ()
@@ -103,11 +102,11 @@ class RestoreScope(Record, frozen=True, kw_only=True):
 
     @property
     def changes_roles(self) -> bool:
-        """Whether restored objects get other owners or grants than the snapshot's."""
+        """Whether restored objects get owners or grants that differ from the snapshot's."""
         return self.no_owner or bool(self.role_map)
 
     def roles_needed(self, roles: Iterable[str]) -> list[str]:
-        """Return the roles that a target must have if the snapshot names `roles`."""
+        """Return the roles that must exist on a target if the snapshot names `roles`."""
         names = dict(self.role_map)
         kept = [] if self.no_owner else [names.get(role, role) for role in roles]
         return list(dict.fromkeys([*kept, *names.values()]))

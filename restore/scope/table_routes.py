@@ -52,7 +52,7 @@ class RouteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The destination of the rows of the tables that match `pattern`; `text` is the user's text after the pattern.
+    """Where the rows of the tables that match `pattern` go; `text` is the user's text after the pattern.
 
     `bounds` are the lower bounds of the targets' ranges; `node` is a target's id.
     """
@@ -95,8 +95,8 @@ class TableRoute:
     """The route of one table's rows.
 
     `number` is the table's number in the restore. `field` is the index of the route's column in a stored line of
-    `width` fields, of which the first `key_width` are the key; `type` is the column's type. `target` is the number of
-    the only target of a route to one node.
+    `width` fields, of which the first `key_width` are the key; `type` is the column's type. For a route to a single
+    node, `target` is that target's number.
     """
 
     table: str
@@ -113,7 +113,7 @@ class TableRoute:
 
     @property
     def divides_like(self) -> tuple[object, ...]:
-        """A value that is equal for two tables if equal values in their routes' columns lead to the same target."""
+        """A value that is equal for two tables if equal values in their route columns lead to the same target."""
         of_type = next((some for some in (INTEGERS, TEXTS) if self.type in some), self.type)
         return self.kind, self.bounds, self.target, of_type
 
@@ -126,9 +126,11 @@ class TableRoute:
 
 @dataclass(frozen=True, slots=True)
 class SourceRoutes:
-    """A source's table routes, by its group numbers; for a table with route `all`, only the first source's rows count.
+    """A source's table routes, keyed by its group numbers.
 
-    `targets` are the targets' ids, by number.
+    For a table with route `all`, only the first source's rows count.
+
+    `targets` are the target ids, in order of their numbers.
     """
 
     source: str
@@ -143,9 +145,11 @@ class SourceRoutes:
 
 
 def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tuple[str, ...]) -> dict[str, TableRoute]:
-    """Return the route of every table, by name: the first whose pattern matches. With a single target, none is needed.
+    """Return every table's route, keyed by table name: the first route whose pattern matches.
 
-    Raises UsageError naming all tables without a route, or for a route that does not fit its table or matches none.
+    With a single target, no routes are needed.
+
+    Raises UsageError naming all tables without a route, or if a route does not fit its table or matches no table.
     """
     resolved: dict[str, TableRoute] = {}
     for number, group in enumerate(groups):
@@ -227,7 +231,7 @@ def _check_type(what: str, column: Column, kind: RouteKind) -> str:
     return type_
 
 
-# Special target numbers: all targets, and no target.
+# Special target numbers for all targets and for no target.
 EVERYWHERE, NOWHERE = -1, -2
 VALUE_SHOWN_MAX = 80
 
@@ -235,7 +239,7 @@ Places = npt.NDArray[np.int64]
 
 
 class RowWithoutTargetError(RefusedError):
-    """The route of a table assigns no target to a row's value."""
+    """A table's route does not assign a target to a row's value."""
 
 
 def place_rows(batch: pa.RecordBatch, routes: SourceRoutes) -> Places:

@@ -116,12 +116,12 @@ def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[st
     """List, one per line, the restored databases that have their real names already, or those with tables to empty."""
     if found.is_filling:
         return [
-            f"{target.node.id}: the tables of database {target.database} that the restore found empty are emptied,"
-            " including rows that others wrote"
+            f"{target.node.id}: the tables of database {target.database} that the restore found empty will be emptied,"
+            " including any rows that others wrote"
             for target in targets
         ]
     return [
-        f"{target.node.id}: database {target.database}, which the restore has published, is dropped"
+        f"{target.node.id}: database {target.database}, which the restore published, will be dropped"
         for target in targets
         if found.databases.get(target.shard) == target.database
     ]
@@ -275,7 +275,7 @@ def preview_abandon(
 
 def _lines_to_confirm(undoable: Undoable, found: UnfinishedRestore) -> list[str]:
     return find_entered(found, undoable.own[found.suffix]) + [
-        f"{node}: slot {slot} is dropped with its database, so its chain gets no more increments"
+        f"{node}: slot {slot} will be dropped with its database, so its chain will get no more increments"
         for node, slot in _find_slots(undoable, found)
     ]
 

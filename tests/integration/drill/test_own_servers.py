@@ -189,7 +189,7 @@ def test_what_earlier_drills_have_left_in_use_is_noted_and_keeps_no_drill_from_i
             ]  # fmt: skip
         finally:
             execute(maintenance, "DROP SCHEMA its", "DROP ROLE bystander")
-    left = [one for one in noting.notes if "of a drill that was killed is left" in one]
+    left = [one for one in noting.notes if "of a killed drill could not be dropped" in one]
     assert [re.sub(" of a .*", "", one) for one in left] == [f"node s1: role {ROLE}", f"node s1: role {mark}"]
     with pytest.raises(UsageError, match="--role-map"):
         run_drill(fleet, request, NoSpark(), Silent(), own=own)

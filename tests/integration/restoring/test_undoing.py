@@ -216,7 +216,7 @@ def test_what_users_may_have_entered_is_dropped_only_if_it_is_confirmed(place: P
         code, refused = run_here(place.fleet, "restore-abandon", NAME, *to)
         assert (code, refused["error"]) == (2, "confirmation-missing")
         _, planned = run_here(place.fleet, "restore-abandon", NAME, *to, "--dry-run")
-        assert "s1: database shop, which the restore has published, is dropped" in planned["to_confirm"]
+        assert "s1: database shop, which the restore published, will be dropped" in planned["to_confirm"]
         assert place.states() == ["new"] * SHARDS
         abandon(place)
         assert_old(place)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
@@ -62,6 +63,10 @@ def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress:
             return
         try:
             windows = _read_windows(archives, commit, events)
+            for archive in archives:
+                if count := archive.count_in_idle_range(windows[archive.shard].events):
+                    detail = f"earlier commits list the node as idle, but the archive has {count} events of that time"
+                    findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=archive.shard))
             cut = resolve(windows)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
@@ -72,16 +77,20 @@ def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress:
             for node, detail in _differences(commit, cut):
                 findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=node))
         for archive in archives:
-            archive.end_window(commit.cut.of(archive.shard))
+            archive.end_window(commit)
         progress.advance(1)
 
 
 @dataclass(slots=True)
 class _ShardArchive:
-    """The start of a shard's next window, and the segments of its archive that extend into that window."""
+    """The start of a shard's next window, and the segments of its archive that extend into that window.
+
+    `idle_range` is the WAL in which the shard was idle according to the commits since its last segment.
+    """
 
     shard: str
     position: Lsn
+    idle_range: tuple[Lsn, Lsn] | None = None
     undecided: tuple[Undecided, ...] = ()
     in_doubt: tuple[InDoubt, ...] = ()
     last_commit_at: Time | UnsetType = UNSET
@@ -93,7 +102,20 @@ class _ShardArchive:
         self.segments = tuple(segment for segment in known if segment.through > self.position)
         return self.segments
 
-    def end_window(self, cut: NodeCut) -> None:
+    def count_in_idle_range(self, events: pa.Table) -> int:
+        """Count the events in WAL that, according to earlier commits, contains only markers.
+
+        The segment after this WAL begins before it, because the archive of an idle node is not extended.
+        """
+        if self.idle_range is None:
+            return 0
+        begin, finish = self.idle_range
+        ends, op = to_numpy(events["end_lsn"]), to_numpy(events["op"])
+        return int(np.count_nonzero((ends > begin) & (ends <= finish) & (op != MARKER)))
+
+    def end_window(self, commit: Commit) -> None:
+        cut, last = commit.cut.of(self.shard), commit.idle.get(self.shard)
+        self.idle_range = (last.through, cut.finish) if last else None
         self.position, self.undecided, self.in_doubt = cut.position, cut.undecided, cut.in_doubt
         self.last_commit_at = cut.last_commit_at
 
@@ -145,10 +167,15 @@ def _shown(value: object) -> str:
 
 
 def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
-    """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit."""
+    """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit.
+
+    The archive of a node that is idle at the last cut ends before that cut, and perhaps before earlier ones. Their
+    markers will be in its next segment.
+    """
     for node, contents in markers.items():
         if node in findings.damaged:
             continue
+        idle = chain.last.idle.get(node)
         positions: dict[tuple[str, str], Lsn] = {}
         for content, position in contents.items():
             with suppress(ValueError):
@@ -156,6 +183,8 @@ def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], find
                 positions[marker.cut, marker.kind] = position
         for commit in chain.commits:
             cut = commit.cut.of(chain.shard_of(node))
+            if idle is not None and cut.start >= idle.through:
+                continue
             for kind, position in (("start", cut.start), ("finish", cut.finish)):
                 if positions.get((commit.cut.id, kind)) != position:
                     detail = f"the archive has no {kind} marker of cut {commit.cut.id} at {position}"

@@ -40,8 +40,9 @@ def complete_operations(incomplete: str) -> list[str]:
 
     def list_ids(store: ObjectStore) -> Iterable[str]:
         from cutline.snapshots.operations.open_operations import document_names
+        from cutline.snapshots.records.operation_records import OUTCOMES
 
-        return [operation for operation, names in document_names(store).items() if "outcome.json" not in names]
+        return [operation for operation, names in document_names(store).items() if names.isdisjoint(OUTCOMES)]
 
     return _complete(list_ids, incomplete)
 

@@ -130,13 +130,14 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
         (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
     segments = chain.newest_segments(node.id)
     listed = segments[-1].through if segments else chain.full.base[node.id]
-    if place is not None and Lsn.parse(place) < listed:
+    reached = max(listed, chain.archived_to(node.id))
+    if place is not None and Lsn.parse(place) < reached:
         raise BaselineChangedError(
-            f"node {node.id}: its WAL ends at {place}, before the end of the archive at {listed}: the server was put"
+            f"node {node.id}: its WAL ends at {place}, before the end of the last cut at {reached}: the server was put"
             " back to an earlier state",
             hint=NEW_CHAIN,
             ends_chain=ChainEnd.FOR_GOOD,
-            details={"node": node.id, "property": "WAL position", "was": str(listed), "now": place},
+            details={"node": node.id, "property": "WAL position", "was": str(reached), "now": place},
         )
     is_ahead = state is not None and state.confirmed > listed
     check_slot(node.id, slot, state, _archive_end(store, chain, node.id, listed) if is_ahead else listed)

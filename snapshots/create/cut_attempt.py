@@ -147,6 +147,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
             finish=ORIGIN,
             store=context.fleet.store,
             fleet_id=state.selection.fleet_id,
+            may_be_idle=bool(state.segments.get(node.id)),
         )
         for node in context.sessions.nodes
     }

@@ -101,6 +101,7 @@ def take_increment(
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments=cut.archived_cut.segments,
+        idle=dict(cut.archived_cut.idle),
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
@@ -113,6 +114,7 @@ def take_increment(
     check_commit_stored(store, commit)
     commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
+    operation.is_idle = commit.idle.keys() == commit.segments.keys() and not commit.named
     commit_operation(store, operation, commit)
     progress.ending()
     progress.reached(CrashPoint.COMMITTED)

@@ -196,11 +196,15 @@ class CutPlan:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedCut:
-    """A consistent cut, and the segments that were added to every node's archive up to its finish marker."""
+    """A consistent cut, and the segments that were added to every node's archive up to its finish marker.
+
+    `idle` has the last segment of each idle node, to whose archive nothing was added.
+    """
 
     record: CutRecord
     archived: Mapping[str, tuple[ArchivedSegment, ...]]
     ignored: int
+    idle: Mapping[str, Segment]
 
     @property
     def segments(self) -> dict[str, tuple[Segment, ...]]:
@@ -221,9 +225,9 @@ def make_cut(
         try:
             start = Marker(plan.chain, f"{plan.operation}.{attempt}", "start")
             marked = write_cut_markers(lock, start, progress, plan.last_at)
-            archived, ignored = _drain(plan, marked, spark, progress, lock.sessions)
+            reports = _drain(plan, marked, spark, progress, lock.sessions)
             progress.reached(CrashPoint.ARCHIVED)
-            cut = _resolve(plan, marked, archived, store)
+            cut = _resolve(plan, marked, reports, store)
             progress.reached(CrashPoint.RESOLVED)
         except AttemptFailedError as error:
             causes.append(str(error))
@@ -235,7 +239,13 @@ def make_cut(
             progress.note(News(f"{report}; retrying in {seconds:.1f} s"))
             time.sleep(seconds)
             continue
-        return ArchivedCut(_record(marked, cut, causes), archived, ignored)
+        tasks = plan.tasks
+        return ArchivedCut(
+            _record(marked, cut, causes),
+            {report.node: report.segments for report in reports},
+            sum(report.ignored for report in reports),
+            {report.node: last for report in reports if report.idle is not None and (last := tasks[report.node].last)},
+        )
     raise ValueError(f"{plan.retries} retries")
 
 
@@ -279,7 +289,7 @@ def _cut_error(causes: list[str], unreachable: SnapshotError | None) -> Snapshot
 
 def _drain(
     plan: CutPlan, marked: CutMarkers, spark: SparkSource | None, progress: Progress, sessions: Sessions
-) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
+) -> list[DrainReport]:
     """Archive every node's WAL up to the finish marker of its primary."""
     session = start_session(spark, progress) if spark else None
     tasks = [replace(task, finish=marked.finishes[task.node.shard].position) for task in plan.tasks.values()]
@@ -297,7 +307,7 @@ def _drain(
         shares.begin()
         reports = run_tasks(session, drain, tasks, shares, watch=sessions.watch)
     _raise_problems(reports)
-    return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
+    return reports
 
 
 def _raise_problems(reports: list[DrainReport]) -> None:
@@ -323,18 +333,20 @@ def _is_transient(error: SnapshotError) -> bool:
     return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag
 
 
-def _resolve(
-    plan: CutPlan, marked: CutMarkers, archived: Mapping[str, tuple[ArchivedSegment, ...]], store: ObjectStore
-) -> Cut:
+def _resolve(plan: CutPlan, marked: CutMarkers, reports: list[DrainReport], store: ObjectStore) -> Cut:
     windows: dict[str, NodeWindow] = {}
+    by_node = {report.node: report for report in reports}
     for node, task in plan.tasks.items():
+        report = by_node[node]
         before = plan.last_cut[task.node.shard]
         window = [
             segment
-            for segment in (*plan.known.get(node, ()), *(segment.segment for segment in archived[node]))
+            for segment in (*plan.known.get(node, ()), *(archived.segment for archived in report.segments))
             if segment.through > before.position
         ]
         tables = [read_events(store, segment) for segment in window]
+        if report.idle is not None:
+            tables.append(report.idle)
         events = pa.concat_tables(
             [pa.Table.from_batches([], SEGMENT_SCHEMA), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
         )

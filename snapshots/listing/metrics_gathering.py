@@ -347,9 +347,7 @@ def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
 
     The newest position is not always the highest: a new server's WAL may start below that of the server it replaced.
     """
-    return {
-        node: segments[-1].through for chain in chains for node, segments in chain.last.segments.items() if segments
-    }
+    return {node: chain.archived_to(node) for chain in chains for node in chain.full.parts}
 
 
 def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:

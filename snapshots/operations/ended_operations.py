@@ -27,6 +27,8 @@ from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
     CONFLICTS,
     INCONCLUSIVE,
+    INTENTS,
+    OUTCOMES,
     VALID,
     CheckedPoint,
     Intent,
@@ -167,12 +169,12 @@ class Ended:
 def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = None) -> list[str]:
     """Return the ids of operations with an outcome, newest first; `documents` is the result of document_names.
 
-    If `has_intent` is given, return only operations with an intent, or only those without (checks, gc and prunes).
+    If `has_intent` is given, return only operations that began with an intent, or only those without (checks, gc and prunes).
     """
     return [
         document
         for document in sorted(documents, reverse=True)
-        if "outcome.json" in documents[document] and has_intent in (None, "intent.json" in documents[document])
+        if documents[document] & OUTCOMES and has_intent in (None, bool(documents[document] & INTENTS))
     ]
 
 

@@ -19,7 +19,15 @@ from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.signs import newest_sign, shows_life
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import DRILL, FAILED, Intent, SignOfLife, read_intent, read_outcome
+from cutline.snapshots.records.operation_records import (
+    DRILL,
+    FAILED,
+    OUTCOMES,
+    Intent,
+    SignOfLife,
+    read_intent,
+    read_outcome,
+)
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
@@ -74,14 +82,14 @@ def document_names(store: ObjectStore) -> dict[str, set[str]]:
     for listed in store.inventory("operations"):
         operation_id, _, name = listed.key.removeprefix("operations/").partition("/")
         names = documents.setdefault(operation_id, set())
-        if name != "outcome.json" or listed.size >= OUTCOME_BYTES_MIN:
+        if name not in OUTCOMES or listed.size >= OUTCOME_BYTES_MIN:
             names.add(name)
     return dict(sorted(documents.items()))
 
 
 def seems_open(names: Set[str]) -> bool:
     """Whether an operation with documents of these names has an intent and no outcome."""
-    return "intent.json" in names and "outcome.json" not in names
+    return "intent.json" in names and names.isdisjoint(OUTCOMES)
 
 
 def is_open(store: ObjectStore, operation_id: str) -> bool:

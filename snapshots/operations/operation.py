@@ -37,6 +37,7 @@ from cutline.snapshots.records.operation_records import (
     Intent,
     Outcome,
     RestoreFigures,
+    operation_key,
     read_decision,
     write_operation_record,
 )
@@ -70,11 +71,13 @@ class Operation:
     """One run of a command that changes something, in the process that runs it.
 
     `is_committing` is set before the process puts the commit. From then on, only the store shows whether the operation
-    has committed. `details` are further fields of the outcome.
+    has committed. `is_idle` is true if it stored nothing but its intent and its commit. `details`
+    are further fields of the outcome.
     """
 
     intent: Intent
     is_committing: bool = False
+    is_idle: bool = False
     details: OutcomeDetails = field(default_factory=lambda: OutcomeDetails())
 
     @property
@@ -162,7 +165,8 @@ def record_operation(
         raise
     progress.ending()
     try:
-        record_outcome(store, intent, DONE, details=replace(operation.details, code=0))
+        details = replace(operation.details, code=0)
+        record_outcome(store, intent, DONE, details=details, keeps_intent=not operation.is_idle)
     except (UnreachableError, IndeterminateError) as error:
         progress.note(
             f"operation {operation.id} is done, but its outcome could not be stored; the next command records it"
@@ -204,8 +208,14 @@ def record_outcome(
     state: Literal["done", "failed"],
     reason: str = "",
     details: OutcomeDetails | None = None,
+    *,
+    keeps_intent: bool = True,
 ) -> None:
-    """Store an operation's outcome, unless the operation already has an outcome."""
+    """Store an operation's outcome, unless the operation already has an outcome.
+
+    If not `keeps_intent`, the outcome repeats what the intent says, and the intent is deleted if the store allows it. So
+    an idle increment leaves two objects: its commit and this outcome.
+    """
     details = details or OutcomeDetails()
     phases = details.times.phases() if details.times else details.phases
     outcome = Outcome(
@@ -221,9 +231,14 @@ def record_outcome(
         volumes=dict(details.volumes) if isinstance(details.volumes, Mapping) else UNSET,
         causes=details.causes or UNSET,
         phases=dict(phases) if isinstance(phases, Mapping) else UNSET,
+        by=UNSET if keeps_intent else intent.by,
+        began_at=UNSET if keeps_intent else intent.began_at,
     )
     with suppress(ObjectExistsError):
-        write_operation_record(store, "outcome", outcome)
+        write_operation_record(store, "outcome" if keeps_intent else "increment", outcome)
+    if not keeps_intent:
+        with suppress(SnapshotError):
+            store.delete(operation_key(intent.operation, "intent"))
 
 
 PUBLISH: Literal["publish"] = "publish"

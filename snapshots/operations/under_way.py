@@ -24,6 +24,7 @@ from cutline.snapshots.operations.signs import newest_request, newest_sign, show
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
     DRILL,
+    OUTCOMES,
     CancelRequest,
     Failure,
     Intent,
@@ -195,7 +196,7 @@ def read_one(store: ObjectStore, operation: str) -> UnderWay | None:
 
 
 def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | None:
-    seems_one = seems_open(names) or ("outcome.json" not in names and bool(sign_numbers(names)))
+    seems_one = seems_open(names) or (names.isdisjoint(OUTCOMES) and bool(sign_numbers(names)))
     # A listing may be out of date.
     if not seems_one or not OPERATION_ID.fullmatch(operation) or not is_open(store, operation):
         return None

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, LeftOutKind, append_only_of
@@ -93,11 +93,18 @@ class Chain:
         return tuple(segment for commit in self.commits for segment in commit.segments.get(node, ()))
 
     def newest_segments(self, node: str) -> tuple[Segment, ...]:
-        """Return the node's newest segments: at least those that reach beyond the last cut's position.
+        """Return the node's newest segments: at least the last one, and all that reach beyond the last cut's position.
 
         Unless the chain is partial, these are all segments.
         """
-        return self.last.segments[node] if self.is_partial else self.segments(node)
+        if not self.is_partial:
+            return self.segments(node)
+        return (self.last.idle[node],) if node in self.last.idle else self.last.segments[node]
+
+    def archived_to(self, node: str) -> Lsn:
+        """Return the position up to which the chain covers the node's WAL: for an idle node, the last finish marker."""
+        segments = self.last.segments[node]
+        return segments[-1].through if segments else self.last.cut.of(self.shard_of(node)).finish
 
     def _check_whole(self) -> None:
         if self.is_partial:
@@ -257,10 +264,12 @@ class Chain:
     def check_archive(self) -> None:
         """Raise ArchiveError if a node's segments have a gap between its base and the last cut's finish marker.
 
-        In a partial chain, the check begins with the newest increment's segments.
+        In a partial chain, the check begins with the newest increment's segments. The archive of an idle node may end
+        before the marker.
         """
         for node in self.full.parts:
-            finish, segments = self.last.cut.of(self.shard_of(node)).finish, self.newest_segments(node)
+            segments = self.newest_segments(node)
+            finish = ORIGIN if node in self.last.idle else self.last.cut.of(self.shard_of(node)).finish
             begin, first = self.full.base[node], 1
             if self.is_partial:
                 begin, first = segments[0].after, segments[0].number

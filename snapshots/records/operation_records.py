@@ -271,6 +271,12 @@ Found = TypeVar("Found", Outcome, Failure, Decision, LeaseRenewal, SignOfLife, C
 OperationRecord: TypeAlias = Intent | Outcome | Failure | Decision | LeaseRenewal | SignOfLife | CancelRequest
 
 
+# The documents that end an operation. An increment that stored only its commit has an increment.json: an outcome that
+# also says what the intent said, which is deleted.
+OUTCOMES = frozenset({"outcome.json", "increment.json"})
+INTENTS = frozenset({"intent.json", "increment.json"})
+
+
 def operation_key(operation_id: str, name: str) -> str:
     """Return the key of the operation's document `name`."""
     return f"operations/{operation_id}/{name}.json"
@@ -294,7 +300,7 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
 
 def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
     """Return an outcome, or None if it is missing; raise ManifestError."""
-    return _read(store, operation_id, "outcome", Outcome)
+    return _read(store, operation_id, "outcome", Outcome) or _read(store, operation_id, "increment", Outcome)
 
 
 def read_failure(store: ObjectStore, operation_id: str) -> Failure | None:

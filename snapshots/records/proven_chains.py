@@ -334,6 +334,18 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
             )
 
 
+def _check_idle(commit: Commit) -> None:
+    """Raise ValueError unless each idle node has an earlier segment as its last, and none in this commit."""
+    if commit.idle and isinstance(commit, FullSnapshot):
+        raise ValueError("idle is set in a full snapshot")
+    for node, last in commit.idle.items():
+        if commit.segments.get(node) != ():
+            raise ValueError(f"idle.{node}: the commit lists segments of this node, or does not have it")
+        check_segments(commit, node, [last])
+        if last.operation == commit.operation or last.open is not None:
+            raise ValueError(f"idle.{node}: segment {last.number} is not the end of an archive before this commit")
+
+
 def check_objects(commit: Commit) -> None:
     """Raise ValueError unless every object is listed once, under a key of its node and kind."""
     check_distinct("objects", "key", [entry.key for entry in commit.named])
@@ -428,6 +440,7 @@ def check_commit(commit: Commit) -> None:
     check_cut(commit.cut)
     for node, segments in commit.segments.items():
         check_segments(commit, node, segments)
+    _check_idle(commit)
     check_objects(commit)
     if isinstance(commit, FullSnapshot):
         _check_full(commit)
@@ -442,6 +455,7 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
             raise ValueError("it continues a restore point, which has no increments")
         _check_nodes(chain.full, increment)
         check_continues(chain.last, increment)
+        _check_still_idle(chain, increment)
         check_counts(chain.full, increment)
         # For a partial chain, read_newest_part compares only the digests.
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
@@ -453,6 +467,15 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         else:
             # The tables are those of the previous commit.
             check_definition_counts(after, increment)
+
+
+def _check_still_idle(chain: Chain, increment: Increment) -> None:
+    """Raise ValueError unless the archive of each idle node ends as it does in the commits before."""
+    for node, last in increment.idle.items():
+        if last.through > increment.cut.of(chain.shard_of(node)).start:
+            raise ValueError(f"idle.{node}: its archive ends after the start of the cut")
+        if not chain.is_partial and chain.segments(node)[-1:] != (last,):
+            raise ValueError(f"idle.{node}: segment {last.number} is not the last of its archive")
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:
@@ -938,7 +961,7 @@ def _read_newest_part(store: ObjectStore, full: FullSnapshot) -> Chain:
     chain = _continued(chain, newest)
     # The next cut needs every segment beyond the last cut's position. Earlier commits may list some of them.
     reaches_back = all(
-        (segments := newest.segments[node]) and segments[0].after <= chain.position(node) for node in full.parts
+        (segments := chain.newest_segments(node)) and segments[0].after <= chain.position(node) for node in full.parts
     )
     return chain if reaches_back else _read_whole(store, full)
 

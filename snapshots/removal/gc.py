@@ -57,7 +57,7 @@ from cutline.snapshots.operations.signs import request_numbers, sign_numbers
 from cutline.snapshots.records.commit import Commit, Void
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey, parse_key
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
-from cutline.snapshots.records.operation_records import DONE, read_intent, read_outcome
+from cutline.snapshots.records.operation_records import DONE, OUTCOMES, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
     NAME,
     find_place,
@@ -315,10 +315,15 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
 
 
 def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """Judge by the commit alone. gc removes records after objects, so the missing record was deleted by hand."""
-    place = find_place(store, snapshot, 0)
+    """Judge by the commit: an idle increment's by its outcome, otherwise the full snapshot's.
+
+    gc removes records after objects, so any other missing intent was deleted by hand.
+    """
+    outcome = read_outcome(store, owner)
+    number = outcome.increment if outcome is not None and isinstance(outcome.increment, int) else 0
+    place = find_place(store, snapshot, number)
     if place.commit is not None and place.commit.operation == owner:
-        return _outcome_of_commit((snapshot, 0), place.key, place.commit)
+        return _outcome_of_commit((snapshot, number), place.key, place.commit)
     return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"its operation {owner} has no record"))
 
 
@@ -343,7 +348,8 @@ def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
         commit = read_commit(store, full.snapshot, newest) if newest else full
     except RefusedError:
         return {}
-    return {node: max(segment.number for segment in segments) for node, segments in commit.segments.items() if segments}
+    idle = {node: last.number for node, last in commit.idle.items()}
+    return idle | {node: segments[-1].number for node, segments in commit.segments.items() if segments}
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +415,7 @@ PROBE_SECONDS = 3600.0
 # The age after which signs of life are garbage: a process stores one every few seconds.
 SIGN_SECONDS = 86400.0
 PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/(read|(put|parts)-(once|raced-\d))")
-OUTCOME, INTENT = "outcome.json", "intent.json"
+INTENT = "intent.json"
 ASKING_THREADS_MAX = 8
 
 
@@ -466,7 +472,7 @@ class RecordJudge:
             return [RecordFolder(folder, objects, None)]
         names = {stored_object: stored_object.key.split("/", 2)[2] for stored_object in objects}
         # A request without an operation is garbage, because no process answers it.
-        is_alone = not {INTENT, OUTCOME} & set(names.values())
+        is_alone = not {INTENT, *OUTCOMES} & set(names.values())
         signs = tuple(
             stored_object
             for stored_object in objects
@@ -475,7 +481,7 @@ class RecordJudge:
         others = tuple(stored_object for stored_object in objects if stored_object not in signs)
         folders = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []
         if signs:
-            is_open = INTENT in names.values() and OUTCOME not in names.values()
+            is_open = INTENT in names.values() and OUTCOMES.isdisjoint(names.values())
             newest = max(stored_object.created_at for stored_object in objects)
             is_over = not is_open and newest <= self.now - timedelta(seconds=SIGN_SECONDS)
             why = GarbageReason.LEFT_OVER if is_over else GarbageReason.NEEDED
@@ -483,7 +489,7 @@ class RecordJudge:
         return folders
 
     def _verdict(self, operation: str, last: Listed) -> GarbageVerdict:
-        is_closed = last.key.endswith(f"/{OUTCOME}")
+        is_closed = last.key.rpartition("/")[2] in OUTCOMES
         if operation in self.owners or not is_closed or last.created_at > self.now - timedelta(seconds=RECORD_SECONDS):
             return GarbageVerdict(GarbageReason.NEEDED)
         try:
@@ -526,7 +532,7 @@ class RecordJudge:
 
 def _removal_order(entry: Listed) -> tuple[int, str]:
     name = entry.key.split("/", 2)[-1]
-    return {INTENT: 0, OUTCOME: 2}.get(name, 1), name
+    return (0 if name == INTENT else 2 if name in OUTCOMES else 1), name
 
 
 THREADS_MAX = 16

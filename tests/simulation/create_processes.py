@@ -85,6 +85,10 @@ class Work:
     def slot(self) -> str:
         return slot_name(self.chain)
 
+    @property
+    def idle(self) -> dict[str, Segment]:
+        return {node: known[-1] for node, known in self.known.items() if known and not self.segments[node]}
+
 
 def create_full(process: Process, name: str) -> None:
     """`snapshot create NAME`."""
@@ -148,7 +152,9 @@ def create_increment(process: Process, name: str) -> None:
             work = Work(process, lock, operation, chain.full.chain, chain.full.base, known)
             cut = make_cut(work)
             previous = Previous(chain.last.operation, chain.last.digest)
-            commit_work(work, _counted(Increment(previous=previous, history=chain.next_history, **_common(work, cut))))
+            commit = Increment(previous=previous, history=chain.next_history, idle=work.idle, **_common(work, cut))
+            operation.is_idle = work.idle.keys() == set(NODES) and not commit.named
+            commit_work(work, _counted(commit))
 
 
 def guard_nodes(process: Process) -> None:

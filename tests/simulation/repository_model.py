@@ -74,9 +74,10 @@ class ModelNodes:
     slots: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def write(self, draw: Random) -> None:
-        """Let the fleet write some WAL."""
-        for node in NODES:
-            self.wal[node] += draw.randrange(1, 4)
+        """Let the fleet write some WAL, or let it be idle."""
+        written = [draw.randrange(1, 4) for _ in NODES]
+        if sum(written) % 4:
+            self.wal.update((node, self.wal[node] + more) for node, more in zip(NODES, written, strict=True))
 
 
 class RepositoryWorld:

@@ -5,6 +5,10 @@ slot. The first three overlap. If a drain dies, the next drain decodes the same 
 stored segment, so nothing is lost or archived twice. If Spark repeats a task while its first attempt is still running,
 the second attempt continues after the segments of the first. A transaction that is too large for one segment is stored
 in several segments; the slot is advanced after the last of them.
+
+Nothing is stored for an idle node, whose WAL since the end of its archive contains only markers, and its slot is not
+advanced: the next drain reads this WAL again. So the rule that no slot passes the end of the archive protects an idle
+node like any other. If the WAL grows larger than IDLE_BYTES_MAX, it is stored.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from cutline.wal.drain.unprintable import find_unprintable
 from cutline.wal.drain.waiting import check_replayed
 from cutline.wal.segments.own_store import check_own_store
 from cutline.wal.segments.segments import (
+    MARKER,
     SEGMENT_SCHEMA,
     ArchivedSegment,
     OpenTransaction,
@@ -54,6 +59,8 @@ CHUNK_BYTES = 256 << 20
 SEGMENT_BYTES_MAX = 40 << 20
 # While rows larger than this are stored, no other rows are held.
 LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
+# PostgreSQL keeps WAL in files of this size, so that a slot of an idle node makes it keep hardly more.
+IDLE_BYTES_MAX = 16 << 20
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
 
@@ -67,6 +74,7 @@ class _Archive:
     segments: list[ArchivedSegment] = field(default_factory=list)
     ignored: int = 0
     grown_at: float = 0.0
+    idle: pa.Table | None = None
 
     @property
     def prefix(self) -> str:
@@ -124,7 +132,8 @@ def drain(task: DrainTask) -> DrainReport:
         try:
             archive = archive or _Archive(task, task.store.open())
             _drain(task, archive)
-            return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, seconds, idle=archive.idle)
         except (SlotInUseError, DrainBusyError) as error:
             # A killed command or task may read the slot, and even store segments, until its process notices. These
             # are the segments that this drain would store, so wait and continue after the last of them.
@@ -168,6 +177,8 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
             if rolled_back.before > archive.through:
                 _fill(connection, replace(task, finish=rolled_back.before), archive)
             chunk.skip(task, rolled_back)
+        if archive.idle is not None:
+            return
         _advance(connection, task, archive)
         messages = chunk.next_messages
 
@@ -233,10 +244,24 @@ class _Chunk:
         if decoder.read < messages_max:
             # The slot has no more messages: everything up to the finish marker has been read, even if it was empty.
             self.through = task.finish
-        if self.tables or self.through > self.archive.through:
+        if self._is_idle(task):
+            self.archive.idle = pa.concat_tables([_empty(), *(events for _, events in self.tables)])
+        elif self.tables or self.through > self.archive.through:
             self._store(None)
         average = max(decoder.read_bytes / max(decoder.read, 1), 1.0)
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
+
+    def _is_idle(self, task: DrainTask) -> bool:
+        """Whether the node's WAL from the end of its archive to `task.finish` has only markers, and little else."""
+        archive = self.archive
+        return (
+            task.may_be_idle
+            and not (archive.segments or archive.ignored or archive.open or task.unlisted_numbers)
+            and self.through == task.finish
+            and task.finish - archive.through <= IDLE_BYTES_MAX
+            and not any(len(changes) for changes, _ in self.tables)
+            and all((to_numpy(events["op"]) == MARKER).all() for _, events in self.tables)
+        )
 
     def _hold(self, decoded: Decoded, task: DrainTask) -> None:
         """Keep decoded rows for the next segment."""
@@ -273,14 +298,17 @@ class _Chunk:
             storing.wait()
 
     def _add(self, through: Lsn, opened: OpenTransaction | None, tables: list[tuple[pa.Table, pa.Table]]) -> None:
-        empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
-        changes = pa.concat_tables([empty, *(changes for changes, _ in tables)])
-        events = pa.concat_tables([empty, *(events for _, events in tables)])
+        changes = pa.concat_tables([_empty(), *(changes for changes, _ in tables)])
+        events = pa.concat_tables([_empty(), *(events for _, events in tables)])
         tables.clear()
         self.archive.add(through, opened, (changes, events))
         del changes, events
         # After encoding, Arrow still holds as much memory as the segment needed.
         pa.default_memory_pool().release_unused()
+
+
+def _empty() -> pa.Table:
+    return pa.Table.from_batches([], SEGMENT_SCHEMA)
 
 
 def _incomplete_error(task: DrainTask, lsn: Lsn) -> DecodingError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.storage.errors import BusyError, ErrorReport
@@ -23,7 +25,8 @@ class DrainTask:
     store. `definitions` are the tables' definitions, those of each table in the order in which they began;
     `unlisted_numbers` are the group numbers of definitions that no commit lists yet. `planned` is the number of the
     last segment that existed when the task was planned: later segments must have been written under the same
-    definitions. The slot is advanced only while the store belongs to the fleet with `fleet_id`, if that is known.
+    definitions. The slot is advanced only while the store belongs to the fleet with `fleet_id`, if that is known. If
+    `may_be_idle`, nothing is stored for a node whose WAL since `last` contains only markers.
     """
 
     node: Node
@@ -41,6 +44,7 @@ class DrainTask:
     unlisted_numbers: frozenset[int] = frozenset()
     planned: int = 0
     fleet_id: str | None = None
+    may_be_idle: bool = False
 
     @property
     def wal_bytes(self) -> int:
@@ -57,7 +61,8 @@ class DrainTask:
 class DrainReport:
     """The result of a DrainTask: the segments after `DrainTask.last`, or the error that ended it.
 
-    `ignored` counts the changes of tables that are in no group.
+    `ignored` counts the changes of tables that are in no group. `idle` holds the events of an idle node
+    (SEGMENT_SCHEMA, all of them markers), for which nothing was stored.
     """
 
     node: str
@@ -65,6 +70,7 @@ class DrainReport:
     ignored: int = 0
     seconds: float = 0.0
     problem: ErrorReport | None = None
+    idle: pa.Table | None = None
 
 
 def archive_busy_error(task: DrainTask) -> DrainBusyError:

@@ -1,0 +1,160 @@
+"""An increment in which nothing has changed stores two objects, and is as good as any other restore point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+import pytest
+
+import cutline.wal.drain.drain as module
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Fleet
+from cutline.nodes.connections import with_database
+from cutline.snapshots.operations.ended_operations import read_history
+from cutline.snapshots.operations.open_operations import open_operation_ids
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.proven_chains import commit_key, read_chain, read_newest_part
+from cutline.storage.store import DeletionRefusedError
+from tests.commands.snapshot_runs import Runs, runs_on, sorted_copies
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "idle"
+
+
+@pytest.fixture(scope="module")
+def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    for node in shared_fleet.primaries:
+        execute(node.dsn(), "CREATE TABLE idle (id int PRIMARY KEY, n int)")
+        execute(node.dsn(), "INSERT INTO idle SELECT i, 0 FROM generate_series(1, 100) i")
+    try:
+        with runs_on(shared_fleet, tmp_path_factory.mktemp("idle"), spark) as found:
+            found.full(NAME)
+            yield found
+    finally:
+        for node in shared_fleet.primaries:
+            execute(node.dsn(), "DROP TABLE idle")
+
+
+def keys(fleet: Fleet) -> set[str]:
+    return set(fleet.store.open().list("")) - set(fleet.store.open().list("baselines"))
+
+
+def copies(fleet: Fleet) -> list[dict[str, bytes]]:
+    return [sorted_copies(node.dsn) for node in fleet.primaries]
+
+
+def change(fleet: Fleet, *, shards: int) -> None:
+    for node in fleet.primaries[:shards]:
+        execute(node.dsn, "UPDATE idle SET n = n + 1 WHERE id <= 10")
+
+
+def taken(runs: Runs) -> tuple[Commit, set[str]]:
+    before = keys(runs.fleet)
+    return runs.increment(NAME), keys(runs.fleet) - before
+
+
+def test_it_stores_its_commit_and_its_outcome(runs: Runs) -> None:
+    change(runs.fleet, shards=2)
+    busy, _ = taken(runs)
+    commit, stored = taken(runs)
+    store, nodes = runs.fleet.store.open(), {node.id for node in runs.fleet.nodes}
+    assert stored == {commit_key(NAME, commit.increment), f"operations/{commit.operation}/increment.json"}
+    assert commit.idle == {node: segments[-1] for node, segments in busy.segments.items()}
+    assert commit.idle.keys() == nodes
+    assert commit.counts["changes"] == commit.counts["transactions"] == commit.counts["objects"] == 0
+    assert open_operation_ids(store) == []
+    (newest,) = read_history(store, 1)
+    assert (newest.id, newest.kind, newest.increment, newest.code) == (commit.operation, "create", commit.increment, 0)
+    assert newest.seconds is not None
+    assert newest.label
+
+
+def test_what_was_idle_is_read_again_with_the_next_change_and_every_cut_is_whole(
+    runs: Runs,
+) -> None:
+    change(runs.fleet, shards=2)
+    runs.increment(NAME)
+    before = copies(runs.fleet)
+    idle = [taken(runs)[0] for _ in range(3)]
+    assert read_newest_part(runs.fleet.store.open(), NAME).is_partial
+    report = runs.check_one(NAME)
+    assert report.conflicts == []
+    assert report.result == "valid"
+    # One shard goes on, the other stays idle.
+    change(runs.fleet, shards=1)
+    after = copies(runs.fleet)
+    commit = runs.increment(NAME)
+    first, second = (node.id for node in runs.fleet.primaries)
+    assert first not in commit.idle
+    assert commit.segments[first][0].after == idle[0].idle[first].through
+    assert second in commit.idle
+    assert runs.check_one(NAME).result == "valid"
+    chain = read_chain(runs.fleet.store.open(), NAME)
+    chain.check_archive()
+    assert chain.archived_to(second) == commit.cut.of(second).finish
+    restored = replace(runs.fleet, nodes=tuple(with_database(node, "idle_restored") for node in runs.fleet.primaries))
+    try:
+        for increment, expected in ((idle[1].increment, before), (commit.increment, after)):
+            runs.restore(NAME, restored, increment)
+            assert copies(restored) == expected
+    finally:
+        for node in restored.nodes:
+            execute(with_database(node, "postgres").dsn, "DROP DATABASE IF EXISTS idle_restored WITH (FORCE)")
+
+
+def test_a_node_that_was_not_idle_is_found_with_the_next_segment(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "not-idle"
+    runs.full(name)
+    change(runs.fleet, shards=1)
+
+    def lie(chunk: module._Chunk, task: module.DrainTask) -> bool:
+        markers = [
+            (changes.slice(0, 0), events.filter(pc.equal(events["op"], module.MARKER)))
+            for changes, events in chunk.tables
+        ]
+        chunk.tables = markers
+        return task.may_be_idle
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Chunk, "_is_idle", lie)
+        runs.increment(name)
+    # Nothing in the store shows it yet.
+    change(runs.fleet, shards=1)
+    runs.increment(name)
+    found = [conflict.detail for conflict in runs.check_one(name).conflicts if conflict.kind == "cut"]
+    assert any("list the node as idle, but the archive has 1 events" in detail for detail in found), found
+
+
+def test_much_wal_of_an_idle_node_is_archived(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "much-wal"
+    runs.full(name)
+    monkeypatch.setattr(module, "IDLE_BYTES_MAX", 0)
+    commit = runs.increment(name)
+    assert commit.idle == {}
+    assert all(len(segments) == 1 for segments in commit.segments.values())
+
+
+def test_where_nothing_can_be_deleted_the_intent_stays_and_opens_nothing(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = runs.fleet.store.open()
+    runs.full("kept")
+
+    def refuse(_: object, key: str) -> None:
+        raise DeletionRefusedError(url=store.url, key=key, reason="it is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "delete", refuse)
+        commit = runs.increment("kept")
+    assert {key.rpartition("/")[2] for key in store.list(f"operations/{commit.operation}")} == {
+        "intent.json",
+        "increment.json",
+    }
+    assert open_operation_ids(store) == []
+    assert runs.increment("kept").increment == commit.increment + 1

@@ -169,7 +169,8 @@ class Ended:
 def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = None) -> list[str]:
     """Return the ids of operations with an outcome, newest first; `documents` is the result of document_names.
 
-    If `has_intent` is given, return only operations that began with an intent, or only those without (checks, gc and prunes).
+    If `has_intent` is given, return only operations that began with an intent, or only those without (checks, gc and
+    prunes).
     """
     return [
         document

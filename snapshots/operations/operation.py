@@ -213,8 +213,8 @@ def record_outcome(
 ) -> None:
     """Store an operation's outcome, unless the operation already has an outcome.
 
-    If not `keeps_intent`, the outcome repeats what the intent says, and the intent is deleted if the store allows it. So
-    an idle increment leaves two objects: its commit and this outcome.
+    If not `keeps_intent`, the outcome repeats what the intent says, and the intent is deleted if the store allows it.
+    So an idle increment leaves two objects: its commit and this outcome.
     """
     details = details or OutcomeDetails()
     phases = details.times.phases() if details.times else details.phases

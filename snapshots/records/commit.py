@@ -302,13 +302,14 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
     """The fields of both kinds of commit.
 
-    `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
-    segment of its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
-    contains only markers. `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a full snapshot and in early increments. `left_out` lists the parts of the primaries'
-    databases that the commit does not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts
-    about each shard's database. `extension_rows` lists the objects with the rows of extensions' tables, one for each
-    shard with such rows; every commit stores all these rows. `digest` is stored in the file, and is "" until the file
-    is written.
+        `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the
+    last segment of its archive, which an earlier commit lists: from the end of that segment to the cut, the node's
+    WAL contains only markers. `definition_changes` is None if neither definitions nor DDL changed. `previous` is
+    None in a full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the
+    commit does not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each
+    shard's database. `extension_rows` lists the objects with the rows of extensions' tables, one for each shard
+    with such rows; every commit stores all these rows. `digest` is stored in the file, and is "" until the file is
+    written.
     """
 
     snapshot: str

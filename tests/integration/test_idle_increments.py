@@ -131,13 +131,16 @@ def test_a_node_that_was_not_idle_is_found_with_the_next_segment(runs: Runs, mon
     assert any("list the node as idle, but the archive has 1 events" in detail for detail in found), found
 
 
-def test_much_wal_of_an_idle_node_is_archived(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "much-wal"
+def test_wal_without_changes_is_archived_before_it_is_much_of_the_limit(runs: Runs) -> None:
+    name, fleet = "much-wal", runs.fleet
     runs.full(name)
-    monkeypatch.setattr(module, "IDLE_BYTES_MAX", 0)
-    commit = runs.increment(name)
-    assert commit.idle == {}
-    assert all(len(segments) == 1 for segments in commit.segments.values())
+    execute(fleet.primaries[0].dsn, "SELECT pg_logical_emit_message(false, 'other', repeat('x', 9 << 20))")
+    assert runs.increment(name).idle.keys() == {node.id for node in fleet.nodes}
+    nodes = tuple(replace(node, retained_wal_bytes_max=64 << 20) for node in fleet.nodes)
+    commit = replace(runs, fleet=replace(fleet, nodes=nodes)).increment(name)
+    assert commit.idle.keys() == {node.id for node in fleet.nodes if node.shard != fleet.primaries[0].id}
+    assert {len(segments) for node, segments in commit.segments.items() if node not in commit.idle} == {1}
+    assert runs.check_one(name).result == "valid"
 
 
 def test_where_nothing_can_be_deleted_the_intent_stays_and_opens_nothing(

@@ -272,8 +272,8 @@ def test_list_works_with_all_nodes_down_and_names_them(guarded: GuardedFleet, si
     (entry,) = document["snapshots"]
     assert (entry["state"], entry["retained_wal"]) == ("complete", {})
     shown = read_output(fleet, "list")
-    assert "node s1: retained WAL is not known" in shown
-    assert "node s1-b1: retained WAL is not known" in shown
+    assert "node s1: retained WAL is unknown" in shown
+    assert "node s1-b1: retained WAL is unknown" in shown
 
 
 def with_port(node: Node, port: int) -> str:

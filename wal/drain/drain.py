@@ -8,7 +8,8 @@ in several segments; the slot is advanced after the last of them.
 
 Nothing is stored for an idle node, whose WAL since the end of its archive contains only markers, and its slot is not
 advanced: the next drain reads this WAL again. So the rule that no slot passes the end of the archive protects an idle
-node like any other. If the WAL grows larger than IDLE_BYTES_MAX, it is stored.
+node like any other. If the WAL grows larger than IDLE_BYTES_MAX, or than an eighth of the node's limit on retained WAL,
+it is stored.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ CHUNK_BYTES = 256 << 20
 SEGMENT_BYTES_MAX = 40 << 20
 # While rows larger than this are stored, no other rows are held.
 LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
-# PostgreSQL keeps WAL in files of this size, so that a slot of an idle node makes it keep hardly more.
+# The size of PostgreSQL's WAL files, so that the slot of an idle node retains hardly more than an advanced slot.
 IDLE_BYTES_MAX = 16 << 20
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
@@ -258,7 +259,7 @@ class _Chunk:
             task.may_be_idle
             and not (archive.segments or archive.ignored or archive.open or task.unlisted_numbers)
             and self.through == task.finish
-            and task.finish - archive.through <= IDLE_BYTES_MAX
+            and task.finish - archive.through <= min(IDLE_BYTES_MAX, task.node.retained_wal_bytes_max // 8)
             and not any(len(changes) for changes, _ in self.tables)
             and all((to_numpy(events["op"]) == MARKER).all() for _, events in self.tables)
         )

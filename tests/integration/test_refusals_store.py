@@ -18,12 +18,13 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.committing import ObjectsNotStoredError
+from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.proven_chains import commit_key, snapshot_names
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
 from tests.commands.watching import Reached, Watching
-from tests.integration.refusing import create, refused, take_increment
+from tests.integration.refusing import create, execute, refused, take_increment
 from tests.run.soak import SOAK_SECONDS
 
 if TYPE_CHECKING:
@@ -37,19 +38,35 @@ PATTERNS = ["base/s1/*/*.parquet", "wal/s1/*/*2.parquet", "schema/s1/*/archive-*
 AFTER = [*COMMITS, *PATTERNS] if SOAK_SECONDS else ["newest", PATTERNS[1]]
 
 
+class BusyRuns(Runs):
+    """Every increment has a change, and therefore a segment."""
+
+    def increment(self, name: str) -> Commit:
+        write(self)
+        return Runs.increment(self, name)
+
+
+def write(runs: Runs) -> None:
+    execute(runs.fleet.nodes[0].dsn, "INSERT INTO busy DEFAULT VALUES")
+
+
 @pytest.fixture(scope="module")
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """One primary of the shared fleet, with a chain of two increments in a new store."""
     directory = tmp_path_factory.mktemp("store-refusals")
     fleet = configure_fleet(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
     fleet = replace(fleet, nodes=fleet.primaries[:1])
-    found = Runs(fleet, Ready(spark))
-    with dropping_slots(fleet):
-        found.init()
-        found.full(NAME)
-        found.increment(NAME)
-        found.increment(NAME)
-        yield found
+    found = BusyRuns(fleet, Ready(spark))
+    execute(fleet.nodes[0].dsn, "CREATE TABLE busy (id serial PRIMARY KEY)")
+    try:
+        with dropping_slots(fleet):
+            found.init()
+            found.full(NAME)
+            found.increment(NAME)
+            found.increment(NAME)
+            yield found
+    finally:
+        execute(fleet.nodes[0].dsn, "DROP TABLE busy")
 
 
 def store_of(runs: Runs) -> Path:
@@ -175,6 +192,7 @@ def test_an_increment_whose_segment_is_not_there_is_not_committed_and_the_chain_
             for file, aside in lost.items():
                 file.rename(aside)
 
+    write(runs)
     with pytest.raises(ObjectsNotStoredError, match=f"store {runs.fleet.store.url} lacks snapshots/{NAME}/wal/s1/"):
         create_increment(runs.fleet, CreateRequest(NAME), runs.spark, Watching(lose))
     assert newest_increment(runs) == number

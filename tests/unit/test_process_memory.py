@@ -53,7 +53,7 @@ def test_it_is_no_bug(error: Exception) -> None:
     failure = failure_of(error)
     assert (failure.code, failure.slug, failure.details) == (6, "too-little-memory", {})
     assert failure.message == ": ".join(filter(None, ["too little memory", str(error)]))
-    assert failure.hint.startswith("give the command more memory")
+    assert failure.hint.startswith("allow the command more memory")
     # As the outcome and the metrics have it.
     assert code_of(error) == 6
 

@@ -1,10 +1,10 @@
 """Delete objects from buckets with versioning or Object Lock: all versions of the object are deleted.
 
 In a bucket with versioning, a simple DELETE only adds a delete marker: the object is hidden, but all of its bytes are
-kept and billed. So the versions themselves are deleted, oldest first and markers last: at any moment the key shows
-its latest version or nothing, never an earlier version. If a lock protects a version, the deletion ends before anything
-newer is touched. Source: Amazon S3 User Guide, "Deleting object versions from a versioning-enabled bucket" and "Locking
-objects with Object Lock".
+kept and billed. So the versions themselves are deleted, the oldest first and markers last: at any moment the key shows
+its latest version or nothing, never an earlier version. If a lock protects a version, the deletion stops before
+anything newer is touched. Source: Amazon S3 User Guide, "Deleting object versions from a versioning-enabled bucket" and
+"Locking objects with Object Lock".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cutline.storage.store import DeletionRefusedError
 NULL = "null"
 # The answers of servers without versioning, and for credentials that may not list versions.
 UNLISTED_STATUSES = (400, 403, 405, 501)
-# The error codes if a policy or a lock protects an object; MinIO's code for a lock is InvalidRequest.
+# The error codes when a policy or a lock protects an object; MinIO's code for a lock is InvalidRequest.
 REFUSALS = {"AccessDenied", "InvalidRequest", "MethodNotAllowed", "ObjectLocked"}
 
 
@@ -78,7 +78,7 @@ class VersionedDeletion:
                 raise
 
     def _delete_unlisted(self, why: Exception) -> None:
-        """Delete without listing versions; raise if the bucket keeps versions, which a marker would only hide."""
+        """Delete without listing versions; raise if the bucket keeps versions: a marker would only hide them."""
         for current in self._current():
             marker = None if current.id != NULL else self._delete_key()
             if marker is not None:
@@ -88,7 +88,7 @@ class VersionedDeletion:
                 raise DeletionRefusedError(url=self.url, key=self.key, reason=reason) from why
 
     def _delete_key(self) -> str | None:
-        """Delete without a version id; return the id of the delete marker if this added one."""
+        """Delete without a version id; return the id of the delete marker, if one was added."""
         try:
             answer = self._call("delete_object")
         except Exception as error:
@@ -124,12 +124,12 @@ class VersionedDeletion:
         return reversed(versions)
 
     def _raise_refused(self, error: Exception, version: str = "") -> None:
-        """Raise DeletionRefusedError if the error is a refusal, with the lock of the version if it can be read."""
+        """Raise DeletionRefusedError if the error is a refusal; it names the version's lock if that can be read."""
         if not self._is_refusal(error):
             return
         reason, until = fault_of(error).reason, None
         if version:
-            # Credentials that may delete are not always allowed to read.
+            # Credentials that are allowed to delete are not always allowed to read.
             with suppress(Exception):
                 reason, until = find_lock(self._call("head_object", VersionId=version), reason)
         raise DeletionRefusedError(url=self.url, key=self.key, reason=reason, until=until) from error

@@ -24,10 +24,10 @@ Inventory: TypeAlias = "list[Listed]"
 Leftovers: TypeAlias = "list[Unfinished]"
 
 # No key contains these characters, in any store: fsspec interprets ? * [ ] # (patterns, versions), LocalStore hides
-# unfinished objects behind a leading dot, and Python represents file names that are not UTF-8 by surrogates.
+# unfinished objects behind a leading dot, and Python represents file names that are not UTF-8 with surrogates.
 SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff.][^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff]*"
 KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
-# Not a thread-local: a thread that stores objects for another thread runs in that thread's context.
+# Not a thread-local, because a thread that stores objects for another thread runs in that thread's context.
 _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
@@ -42,7 +42,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unfinished:
-    """The leftover of a create that died. It is not an object and is not listed, but it takes space.
+    """What a dead create left behind. It is not an object and is not listed, but it takes up space.
 
     `id` is meaningful only to the store. `key` is the key of the create, "" if unknown. `size_bytes` is the known size.
     `began_at` is when the create began, or when the last part arrived if the store reports that.
@@ -71,7 +71,8 @@ class ObjectStore(Protocol):
     def expect_answers(self) -> None:
         """Assume that the store has already answered another process of the command.
 
-        Then a missing folder is not created, and a server that does not answer is assumed to be temporarily down.
+        From then on, a missing folder is not created, and a server that does not answer is assumed to be temporarily
+        down.
         """
         ...
 
@@ -90,7 +91,7 @@ class ObjectStore(Protocol):
         ...
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes from offset `start`, fewer only if the object ends earlier.
+        """Return `length` bytes from offset `start`, or fewer if the object ends earlier.
 
         Raises ObjectMissingError, and ValueError if `start` is negative or `length` is not positive.
         """
@@ -124,7 +125,7 @@ class ObjectStore(Protocol):
         ...
 
     def inventory(self, prefix: str) -> Inventory:
-        """Return the objects that `list` lists, with sizes and times."""
+        """Return the objects that `list` lists, with their sizes and times."""
         ...
 
     def delete(self, key: str) -> None:
@@ -135,7 +136,7 @@ class ObjectStore(Protocol):
         ...
 
     def unfinished(self) -> Leftovers:
-        """Return the unfinished objects of creates that died or are still running, sorted by key."""
+        """Return the unfinished objects of dead and running creates, sorted by key."""
         ...
 
     def abandon(self, leftover: Unfinished) -> None:
@@ -148,7 +149,7 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class CreatesInParts(Protocol):
-    """A store that uploads large objects in parts: servers may honour a put's condition but not an upload's."""
+    """A store that uploads large objects in parts; servers may honour a put's condition but not an upload's."""
 
     def create_in_parts(self, key: str, body: bytes) -> None:
         """Create the object in parts, as ObjectStore.create does for large objects; `body` may be of any size."""
@@ -204,7 +205,7 @@ class EncryptionIgnoredError(RefusedError):
 
 
 class StoreUnreachableError(UnreachableError):
-    """The store does not answer, or refuses the request; nothing was stored."""
+    """The store does not answer or refuses the request; nothing was stored."""
 
     def __init__(self, *, url: str, reason: str, hint: str = "") -> None:
         super().__init__(
@@ -258,7 +259,7 @@ class Fault:
 
 @contextmanager
 def store_errors(url: str, key: str, explain: Callable[[Exception], Fault]) -> Iterator[None]:
-    """Translate a library's errors in this block into store errors; the libraries' have no common base class."""
+    """Translate errors that libraries raise in this block into store errors; they have no common base class."""
     try:
         yield
     except SnapshotError:
@@ -300,7 +301,7 @@ class RequestStoppedError(UnreachableError):
 
 
 def has_size(store: ObjectStore, key: str) -> bool:
-    """Whether the object exists, for stores that answer this no faster than they return the object's size."""
+    """Whether the object exists, for stores that can't answer this faster than they return the object's size."""
     try:
         store.size(key)
     except ObjectMissingError:
@@ -334,7 +335,7 @@ def check_range(start: int, length: int) -> None:
 
 @contextmanager
 def stoppable_requests() -> Iterator[Callable[[], None]]:
-    """Yield a function by which another thread can end the requests that this thread makes in the block.
+    """Yield a function with which another thread can end the requests that this thread makes in the block.
 
     An interrupt reaches only the main thread, which may be waiting for this thread. Ended requests raise
     RequestStoppedError; the store may have carried them out. Only requests to S3 stores can be ended.

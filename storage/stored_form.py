@@ -64,7 +64,7 @@ class AsWritten:
 
 
 def stored_form(store: ObjectStore) -> StoredForm:
-    """Return how `store` keeps objects."""
+    """Return the form in which `store` keeps objects."""
     # An isinstance check against a Protocol takes longer than reading a small object from memory.
     return cast("StoredForm", store) if hasattr(store, "stored_offset") else AsWritten(store)
 

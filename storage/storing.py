@@ -1,8 +1,8 @@
 """Create objects that only need to exist, no matter which process stored them.
 
-These are all objects except commits and voids, whose callers resolve lost answers themselves. If the answer to a create
-is lost, the object is read back. If that is inconclusive, the command fails, but not with IndeterminateError, because
-nothing depends on an object that arrives late (docs/store-format.md, "Lost answers").
+These are all objects except commits and voids; the callers that store those resolve lost answers themselves. If the
+answer to a create is lost, the object is read back. If that is inconclusive, the command fails, but not with
+IndeterminateError, because nothing depends on an object that arrives late (docs/store-format.md, "Lost answers").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoreAnswersLostError(UnreachableError):
 
 
 def create_or_find(store: ObjectStore, key: str, body: bytes) -> str:
-    """Create the object, unless it exists with these bytes; return the digest of the stored bytes.
+    """Create the object unless it already exists with these bytes; return the digest of the stored bytes.
 
     Raises ObjectExistsError if the object exists with other bytes, and StoreAnswersLostError if it is unknown whether
     the object was stored.
@@ -64,10 +64,10 @@ def _create_or_find(store: ObjectStore, key: str, body: bytes) -> None:
 def read_back(
     look: Callable[[], T], unclear: tuple[type[Exception], ...] = INCONCLUSIVE, *, at_once: bool = False
 ) -> T | None:
-    """Look for the object of a put whose answer was lost: return the result of `look`.
+    """Look for the object of a put whose answer was lost, and return the result of `look`.
 
     Returns None if `look` raises one of `unclear` every time. A missing object proves nothing, because the put may
-    still arrive. The first look is after a pause, unless `at_once`.
+    still arrive. Pauses before the first look unless `at_once`.
     """
     for pause in (0.0, *READ_BACK_PAUSES_SECONDS) if at_once else READ_BACK_PAUSES_SECONDS:
         time.sleep(pause)

@@ -1,4 +1,4 @@
-"""Report waits for a failing store to the operator, and end them early when the command is stopped.
+"""Report waits for a failing store to the operator, and cut them short when the command is stopped.
 
 A failed request is repeated for minutes (storage/s3_retries.py), in any thread. The driver reports this to the
 operator. A task's process writes its reports to a file named in its environment, which the driver reads (`pass_on`); on
@@ -20,7 +20,7 @@ Listener: TypeAlias = Callable[[str], None]
 
 # The environment variable that names the file for the reports of tasks on this machine.
 VARIABLE = "CUTLINE_STORE_WAITS"
-# All processes of a command run into the same trouble, which is reported once a minute.
+# All processes of a command run into the same problem, which is reported once a minute.
 SAME_SECONDS = 60.0
 # How long the clean-up requests of a stopped command are repeated.
 HURRY_SECONDS = 5.0
@@ -79,16 +79,16 @@ def pass_on() -> None:
 
 
 def hurry() -> None:
-    """Repeat no request beyond HURRY_SECONDS from now, because the command was stopped. Safe in a signal handler."""
+    """Stop repeating requests HURRY_SECONDS from now, because the command was stopped. Safe in a signal handler."""
     _hurried_at[:] = [time.monotonic()]
 
 
 def stop_hurrying() -> None:
-    """Repeat requests as long as before: the process continues with other work."""
+    """Repeat requests for as long as before `hurry`: the process continues with other work."""
     _hurried_at.clear()
 
 
 def hurried_seconds() -> float | None:
-    """Return the seconds since `hurry` was called; None if it was not, or after `stop_hurrying`."""
+    """Return the seconds since `hurry` was called; None if it was not called, or after `stop_hurrying`."""
     at = next(iter(_hurried_at), None)
     return None if at is None else time.monotonic() - at

@@ -1,4 +1,4 @@
 """WAL: slots, decoding, segments, markers and the cut.
 
-The archive of a node has no hole, and a slot is never advanced past the end of the archive.
+The archive of a node has no gaps, and a slot is never advanced past the end of the archive.
 """

@@ -27,12 +27,13 @@ NO_GLOBAL_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class NodeWindow:
-    """The input of one node for resolving a cut.
+    """One node's input for resolving a cut.
 
     `previous` is the node's position at the previous cut (for the first cut, its base position); `start` and `finish`
     are the positions of its markers. `events` are its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided`
     the transactions that the previous cut left undecided, and `in_doubt` the transactions in doubt at the previous cut.
-    `last_commit_at` is the time of the last commit before the previous cut, `marked_at` that of the start marker.
+    `last_commit_at` is the time of the last commit before the previous cut, and `marked_at` the time of the start
+    marker.
     """
 
     previous: Lsn
@@ -47,7 +48,7 @@ class NodeWindow:
 
 @dataclass(frozen=True, slots=True)
 class EventRows:
-    """Some events as columns. `gid` is an index of `FleetEvents.names`; `place` orders the events of all windows."""
+    """Some events as columns. `gid` is an index into `FleetEvents.names`; `place` orders the events of all windows."""
 
     node: Ints
     gid: Ints
@@ -67,9 +68,9 @@ class EventRows:
 class FleetEvents:
     """The events of all windows that matter to a cut.
 
-    `starts` are the start markers by node number; `offset` plus an LSN is its place. The one-phase commit of a global
-    transaction (a COMMIT with a global id) is in both `prepared` and `committed`. `undone` flags the prepared
-    transactions that were rolled back on their node.
+    `starts` are the positions of the start markers, indexed by node number; a node's `offset` plus an LSN is its place.
+    The one-phase commit of a global transaction (a COMMIT with a global id) is in both `prepared` and `committed`.
+    `undone` flags the prepared transactions that were rolled back on their node.
     """
 
     starts: Ints
@@ -82,7 +83,7 @@ class FleetEvents:
 
 
 def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
-    """Convert the windows' events to columns; drop events before a window, as segments may begin before it."""
+    """Convert the windows' events to columns; drop events before a window, because segments may begin before it."""
     limits = np.array(
         [(window.previous, window.start, window.finish) for window in windows.values()], np.int64
     ).reshape(-1, 3)
@@ -118,7 +119,7 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
 
 
 def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
-    """Number the global ids, `carried` first, with NO_GLOBAL_ID for null; also return the names by number."""
+    """Number the global ids, `carried` first, with NO_GLOBAL_ID for null; also return the names in numerical order."""
     if carried:
         names = pa.concat_arrays([texts_array(carried), names])
     codes = names.dictionary_encode()

@@ -22,7 +22,7 @@ class Undecided(Record, frozen=True):
 
 
 class InDoubt(Record, frozen=True):
-    """A node's part of a transaction that is prepared, but not decided, on some node at the cut.
+    """One node's part of a transaction that is prepared but not yet decided on some node at the cut.
 
     `is_prepared`: the part is prepared on this node; otherwise it was committed here before the cut. `is_included`: the
     cut's state contains the transaction, so it must be committed; otherwise it must be rolled back. `lsn` is where the
@@ -66,8 +66,8 @@ class NodeCut(Record, frozen=True):
 class Cut:
     """A resolved cut; `global_transactions` counts the transactions that it adds to the state.
 
-    `in_flight` counts the transactions that were prepared but not committed everywhere at the cut, `included_early`
-    those among them that the cut adds to the state, because a node had committed them. A transaction that an earlier
+    `in_flight` counts the transactions that were prepared but not committed everywhere at the cut. `included_early`
+    counts those of them that the cut adds to the state because a node had committed them. A transaction that an earlier
     cut added is not counted again, even if its last COMMIT PREPARED is after that cut.
     """
 

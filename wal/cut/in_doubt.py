@@ -1,4 +1,4 @@
-"""The transactions in doubt at a cut: prepared, but not decided, at the position of some node.
+"""The transactions in doubt at a cut: prepared but not yet decided at the position of some node.
 
 On a server recovered to the position they are prepared transactions, and a coordinator may still ask for them. Parts
 are identified by xid, because several parts on one node may share a global id. The list is carried from cut to cut,
@@ -23,7 +23,7 @@ from cutline.wal.cut.cut_events import NodeWindow
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut
 from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
-# The columns that are read of the few events in doubt.
+# The columns to read from the few events in doubt.
 READ = ("global_id", "row", "xid", "lsn")
 XID_BITS = 32
 
@@ -39,7 +39,7 @@ def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
     previous = np.array([windows[node_cut.node].previous for node_cut in cut.nodes], np.int64)[node]
     position = np.array([node_cut.position for node_cut in cut.nodes], np.int64)[node]
     is_within = (lsn >= previous) & (lsn < position)
-    # For a ROLLBACK PREPARED, only the end is known.
+    # For a ROLLBACK PREPARED, only the end of its record is known.
     is_rollback = (op == ROLLBACK_PREPARED) & (end > previous) & (end <= position)
     is_commit, is_prepare = is_within & (op == COMMIT_PREPARED), is_within & (op == PREPARE)
     part = (node << XID_BITS) | xid
@@ -55,7 +55,7 @@ def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
 
 
 def included_and_prepared(nodes: Iterable[NodeCut]) -> dict[str, dict[int, InDoubt]]:
-    """Return the included parts that are still prepared at the cut, by node and xid: the catalogs lack their DDL."""
+    """Return the included parts still prepared at the cut, keyed by node and xid; the catalogs lack their DDL."""
     return {
         cut.node: {doubt.xid: doubt for doubt in cut.in_doubt if doubt.is_prepared and doubt.is_included}
         for cut in nodes
@@ -63,7 +63,7 @@ def included_and_prepared(nodes: Iterable[NodeCut]) -> dict[str, dict[int, InDou
 
 
 def _carried(windows: Mapping[str, NodeWindow], cut: Cut, committed: Ints, rolled_back: Ints) -> list[_Found]:
-    """Return the transactions in doubt at the previous cut, without those rolled back since."""
+    """Return the transactions in doubt at the previous cut, except those that have been rolled back since."""
     before = [(number, doubt) for number, each in enumerate(cut.nodes) for doubt in windows[each.node].in_doubt]
     part = np.array([(number << XID_BITS) | doubt.xid for number, doubt in before], np.int64)
     is_committed, is_rolled_back = np.isin(part, committed).tolist(), np.isin(part, rolled_back).tolist()
@@ -75,7 +75,7 @@ def _carried(windows: Mapping[str, NodeWindow], cut: Cut, committed: Ints, rolle
 
 
 def _read(events: pa.Table, node: Ints, chosen: Flags, *, is_prepared: bool) -> list[_Found]:
-    """Return the chosen events as parts; few transactions are in doubt at any time."""
+    """Return the chosen events as parts; only a few transactions are ever in doubt."""
     rows = events.select(READ).filter(to_mask(chosen))
     return [
         (number, InDoubt(gid.decode() or name, name, xid, Lsn(lsn), is_prepared, is_included=False))

@@ -32,9 +32,9 @@ MARKER_SECONDS_MAX = 30.0
 CLOCK = b"extract(epoch FROM clock_timestamp())"
 
 
-# A marker of a newer version may have more fields; only these three are compared.
+# A newer version's marker may have more fields; only these three are compared.
 class Marker(Record, frozen=True, forbid_unknown_fields=False):
-    """The content of a marker, the `start` or `finish` of a chain's cut. A `cut` id is never used twice."""
+    """The content of a marker, the `start` or `finish` of a chain's cut. The id `cut` is never used twice."""
 
     chain: str
     cut: str
@@ -68,7 +68,7 @@ class WrittenMarker:
 
 
 def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, WrittenMarker]:
-    """Write `marker` durably on all primaries at once; return the written markers by node.
+    """Write `marker` durably on all primaries at once; return the written markers, keyed by node.
 
     Raises psycopg.OperationalError if a session is lost or a node does not answer within MARKER_SECONDS_MAX, or the
     server's error if it refuses; both name the node. The sessions of nodes that answered stay usable; the others are
@@ -101,7 +101,7 @@ def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marke
 
 @dataclass(slots=True)
 class _PendingMarker:
-    """A marker that is being written on one primary. `problem` is why it may not have been written."""
+    """A marker that is being written on one primary. `problem` says why it may not have been written."""
 
     node: str
     connection: psycopg.Connection[Any]
@@ -133,7 +133,7 @@ class _PendingMarker:
                 )
                 session.send_query(b"SET LOCAL synchronous_commit = local; " + emit)
             is_unsent = session.flush()
-            # Keep the socket: a lost session no longer has it, but must be unregistered.
+            # Keep the socket: a lost session no longer knows it, but must be unregistered.
             self.socket = session.socket
             selector.register(self.socket, selectors.EVENT_READ | (is_unsent and selectors.EVENT_WRITE), self)
         except psycopg.Error as error:

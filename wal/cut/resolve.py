@@ -2,8 +2,8 @@
 
 Pure functions over positions, without connections, so the rule can be tested on millions of interleavings. A
 node's cut position c is the end of a record: a transaction is before the cut if and only if its record begins before c.
-Each event is visited a bounded number of times, however often positions are raised. Source: docs/consistency.md; Ignite
-IEP-89, "Consistent cut".
+Each event is visited a bounded number of times, no matter how often positions are raised. Source: docs/consistency.md;
+Ignite IEP-89, "Consistent cut".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _History:
 
 
 def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
-    """Find the least positions, at or after the start markers, at which no global transaction is torn.
+    """Find the lowest positions at or after the start markers at which no global transaction is torn.
 
     Raises GlobalIdReusedError if a global id is ambiguous.
     """
@@ -68,7 +68,7 @@ def _history(events: FleetEvents) -> _History:
     is_commit = np.arange(len(row)) >= len(live)
     gid = np.concatenate([prepared.gid, committed.gid])
     place = np.concatenate([prepared.place, committed.place])
-    # A one-phase commit has both rows at the same place. The stable sort keeps the prepare before the commit.
+    # A one-phase commit has a row of each kind at the same place. The stable sort keeps the prepare before the commit.
     order = np.lexsort((place, gid))
     first = np.zeros(len(events.names) + 1, np.int64)
     np.cumsum(np.bincount(gid, minlength=len(events.names)), out=first[1:])
@@ -77,7 +77,7 @@ def _history(events: FleetEvents) -> _History:
 
 
 def _check_unique(events: FleetEvents, history: _History) -> None:
-    """Refuse a gid that is prepared again after a commit, unless all its uses ended before the cut.
+    """Refuse a gid that is prepared again after a commit, unless all transactions that used it ended before the cut.
 
     Branches of one transaction (XA, Citus) also share a global id, but all of them are prepared before the first is
     committed.
@@ -87,7 +87,7 @@ def _check_unique(events: FleetEvents, history: _History) -> None:
     if not is_reused.any():
         return
     starts = (events.starts + events.offset)[node]
-    # A gid is in progress if its last row on a node is a prepare, or if it has a row after the start marker.
+    # A gid is in progress if its last row on some node is a prepare, or if it has a row after the start marker.
     is_last = np.concatenate([(gid[:-1] != gid[1:]) | (node[:-1] != node[1:]), [True]])
     in_progress = (is_last & ~is_commit) | (history.place >= starts)
     ambiguous = np.intersect1d(gid[:-1][is_reused], gid[in_progress])
@@ -139,7 +139,7 @@ def _ranges(begin: Ints, end: Ints) -> Ints:
 
 
 def _distinct(values: Ints, mark: Ints) -> Ints:
-    """Return each value once, in linear time; `mark` is a scratch array with an element for each possible value."""
+    """Return the distinct values, in linear time; `mark` is a scratch array with one element per possible value."""
     count = np.arange(len(values))
     mark[values] = count
     distinct: Ints = values[mark[values] == count]
@@ -161,7 +161,7 @@ def _open(events: FleetEvents, history: _History, position: Ints) -> Flags:
 
 
 def _by_node(events: FleetEvents, rows: Ints, size: int) -> list[int]:
-    """Return the index at which each node's rows begin in `rows`, which are ordered by node."""
+    """Return the index of each node's first row in `rows`, which are ordered by node."""
     begins: list[int] = np.searchsorted(events.prepared.node[rows], np.arange(size + 1)).tolist()
     return begins
 

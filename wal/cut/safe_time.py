@@ -2,9 +2,9 @@
 
 The safe time is the earliest of the nodes' times. A node's time is that of its newest commit before the cut or that of
 its start marker, whichever is later, so an idle node does not hold the fleet back. A server takes a commit's time
-shortly before it writes the record, so the safe time is exact except for transactions between these two steps. Setting
-a clock back before the marker is written does no harm (`with_last_commits`); if it is set back later, commits after the
-cut may have times before the safe time.
+shortly before it writes the record, so the safe time is exact except for transactions between these two steps. If a
+clock is set back before the marker is written, no harm is done (`with_last_commits`). If it is set back later, commits
+after the cut may have times before the safe time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def safe_time_of_nodes(nodes: Iterable[NodeCut]) -> Time:
 
 
 def node_time(cut: NodeCut) -> Time:
-    """Return the node's time: all its commits with earlier times are before its position."""
+    """Return the node's time: all of the node's commits with earlier times are before its position."""
     time = later(cut.marked_at, cut.last_commit_at)
     return time if isinstance(time, str) else cut.marked_at
 
@@ -50,7 +50,7 @@ def later(one: Time | UnsetType, other: Time | UnsetType) -> Time | UnsetType:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """The difference of the nodes' clocks, in seconds: at least `least`, between the nodes `behind` and `ahead`.
+    """The difference between the nodes' clocks in seconds: at least `least`, between the nodes `behind` and `ahead`.
 
     No two clocks differ by more than `most`.
     """
@@ -64,7 +64,7 @@ class Skew:
 def clock_skew(markers: Mapping[str, WrittenMarker]) -> Skew:
     """Return the largest difference between the clocks of the nodes that wrote these markers.
 
-    Each node read its clock between the sending of its marker and the receipt of its answer.
+    Each node read its clock after its marker was sent and before its answer arrived.
     """
     lowest = {node: (marker.written_at - marker.confirmed_at).total_seconds() for node, marker in markers.items()}
     highest = {node: (marker.written_at - marker.sent_at).total_seconds() for node, marker in markers.items()}

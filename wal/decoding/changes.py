@@ -1,6 +1,6 @@
 """The row changes of one table in a batch of messages: ops, keys and lines, by whole columns.
 
-An UPDATE of the key becomes two changes: a DELETE of the old key, and the row under the new key.
+An UPDATE of the key becomes two changes: a DELETE of the old key, and an upsert of the row under the new key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutline.wal.decoding.pgoutput import Messages, read_tuples, refuse
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, UPSERT
 
 NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
-# The tuple that identifies the old row of an UPDATE or DELETE, by replica identity; OLD_KEY for all others.
+# The kind of tuple that identifies the old row of an UPDATE or DELETE, by replica identity; by default OLD_KEY.
 OLD_TUPLES = {"full": OLD_ROW}
 # Rows are read in blocks of about this many values: each value temporarily takes about 100 bytes.
 VALUES_PER_BLOCK = 1 << 18
@@ -28,7 +28,10 @@ VALUES_PER_BLOCK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ChangeColumns:
-    """Changes with the same op. `numbers` are their messages' numbers; `second` is 1 for a message's second change."""
+    """Changes with the same op.
+
+    `numbers` are the numbers of their messages; `second` is 1 for a message's second change.
+    """
 
     numbers: Ints
     second: Ints
@@ -89,7 +92,7 @@ def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[C
     _check_no_unchanged(numbers, _key_columns(new, group), group)
     deleted = _deleted_rows(messages, numbers, old, group)
     new_keys = lines_of(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
-    # The old key is also sent if it is merely TOASTed. Only a changed key is a DELETE.
+    # The old key is also sent if it is merely TOASTed. It becomes a DELETE only if the key has changed.
     moved = np.flatnonzero(~deleted.keys.equals(gather(new_keys.data, new_keys.offsets[:-1], new_keys.lengths - 1)))
     if len(moved):
         is_partial = np.any([column.kinds[moved] == ord("u") for column in new], axis=0)
@@ -106,7 +109,7 @@ def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[C
 def _inserted_rows(
     messages: Messages, numbers: Ints, columns: list[Values], group: Group, second: int
 ) -> Iterator[ChangeColumns]:
-    """Yield the new rows: first complete rows, then rows with unchanged values."""
+    """Yield the new rows: first the complete rows, then those with unchanged values."""
     width = len(columns)
     _check_no_unchanged(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
     is_partial = np.zeros(len(numbers), np.bool_)

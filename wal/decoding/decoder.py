@@ -1,11 +1,11 @@
 """Decoder: convert pgoutput's messages to row changes and transaction events, by whole columns.
 
-A Decoder gets a node's messages in order. Between batches it keeps only the open transaction and the last description
-of each table. Changes of tables that are not in a group are dropped and counted. A Decoder never guesses: a changed
-table that matches none of its definitions raises SchemaMovedError.
+A Decoder receives a node's messages in order. Between batches it keeps only the open transaction and the last
+description of each table. Changes of tables that are not in a group are dropped and counted. A Decoder never guesses: a
+changed table that matches none of its definitions raises SchemaMovedError.
 
 If a prepared transaction was rolled back before it is decoded, PostgreSQL may omit any of its changes, or the whole
-transaction if it changed nothing. Callers must allow for both.
+transaction if it made no changes. Callers must allow for both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOO_LONG = "54000"
 
 
 class RowUndecodableError(RefusedError):
-    """A node can't print a row that was written, or COPY can't read its line, so the chain ends before this row."""
+    """A node can't print a row that was written, or COPY can't read its line, so the chain ends before that row."""
 
     def __init__(self, *, node: str, table: str, what: str, row: str, sqlstate: str, slot: str = "") -> None:
         super().__init__(
@@ -73,7 +73,7 @@ def refuse_long_lines(node: str, group: Group, part: ChangeColumns) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The content of a batch of messages. `through` is where its last transaction or event ends, 0 if it has none."""
+    """The content of a batch of messages. `through` is the end of its last transaction or event, 0 if it has none."""
 
     changes: pa.Table
     events: pa.Table
@@ -84,7 +84,7 @@ class Decoded:
 
 @dataclass(slots=True)
 class Decoder:
-    """Decodes the messages of `node`, whose tables have had these `definitions`.
+    """Decodes the messages of `node`; `definitions` are all definitions that its tables have had.
 
     `convert` decodes names, gids and tags if the server's encoding is not UTF-8.
     """
@@ -134,7 +134,7 @@ class Decoder:
         return Decoded(changes, events, through, self.open, ignored)
 
     def _locate(self, error: DecodingError, column: BytesColumn) -> DecodingError:
-        """Return the error with its place: the number of the message among all read, and its transaction."""
+        """Return the error with its place added: the message's number among all that were read, and its transaction."""
         number = error.number or 0
         read = [column.data[low:high] for low, high in pairwise(column.offsets[: number + 2].tolist())]
         lsn = self.open.lsn if self.open else ORIGIN
@@ -181,7 +181,7 @@ class Decoder:
             yield _change_table(part, group, transactions)
 
     def _by_description(self, messages: Messages) -> Iterator[tuple[TableDescription, Ints]]:
-        """Yield the message numbers of changes, with the description of the table under which they were made.
+        """Yield the message numbers of changes, with the table description that applied when they were made.
 
         The number of a TRUNCATE is yielded once per table, separate from row changes.
         """
@@ -221,8 +221,8 @@ class Decoder:
     def _events(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, Lsn]:
         events = events_of(messages, transactions, self.global_id_form)
         # PostgreSQL sends commits in the order of their records, so the highest position is that of the last commit.
-        # Logical messages of other programs count, too; otherwise a chunk of only such messages would seem to end where
-        # it begins.
+        # Logical messages of other programs count, too; otherwise a chunk that contains nothing else would seem to end
+        # where it begins.
         others = messages.u64(messages.starts[messages.kinds == pgoutput.MESSAGE] + 2)
         return events, Lsn(max(to_numpy(events["end_lsn"]).max(initial=0), others.max(initial=0)))
 

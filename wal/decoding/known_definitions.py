@@ -1,9 +1,9 @@
-"""Find the definition of its table under which a decoded change was made.
+"""Find the table definition under which a decoded change was made.
 
-A relation message describes a table as it was when the changes after it were made. It is matched by oid and by its
-whole content: name, columns with their types, key, replica identity. If it matches no definition, changes are dropped
-only if nothing needs them: those of a dropped table, and those before the copy of a table that is copied again. All
-other changes raise SchemaMovedError.
+A relation message describes a table as it was when the changes after it were made. It is compared with the known
+definitions by oid and by its whole content: name, columns with their types, key, replica identity. If it matches no
+definition, changes are dropped only if nothing needs them: those of a dropped table, and those before the copy of a
+table that is copied again. All other changes raise SchemaMovedError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVERYWHERE = 1 << 63
 class SchemaMovedError(SchemaChangedError):
     """A table was changed under an unknown definition. `details` names the first such table, by node, group and oid.
 
-    `details["moved"]` names all such tables. The driver plans again and copies the tables again.
+    `details["moved"]` names all such tables. The driver then makes a new plan and copies the tables again.
     """
 
     def __init__(self, *, node: str, moved: Iterable[TableDescription]) -> None:
@@ -55,7 +55,7 @@ class TableDescription:
 
 @dataclass(slots=True)
 class KnownDefinitions:
-    """The definitions of a node's tables; those of each table are in the order in which they began."""
+    """The definitions of a node's tables; each table's definitions are in the order in which they took effect."""
 
     known: tuple[Definition, ...]
     _of_oid: Mapping[int, tuple[Definition, ...]] = field(init=False)

@@ -1,8 +1,8 @@
 """Check a batch of messages before its fields are used: each message's format, and the nesting of transactions.
 
 Only the tuples of row messages are checked later, when they are read. Checks work on whole columns, except for rare
-kinds: relation and type messages, TRUNCATEs. Source: PostgreSQL manual, "Logical Replication Message Formats"; flags
-that it calls unused must be zero.
+kinds of messages: relation and type messages, and TRUNCATEs. Source: PostgreSQL manual, "Logical Replication Message
+Formats"; flags that it calls unused must be zero.
 
 A slot yields each transaction in one piece, in the order of the records that ended the transactions. Between
 transactions there may be other messages. Relation and type messages may be anywhere, because they change no rows.
@@ -17,7 +17,7 @@ from cutline.wal.decoding import pgoutput
 from cutline.wal.decoding.pgoutput import DecodingError, Fields, Messages, name_texts, refuse
 from cutline.wal.decoding.transactions import OpenTransactionHead
 
-# The lengths of kinds with a fixed length, and of the fixed part of kinds that end with a name.
+# The length of each kind of fixed length, and the length of the fixed part of each kind that ends with a name.
 LENGTHS = {pgoutput.BEGIN: 21, pgoutput.COMMIT_LOCAL: 26}
 LENGTHS_UNNAMED = {
     pgoutput.BEGIN_PREPARE: 29,
@@ -98,7 +98,7 @@ def _check_positions(messages: Messages, kind: int, numbers: Ints) -> None:
 
 
 def _check_name(messages: Messages, numbers: Ints, skip: int) -> None:
-    """Check that `skip` bytes are followed by a zero-terminated name and nothing else."""
+    """Check that after `skip` bytes there is a zero-terminated name and nothing else."""
     what = "a message does not end with a complete name"
     starts, ends = messages.starts[numbers] + skip, messages.ends[numbers]
     refuse(numbers, starts >= ends, what)
@@ -135,8 +135,8 @@ BEGINS = (pgoutput.BEGIN, pgoutput.BEGIN_PREPARE)
 ENDS = (pgoutput.COMMIT_LOCAL, pgoutput.PREPARED)
 WITHIN = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRUNCATED, pgoutput.ORIGIN)
 BETWEEN = (pgoutput.COMMIT_OF_PREPARED, pgoutput.ROLLBACK_OF_PREPARED)
-# Messages that begin with kind and flags, have the end of their record at the same offset, and are ordered by these
-# ends. PREPARE is not: a PREPARE from before the slot was created is sent with its COMMIT PREPARED.
+# The kinds that begin with kind and flags, have the end of their record at the same offset, and are ordered by it.
+# PREPARE is not ordered: a PREPARE from before the slot was created is sent with its COMMIT PREPARED.
 ORDERED = (pgoutput.COMMIT_LOCAL, *BETWEEN)
 POSITION_BYTES = 8
 
@@ -165,7 +165,7 @@ def check_nesting(messages: Messages, before: OpenTransactionHead | None) -> Non
 
 
 def check_order(messages: Messages, after: int) -> int:
-    """Raise DecodingError unless records are ordered by their ends, from `after` on; return the last end."""
+    """Raise DecodingError unless records are ordered by their ends, starting at `after`; return the last end."""
     loose = np.flatnonzero(messages.kinds == pgoutput.MESSAGE)
     loose = loose[messages.u8(messages.starts[loose] + 1) == 0]
     ended = np.flatnonzero(np.isin(messages.kinds, ORDERED))

@@ -42,9 +42,10 @@ KNOWN = (
 
 
 class DecodingError(SnapshotError):
-    """A message from the server violates the protocol; nothing of it was stored.
+    """A message from the server violates the protocol; none of it was stored.
 
-    `number` is the index of the message in its batch, which the decoder replaces by its place among all messages read.
+    `number` is the index of the message in its batch, which the decoder replaces with its place among all messages that
+    were read.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Messages:
         return view[at].astype(np.int64)
 
     def names(self, numbers: Ints, skip: int) -> pa.Array[Any]:
-        """Return the names with which these messages end, after `skip` bytes, as Arrow strings without their zeros."""
+        """Return the names that end these messages after `skip` bytes, as Arrow strings without their zeros."""
         starts = self.starts[numbers] + skip
         binary = gather(self.source, starts, self.ends[numbers] - 1 - starts).to_arrow()
         if self.convert is not None:
@@ -146,13 +147,13 @@ def is_text(name: bytes) -> bool:
 
 
 def convert_texts(names: pa.Array[Any], convert: Texts) -> pa.Array[Any]:
-    """Decode these bytes; `convert` gets each distinct value once."""
+    """Decode these bytes; `convert` is called with each distinct value only once."""
     encoded = names.dictionary_encode()
     return texts_array(convert(encoded.dictionary.to_pylist())).take(encoded.indices)
 
 
 def messages_of(column: BytesColumn, convert: Texts | None = None) -> Messages:
-    """View a batch of messages; raise DecodingError for a kind that protocol 3 without streaming does not have."""
+    """View a batch of messages; raise DecodingError for a kind that does not exist in protocol 3 without streaming."""
     low, high = int(column.offsets[0]), int(column.offsets[-1])
     source = with_constants(column.data[low:high])
     starts, ends = column.offsets[:-1] - low, column.offsets[1:] - low
@@ -171,8 +172,8 @@ def messages_of(column: BytesColumn, convert: Texts | None = None) -> Messages:
 def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_last: bool) -> tuple[list[Values], Ints]:
     """Read the tuples of these messages at the offsets `at`, all of `width` columns; also return their ends.
 
-    If `is_last`, a tuple must end where its message ends, otherwise before that. Raises DecodingError if it does not,
-    or if a tuple has a different number of columns or binary values.
+    If `is_last`, a tuple must end where its message ends, otherwise before that. Raises DecodingError otherwise, or if
+    a tuple has a different number of columns or contains binary values.
     """
     ends = messages.ends[numbers]
     refuse(numbers, at + 2 > ends, "a row ends within its number of columns")
@@ -199,7 +200,7 @@ def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_l
 
 
 def refuse(numbers: Ints, is_wrong: Flags, what: str) -> None:
-    """Raise DecodingError for the first of these messages for which `is_wrong` is true, if any."""
+    """Raise DecodingError for the first message that `is_wrong` flags, if any."""
     if is_wrong.any():
         raise DecodingError(what, number=int(numbers[is_wrong][0]))
 
@@ -218,7 +219,7 @@ def read_relation(message: bytes, number: int = 0, convert: Texts | None = None)
         type_oid, modifier = fields.number(4), fields.number(4)
         if flags > 1:
             raise DecodingError(f"a relation message has a column with unknown flags {flags}", number=number)
-        # The name is set below: all names are decoded at once.
+        # The name is set below, because all names are decoded at once.
         columns.append(RelationColumn("", type_oid, (modifier ^ 1 << 31) - (1 << 31), bool(flags)))
     fields.end()
     if replica_identity not in b"dnfi":

@@ -1,13 +1,13 @@
 """Assign messages to their transactions, and extract transaction events and markers from a batch.
 
-The parts of a distributed transaction share a *global id*. `[cut] global_id` in fleet.toml is the rule that derives it
-from a two-phase gid. A gid that the rule does not match is its own global id.
+The parts of a distributed transaction share a *global id*. `[cut] global_id` in fleet.toml is the rule that derives the
+global id from a two-phase gid. If the rule does not match a gid, the gid itself is the global id.
 
 A slot yields a transaction's messages in one piece, between its BEGIN and its COMMIT or PREPARE.
 
-A transaction that commits in one phase can be tagged with a global id, by a transactional logical message with the
-prefix `snapshot.gid` whose content is a gid. The last tag counts. Content that PostgreSQL would not accept as a gid is
-ignored. So is a tag of a prepared transaction, which has its own gid.
+A transaction that commits in one phase can be tagged with a global id by a transactional logical message that has the
+prefix `snapshot.gid` and a gid as its content. The last tag counts. Content that PostgreSQL would not accept as a gid
+is ignored. So is a tag in a prepared transaction, which has its own gid.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRU
 
 @dataclass(frozen=True, slots=True)
 class OpenTransactionHead:
-    """The transaction that has begun but not ended in the messages so far; `sent` counts its rows so far.
+    """The transaction that has begun but not ended in the messages so far; `sent` counts its rows.
 
     A prepared transaction has a `global_id`; a transaction that commits in one phase may have a `tag`. `head` is the
     BEGIN message without its kind.
@@ -90,10 +90,10 @@ class OpenTransactionHead:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """The transactions of a batch, and the number of the transaction of each message.
+    """The transactions of a batch, and for each message the number of its transaction.
 
     Number 0 is the transaction that the previous batch left open. `ordinal` numbers the rows of each transaction.
-    `global_id` and `tag` are as in OpenTransactionHead, by number.
+    `global_id` and `tag` are the fields of OpenTransactionHead, by transaction number.
     """
 
     of_message: Ints
@@ -124,7 +124,7 @@ class Transactions:
             lsn[0], xid[0] = before.lsn, before.xid
             index[0] = -1 if before.global_id is None else 0
         of_message = np.cumsum((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
-        # Only rows are counted: relation messages are sent again each time the WAL is read.
+        # Only rows are counted, because relation messages are sent again each time the WAL is read.
         is_row = np.isin(kinds, ROW_KINDS)
         rows = np.cumsum(is_row)
         first = np.concatenate([[-(before.sent if before else 0)], rows[begins]])
@@ -145,7 +145,7 @@ class Transactions:
 def _tags(
     messages: Messages, of_message: Ints, is_prepared: Flags, before: OpenTransactionHead | None, form: str
 ) -> pa.Array[Any]:
-    """Return the last tag of every transaction that was not prepared."""
+    """Return the last tag of each transaction that was not prepared."""
     numbers, starts = messages.find_prefix(TAG_PREFIX)
     # A non-transactional message belongs to no transaction.
     is_tag = messages.u8(messages.starts[numbers] + 1) == 1
@@ -163,7 +163,7 @@ def _tags(
 
 
 def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any], Flags]:
-    """Decode the contents that are valid text; also return a flag for each."""
+    """Decode the contents that are valid text; also return a flag for each that says whether it is."""
     binary = contents.to_arrow()
     if convert is not None:
         return convert_texts(binary, convert), np.ones(len(contents), np.bool_)

@@ -1,7 +1,7 @@
 """The positions of nodes, slots and standbys in WAL, and how much WAL nodes retain for Cutline's slots.
 
-Each node is sent one query, with a time limit, because it may be unreachable. The positions of a primary and its
-standbys are comparable; those of different shards never are.
+Each node is sent one query, with a time limit, because it may be unreachable. Positions of a primary and its standbys
+can be compared; positions of different shards never can.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SELECT recovers, at::text, age, slot_name,
 
 @dataclass(frozen=True, slots=True)
 class SlotLag:
-    """The WAL between a slot's confirmed position and its node's position, and the WAL retained for the slot."""
+    """How much WAL lies between a slot's confirmed position and its node's, and how much is retained for the slot."""
 
     slot: str
     lag_bytes: int
@@ -47,10 +47,10 @@ class SlotLag:
 
 @dataclass(frozen=True, slots=True)
 class ReplayLag:
-    """How far a standby's replay is behind its primary.
+    """How far a standby's replay lags behind its primary.
 
     `seconds` is 0 if the standby has replayed everything. Otherwise it is the age of the last replayed commit, which
-    after an idle period is more than the lag.
+    exceeds the lag after an idle period.
     """
 
     size_bytes: int
@@ -59,10 +59,10 @@ class ReplayLag:
 
 @dataclass(frozen=True, slots=True)
 class NodeLags:
-    """The position and lags of one node. If it gave no answer, `problem` says why, and nothing else is known.
+    """The position and lags of one node. If the node did not answer, `problem` says why, and nothing else is known.
 
-    `position` is where a primary writes or a standby replays. `replay` is None except for a standby whose primary
-    answered, too.
+    `position` is the place where a primary writes or a standby replays. `replay` is None except for a standby whose
+    primary answered, too.
     """
 
     node: str
@@ -85,7 +85,7 @@ class LagsQuery:
         self._query = NodesQuery(self._nodes, _ask, ASKING_SECONDS_MAX)
 
     def lags(self) -> dict[str, NodeLags]:
-        """Return the lags by node, in the order of the nodes; wait at most until the time limit."""
+        """Return the lags, keyed by node, in the order of the nodes; wait no longer than the time limit."""
         answers = self._query.answers()
         return {node.id: _lags_of(node, answers) for node in self._nodes}
 
@@ -161,7 +161,7 @@ class Retained:
 class RetainedAnswers:
     """The WAL that nodes retain, and the `old` databases that restores have put aside.
 
-    `not_asked` maps the nodes that gave no answer to the reason.
+    `not_asked` maps each node that did not answer to the reason.
     """
 
     retained: tuple[Retained, ...]
@@ -183,7 +183,7 @@ def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retai
 
 
 def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
-    """Return the bytes of WAL after the slot's position, by node. Raises NodeUnreachableError."""
+    """Return the bytes of WAL after the slot's position, keyed by node. Raises NodeUnreachableError."""
 
     def read(node: Node) -> int:
         with raising_unreachable(node):
@@ -194,7 +194,7 @@ def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
 
 
 def is_little(waiting: Mapping[str, int]) -> bool:
-    """Whether this much WAL, by node, is archived in less time than Spark takes to start.
+    """Whether archiving this much WAL per node takes less time than starting Spark.
 
     A transaction that began before the slot's position and ended after it adds to the WAL that is decoded.
     """
@@ -229,5 +229,5 @@ def _ask_retained(node: Node, connection: psycopg.Connection[Any]) -> _NodeAnswe
 
 
 def query_retained(nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> RetainedAnswers:
-    """Ask the nodes how much WAL they retain, and wait for the answers until the time limit."""
+    """Ask the nodes how much WAL they retain, and wait for their answers until the time limit."""
     return RetainedQuery(nodes, seconds_max).answers()

@@ -1,6 +1,6 @@
 """Read a slot's messages one by one, and overlap reading, decoding and storing in threads.
 
-The server decodes WAL in one stream, so a node's drain is one task. The task's other work adds almost no time, because
+The server decodes WAL in one stream, so a node's drain is one task. Its other work adds almost no time, because
 libpq, Arrow's encoder and the store's client release Python's global lock while they work.
 """
 
@@ -24,7 +24,7 @@ from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.storage.process_limits import TooLittleMemoryError
 
 # A walsender sends a keepalive at least this often: every half wal_sender_timeout, which is a minute by default.
-# Without an answer, the server ends the session when the timeout has passed.
+# If there is no answer, the server ends the session after the timeout.
 SILENCE_SECONDS_MAX = 60.0
 STREAM_SECONDS_MAX = 900.0
 # The answer, without a position, so that the slot is not advanced.
@@ -42,7 +42,7 @@ def stream_messages(
 ) -> Iterator[bytes]:
     """Yield the slot's messages (pgoutput, protocol 3) up to `finish`, or until reading ends for any reason.
 
-    Does not advance the slot. Values are text or, with `binary`, in binary form where their types have one. If the
+    Does not advance the slot. Values are text or, with `binary`, in binary form if their types have one. If the
     server ends the stream with an error, `refused` is called with its SQLSTATE and text.
     """
     names = ",".join(f'"{name}"' for name in publications)
@@ -94,13 +94,13 @@ def await_input(pgconn: Any, seconds_max: float) -> bool:
 
 
 Batches: TypeAlias = "Generator[pa.Array[Any], None, None]"
-# Reading pauses once the batches that are not released yet have this size, which the last batch may exceed.
+# Reading pauses once the batches that have not been released have this total size, which the last may exceed.
 AHEAD_BYTES = 16 << 20
 LOOK_SECONDS = 1.0
 
 
 class _Ahead:
-    """Batches that a thread reads ahead, limited by size; a batch counts until the next batch is requested.
+    """Batches that a thread reads ahead, up to a total size; a batch counts until the next one is requested.
 
     The two threads share only queues, which no interrupt can leave locked.
     """
@@ -178,8 +178,8 @@ def read_ahead(read: Callable[[], Batches]) -> Iterator[Iterator[pa.Array[Any]]]
 class BackgroundCalls:
     """Runs calls in a thread, in order, while the caller prepares the next one.
 
-    Use it in a `with` block, which waits for the last call. An error of a call is raised by the next `run` or `wait`,
-    or at the end of the block unless the block raises another error.
+    Use it in a `with` block, which waits for the last call. An error in a call is raised by the next `run` or `wait`,
+    or at the end of the block if the block raises no other error.
     """
 
     def __init__(self) -> None:

@@ -71,14 +71,14 @@ def quiet_connecting() -> Iterator[None]:
 
 @cache
 def _stderr_variable() -> ctypes.c_void_p | None:
-    """Return C's `stderr` of glibc; None for other C libraries, in which it has another name or can't be changed."""
+    """Return glibc's `stderr`; None with other C libraries, where it has a different name or can't be changed."""
     if platform.libc_ver()[0] != "glibc":
         return None
     return ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stderr")
 
 
 def _null_stream() -> int | None:
-    """Return a C stream to the null device; None if no more files, and so no session, can be opened."""
+    """Return a C stream to the null device; None if no more files can be opened, and therefore no session either."""
     global _stream  # one for the process
     if _stream is None:
         fopen = ctypes.CDLL(None).fopen
@@ -101,8 +101,8 @@ def peek(
 ) -> Generator[pa.Array[Any], None, None]:
     """Yield the slot's messages (pgoutput, protocol 3) up to position `finish`, in binary arrays of bounded size.
 
-    Values and names are in the server's encoding. Ends earlier, at the end of the transaction in which `messages_max`
-    is reached. Raises SlotInUseError, and UnreachableError if the server ends the read.
+    Values and names are in the server's encoding. Stops early once `messages_max` is reached, but only at the end of a
+    transaction. Raises SlotInUseError, and UnreachableError if the server ends the read.
     """
     query = peek_query(slot, publications, finish, messages_max)
     try:

@@ -1,18 +1,18 @@
-"""PREPARE records in WAL: their count of catalog changes, and prepared transactions that can't be decoded.
+"""PREPARE records in WAL: how many catalog changes they count, and prepared transactions that can't be decoded.
 
 A prepared transaction keeps the invalidation messages of its catalog changes in this record, so that COMMIT PREPARED
 can send them (twophase.c, xl_xact_prepare). Row changes have no such messages. So the count distinguishes DDL from rows
 exactly, for every kind of object, and excludes changes that were rolled back to a savepoint. Physical replication sends
-the record's bytes; a session for logical replication may start it, too.
+the record's bytes, and a session for logical replication may start it, too.
 
-A transaction sees its own catalog changes, so decoding it needs them too. After its rollback, pruning and VACUUM remove
-the catalog rows that it wrote. PostgreSQL handles this: it stops decoding a prepared transaction at the first catalog
-access after the rollback. But for changes within a savepoint or an EXCEPTION block it checks the wrong transaction
-(PostgreSQL 18, reorderbuffer.c: RBTXN_IS_PREPARED is a flag of the top-level transaction, and ReorderBufferProcessTXN
-tests it on the subtransaction). If a table was truncated, rewritten or created there, reading the slot fails with
-"could not open relation" or "could not map filenumber". This may happen on one node but not on its standby, and usually
-happens every time. If columns or replica identity of a table were changed there, its rows are decoded with the wrong
-table description: the result does not match the description, or is wrong.
+A transaction sees its own catalog changes, so they are also needed to decode it. After its rollback, pruning and VACUUM
+remove the catalog rows that it wrote. PostgreSQL handles this: it stops decoding a prepared transaction at the first
+catalog access after the rollback. But for changes within a savepoint or an EXCEPTION block it checks the wrong
+transaction (PostgreSQL 18, reorderbuffer.c: RBTXN_IS_PREPARED is a flag of the top-level transaction, and
+ReorderBufferProcessTXN tests it on the subtransaction). If a table was truncated, rewritten or created there, reading
+the slot fails with "could not open relation" or "could not map filenumber". This may happen on one node but not on its
+standby, and usually happens every time. If a table's columns or replica identity were changed there, its rows are
+decoded with the wrong table description: the result does not match the description, or is wrong.
 
 Such a transaction is not part of any state. It is skipped as if PostgreSQL had noticed the rollback before its first
 change: in that case PostgreSQL sends the PREPARE without changes.
@@ -42,7 +42,7 @@ PAGE_HEADER_BYTES, LONG_PAGE_HEADER_BYTES = 24, 40
 # XLogRecord.
 RECORD = struct.Struct("<IIQBBxxI")
 XACT_RESOURCE_MANAGER, XACT_PREPARE, XACT_OPERATION_MASK = 1, 0x10, 0x70
-# Each part of a record's data has a header that begins with one of these.
+# Each part of a record's data has a header that begins with one of these values.
 DATA_SHORT, DATA_LONG, DATA_ORIGIN, TOP_XID = 255, 254, 253, 252
 HEADER_BYTES = {DATA_SHORT: 2, DATA_LONG: 5, DATA_ORIGIN: 3, TOP_XID: 5}
 PREPARE_MAGIC = 0x57F94534
@@ -84,9 +84,9 @@ def parse_prepare(record: bytes, xid: int) -> bool | None:
 
 
 def _read(pgconn: Any, lsn: Lsn, block_bytes: int, segment_bytes: int) -> bytes:
-    """Return the first bytes of the record at `lsn`, without the header of the page on which it continues.
+    """Return the first bytes of the record at `lsn`, without the header of any page on which it continues.
 
-    Another record must have been written after it, because the server sends only WAL that exists.
+    More WAL must have been written after the record, because the server sends only WAL that exists.
     """
     if pgconn.exec_(f"START_REPLICATION PHYSICAL {lsn}".encode()).status != ExecStatus.COPY_BOTH:
         return b""
@@ -118,7 +118,7 @@ NEXT_XID_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 class RolledBack:
     """A transaction that was prepared and rolled back, as pgoutput messages BEGIN PREPARE and PREPARE.
 
-    `before` is the end of the last record that the slot yields before this transaction, ORIGIN if there is none.
+    `before` is the end of the last record that the slot yields before this transaction, or ORIGIN if there is none.
     """
 
     messages: tuple[bytes, bytes]

@@ -39,7 +39,7 @@ from cutline.wal.drain.waiting import (
 PLUGIN = "pgoutput"
 # How often to check a slot that is being created.
 WATCH_SECONDS = 0.5
-# Creating a slot is never cancelled before this: it takes that long even if it waits for nothing.
+# Creating a slot is never cancelled before this: it takes that long even if there is nothing to wait for.
 SLOT_SECONDS_MIN = 2.0
 CANCEL_SECONDS_MAX = 10.0
 DROP_CONNECT_SECONDS_MAX = 5
@@ -59,7 +59,7 @@ COPY_SUFFIX = "_copy"
 
 
 class SlotLostError(RefusedError):
-    """A chain's slot is missing, unusable, or ahead of the archive, so that WAL is lost for the chain."""
+    """A chain's slot is missing, unusable, or ahead of the archive, so WAL that the chain needs is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ def create_exported_slot(
 
     PostgreSQL waits for all running transactions of the server, including prepared transactions. They are reported to
     `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
-    names them, and leaves no slot. For a standby, `primary` is made to log its running transactions; if the standby
-    does not replay this record, raises a ReplayLagError with the reason. Also raises SlotLostError if no slot is free,
-    and NodeUnreachableError.
+    names them, and leaves no slot behind. For a standby, makes `primary` log its running transactions; raises a
+    ReplayLagError with the reason if the standby does not replay this record. Also raises SlotLostError if no slot is
+    free, and NodeUnreachableError.
     """
     connection = connect_replication(node)
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
@@ -145,9 +145,9 @@ def create_exported_slot(
 
 
 class _SlotWait:
-    """Watches a session that creates a slot: reports the transactions that block it, cancels it after the time limit.
+    """Watches a session that is creating a slot: reports what blocks it, and cancels it after the time limit.
 
-    While a slot is created on a standby, makes the primary log its running transactions repeatedly: the standby needs
+    If the slot is on a standby, repeatedly makes the primary log its running transactions, because the standby needs
     such records.
     """
 
@@ -162,9 +162,10 @@ class _SlotWait:
     ) -> None:
         self.what = f"slot on node {node.id}"
         self.notes = WaitNotes(self.what, progress)
-        # Set while a standby has not replayed the first record of running transactions that was logged for it.
+        # Set until a standby has replayed the first record of running transactions that was logged for it.
         self.behind: ReplayState | None = None
-        # Kept apart from `notes`: a busy standby is often behind, which is no news about the transactions.
+        # Kept apart from `notes`, because a busy standby is often behind, which says nothing new about the
+        # transactions.
         self._replay_notes = WaitNotes(self.what, progress)
         self._needed: Lsn | None = None
         self.awaited: list[Awaited] = []
@@ -209,7 +210,7 @@ class _SlotWait:
         node: Node,
         look: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
-        """Call `look` with the node's session; reconnect the next time if that fails."""
+        """Call `look` with the node's session; if that fails, reconnect next time."""
         try:
             if node.id not in sessions:
                 sessions[node.id] = connect(node)
@@ -233,7 +234,8 @@ class _SlotWait:
         transactions = open_transactions(self._primary.id, primary)
         self.awaited = [transaction for transaction in transactions if transaction.xid in self._round]
         if not self.awaited:
-            # PostgreSQL waits in several rounds, each for the transactions that run when it begins (snapbuild.c).
+            # PostgreSQL waits in several rounds, each for the transactions that are running when the round begins
+            # (snapbuild.c).
             self.awaited = transactions
             self._round = {transaction.xid for transaction in transactions}
         if self.behind is None:
@@ -246,7 +248,7 @@ class _SlotWait:
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:
-    """Read the state of the slot, None if it does not exist."""
+    """Read the state of the slot; None if it does not exist."""
     row = connection.execute(STATE_QUERY, (name,)).fetchone()
     if row is None:
         return None
@@ -254,7 +256,7 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
 
 
 def slot_problem(name: str, state: SlotState | None) -> str:
-    """Return why the slot can't continue its chain, "" if nothing in its state prevents that."""
+    """Return why the slot can't continue its chain; "" if nothing in its state prevents it."""
     if state is None:
         return f"slot {name} does not exist"
     if state.wal_status == "lost" or state.invalid:
@@ -287,8 +289,8 @@ def advance_slot(connection: psycopg.Connection[Any], name: str, through: Lsn) -
 def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
     """Drop the slot if it exists. Return False if the node can't be reached or the slot stays in use.
 
-    Terminates a session that still creates or reads the slot, because its result is no longer needed. Creating a slot
-    on a standby whose primary is idle may otherwise never end, after its command was killed.
+    Terminates any session that is still creating or reading the slot, because its result is no longer needed. Otherwise
+    a killed command's session that is creating a slot on a standby might never end if the primary is idle.
     """
     deadline = time.monotonic() + seconds_max
     while True:
@@ -319,7 +321,7 @@ def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
 OWN_SLOTS = "slot_name ^@ 'cutline_'"
 # Cutline's slots in the session's database that retain WAL; an invalidated slot has no restart_lsn.
 RETAINING_SLOTS = f"{OWN_SLOTS} AND database = current_database() AND restart_lsn IS NOT NULL"
-# Where a primary writes or a standby replays.
+# The position where a primary writes or a standby replays.
 POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
 NAMES_QUERY = f"""
 SELECT slot_name FROM pg_replication_slots

@@ -1,4 +1,4 @@
-"""Find the row that a server can't print for decoding: it is too large, or its type's output function refuses it.
+"""Find a row that a server can't print while decoding: it is too large, or its type's output function refuses it.
 
 Reading the slot fails at this row every time, so no later WAL can be archived. To find the row, the messages before the
 error are counted. Then the slot is read in binary form, which takes half the space of a bytea and needs no output
@@ -55,7 +55,7 @@ def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finis
                 connection.pgconn, slot, publications, finish, refused=lambda *problem: problems.append(problem)
             )
         )
-    # The server may have more memory the next time.
+    # On the next attempt the server may have more memory.
     if not problems or not is_row_error(problems[0][0]) or problems[0][0] == OUT_OF_MEMORY:
         return None
     sqlstate, text = problems[0]
@@ -68,7 +68,7 @@ def find_unprintable(node: Node, slot: str, publications: tuple[str, ...], finis
 
 
 def _find_row(node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, number: int) -> _Found | None:
-    """Return the table and key, as text, of the row in the slot's message of this number; None if it is not a row."""
+    """Return the table and key, as text, of the row in the slot's message `number`; None if that is not a row."""
     relations: dict[int, _Relation] = {}
     with closing(connect_replication(node, client_encoding=RAW)) as connection:
         messages = stream_messages(connection.pgconn, slot, publications, finish, binary=True)
@@ -92,7 +92,7 @@ def _relation(message: bytes) -> _Relation:
 
 
 def _key_text(node: Node, table: _Relation, message: bytes) -> str:
-    """Return the row's key as `id = 7`, "" if unknown. If an UPDATE changed the key, it is the old key."""
+    """Return the row's key as `id = 7`, or "" if unknown. If an UPDATE changed the key, return the old key."""
     at, parts = 8, []
     try:
         with connect(node) as connection:

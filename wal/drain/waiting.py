@@ -1,10 +1,11 @@
 """Wait, during the creation of a slot or a chain's first cut, for transactions to end and standbys to replay WAL.
 
-Only transactions with a transaction id, which have changed something, matter. When PostgreSQL creates a slot, it waits
-for those of all databases of the server (PostgreSQL manual, "Logical Decoding Concepts"; snapbuild.c).
+Only transactions that have a transaction id matter, because only they have changed anything. When PostgreSQL creates a
+slot, it waits for such transactions in all databases of the server (PostgreSQL manual, "Logical Decoding Concepts";
+snapbuild.c).
 
 Replay may be paused or delayed on purpose, held up by a query, or behind because no WAL arrives. The reason is reported
-after two seconds; if the wait is given up, the hint has the statements that end it.
+after two seconds. If the wait is given up, the hint contains the statements that would have ended it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from cutline.nodes.problems import comment
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError, UnreachableError
 
-# The first note is reported after this time, so that a short wait is not reported.
+# The first note is reported only after this time, so that short waits are not reported.
 NOTE_SECONDS = 2.0
-# While nothing changes, the note is repeated at this interval.
+# As long as nothing changes, the note is repeated at this interval.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
 # Gids and role names may belong to another database and be in its encoding.
@@ -50,7 +51,7 @@ PREPARED_QUERY = f"{PREPARED} WHERE database = current_database() ORDER BY 3 DES
 
 
 class SlotWaitError(RefusedError):
-    """A slot could not be created in time, because older transactions did not end."""
+    """A slot could not be created in time because older transactions were still running."""
 
 
 class AwaitedKey(NamedTuple):
@@ -126,7 +127,7 @@ def prepared_transactions(node: str, connection: psycopg.Connection[Any]) -> lis
 
 @dataclass(slots=True)
 class WaitNotes:
-    """Reports a wait of `what`: first after NOTE_SECONDS, again on every change, and every REPEAT_SECONDS."""
+    """Reports that `what` is waiting: first after NOTE_SECONDS, then on every change and every REPEAT_SECONDS."""
 
     what: str
     progress: Progress
@@ -140,7 +141,7 @@ class WaitNotes:
         return time.monotonic() - self.began
 
     def report(self, key: Hashable, text: str) -> None:
-        """Report that `what` waits, and why, if a note is due; a `key` unlike the last note's makes it due."""
+        """Report that `what` is waiting, and why, if a note is due; a `key` other than the last note's makes it due."""
         now = time.monotonic()
         if now - self.began < NOTE_SECONDS or (key == self._reported and now - self._reported_at < REPEAT_SECONDS):
             return
@@ -159,7 +160,7 @@ def describe_waits(awaited: Iterable[Awaited]) -> str:
 
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:
-    """Return the error for a wait that was given up; its hint has the statements that end the transactions."""
+    """Return the error for a wait that was given up; its hint contains the statements that end the transactions."""
     remedies = [line for one in awaited[:NAMED_MAX] for line in one.remedy()]
     end = "wait until these transactions end, or wait longer: --wait SECONDS; or end them"
     if awaited and all(one.is_committed_elsewhere for one in awaited):
@@ -176,7 +177,7 @@ def _literal(text: str) -> str:
 
 
 REPLAY_POLL_SECONDS = 0.05
-# A task waits no longer than this: the driver has already waited for the standby.
+# A task waits no longer than this, because the driver has already waited for the standby.
 REPLAYED_SECONDS_MAX = 30.0
 STATE_QUERY = """
 SELECT pg_is_in_recovery(),
@@ -191,7 +192,7 @@ SELECT pg_is_in_recovery(),
 # The standby was promoted, so it replays no more WAL.
 PROMOTED = "promoted"
 DELAYED = "Timeout RecoveryApplyDelay"
-# The wait events of replay that sessions block.
+# The wait events of replay when sessions block it.
 CONFLICTS = "IPC RecoveryConflict", "BufferPin", "Lock"
 RECEIVER = "SELECT status, latest_end_lsn, pg_last_wal_replay_lsn() FROM pg_stat_wal_receiver;"
 CONNINFO = "SHOW primary_conninfo;"
@@ -201,7 +202,7 @@ WITHOUT_STANDBYS = (
 
 
 class ReplayLagError(UnreachableError):
-    """A standby did not replay, in time, the WAL that the command needs."""
+    """A standby did not catch up in time to the WAL that the command needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> 
 
 
 def replay_error(state: ReplayState, what: str, seconds: float) -> ReplayLagError:
-    """Return the error of `what`, which gave up waiting for a standby."""
+    """Return the error for `what`, which gave up waiting for a standby."""
     return ReplayLagError(
         f"{what}: gave up after waiting {seconds:.0f} s: {state.text}",
         hint=state.remedies,
@@ -293,14 +294,14 @@ def replay_error(state: ReplayState, what: str, seconds: float) -> ReplayLagErro
 
 
 def report_replay(notes: WaitNotes, state: ReplayState, seconds_max: float) -> None:
-    """Report the wait for a standby, of at most `seconds_max`, if a note is due; a new cause makes it due."""
+    """Report the wait for a standby (at most `seconds_max`) if a note is due; a new cause makes it due."""
     notes.report(state.why, f"up to {seconds_max:.0f} s: {state.text}")
 
 
 def await_standbys(
     standbys: Collection[Node], needed: Mapping[str, Lsn], seconds_max: float, progress: Progress, what: str
 ) -> None:
-    """Wait until each standby has replayed up to its shard's position in `needed`, for `seconds_max` at most.
+    """Wait at most `seconds_max` until each standby has replayed up to its shard's position in `needed`.
 
     `what` names the waiting operation in messages. Raises ReplayLagError and NodeUnreachableError.
     """

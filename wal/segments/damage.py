@@ -18,7 +18,7 @@ from cutline.storage.stored_form import UndecryptableError, stored_form
 class ObjectDamagedError(RefusedError):
     """A stored object does not match its commit. `kind` is missing, size, digest, unreadable, rows or partition.
 
-    `hints` are lines before the usual hint for damaged objects, `more` are further details.
+    `hints` are lines to put before the usual hint for damaged objects; `more` contains further details.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ObjectDamagedError(RefusedError):
 def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str], start: int = 0) -> bytes:
     """Read an object from `start` on, and verify that the stored bytes are those that were committed.
 
-    `listed` is the size of the whole object and the digest of the stored part that is read. Never reads more than that
+    `listed` is the size of the whole object and the digest of the stored part to be read. Never reads more than that
     size, even if the object has grown. Raises ObjectDamagedError, and StoreUnreachableError if the store's answers are
     cut short.
     """
@@ -53,7 +53,7 @@ def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str]
     try:
         stored = raw.read_range(key, offset, size - offset + 1)
         if len(stored) != size - offset:
-            # One truncated answer proves nothing about the object: read again.
+            # A single truncated answer proves nothing about the object, so read it again.
             stored = raw.read_range(key, offset, size - offset + 1)
         size_found = size if len(stored) == size - offset else raw.size(key)
     except ObjectMissingError:
@@ -73,7 +73,7 @@ def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str]
 
 
 class OpensStore(Protocol):
-    """The source of a store: its location, or a HeldObjects."""
+    """Where to get a store: its location, or a HeldObjects."""
 
     def open(self) -> ObjectStore:
         """Open the store without contacting it; raise StoreUrlError."""
@@ -82,9 +82,10 @@ class OpensStore(Protocol):
 
 @dataclass
 class HeldObjects:
-    """The store at `location`, of which this process reads each object only once. It can't be pickled.
+    """The store at `location`; this process reads each of its objects only once. It can't be pickled.
 
-    Objects never change, so the held bytes stay valid. All objects that are read are held: use it for small objects.
+    Objects never change, so the held bytes stay valid. Every object that is read is kept in memory, so use it for small
+    objects.
     """
 
     location: StoreLocation
@@ -113,7 +114,7 @@ class _HoldingStore:
     bodies: dict[str, bytes] = field(default_factory=dict)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        # Readers request a byte more than the object should have. Don't reuse an answer that was cut short.
+        # Readers request one byte more than the object should have. Don't reuse an answer that was cut short.
         if len(held := self.bodies.get(key, b"")) >= start + length - 1 > 0:
             return held[start : start + length]
         found = self.raw.read_range(key, start, length)

@@ -1,4 +1,4 @@
-"""Check that a store is still the fleet's: after its file system was unmounted, another store may be in its place."""
+"""Check that a store is still the fleet's: if its file system was unmounted, a different store may be in its place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def check_own_store(store: ObjectStore, fleet_id: str) -> None:
 
 
 def store_gone_error(store: ObjectStore, found: str | None, hint: str) -> StoreGoneError:
-    """Return the error for a store that is gone; in its place is the store of fleet `found`, or nothing if None."""
+    """Return the error for a store that is gone.
+
+    Fleet `found` has its store in that place; None if nothing is there.
+    """
     place = "nothing is in its place" if found is None else f"in its place is a store of fleet {found}"
     return StoreGoneError(
         f"the store that was at {store.url} is gone: {place}", hint=hint, details={"store": store.url}

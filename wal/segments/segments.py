@@ -17,7 +17,7 @@ The metadata also contains those definitions of its tables that no commit lists 
 segment at the end of an archive, the definitions tell the next attempt what its group numbers mean.
 
 A segment that a commit lists is verified against the commit. Until then it is verified by its seal: the digest of the
-whole file, with zeros in the place of the seal.
+whole file, with the seal replaced by zeros.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def check_rows(table: pa.Table) -> None:
         raise ValueError("it has an event of a two-phase transaction without a global id")
 
 
-# Arrow writes no row group with more rows. A line of COPY is at most 1 GB, and its key is stored again.
+# Arrow never writes a row group with more rows. A line of COPY is at most 1 GB, and its key is stored again.
 ROW_GROUP_ROWS_MAX, ROW_GROUP_BYTES_MAX = 1 << 20, 4 << 30
 INCREASING = frozenset({"lsn", "end_lsn", "seq", "xid"})
 REPEATED = frozenset({"group", "partition", "op", "global_id"})
@@ -144,7 +144,7 @@ def open_parquet(source: Any) -> pq.ParquetFile:
 
 
 def expand_global_ids(table: pa.Table) -> pa.Table:
-    """Replace the dictionary of a table's global ids by the texts; raise ValueError if one is too long."""
+    """Replace the dictionary of a table's global ids with the texts; raise ValueError if a text is too long."""
     place = table.schema.get_field_index(GLOBAL_ID)
     if place < 0 or not pa.types.is_dictionary(table.schema.field(place).type):
         return table
@@ -156,7 +156,7 @@ def expand_global_ids(table: pa.Table) -> pa.Table:
 
 
 class TailFile(io.RawIOBase):
-    """A file of `size` bytes that ends with `tail`; the bytes before read as zeros."""
+    """A file of `size` bytes that ends with `tail`; all bytes before `tail` read as zeros."""
 
     def __init__(self, tail: bytes, size: int) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class TailFile(io.RawIOBase):
 class Definition(Record, frozen=True):
     """A definition of the table with this `oid`; if `oid` is 0, the table is identified by its name.
 
-    `copied_from` is the position of the node's base copy under this definition, None if it has no separate base copy.
+    `copied_from` is the position of the node's base copy under this definition; None if there is no separate base copy.
     `is_gone`: the table no longer exists.
     """
 
@@ -227,8 +227,8 @@ class SegmentRange(Record, frozen=True):
 class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One stored segment, as commits list it. The counts cover its whole content, regardless of any cut.
 
-    `node` to `open` describe its range. The events can be read from the end of the object alone, from `events_at` on;
-    `events_digest` is the digest of that part. Older commits have neither field.
+    `node` to `open` describe its range. The events can be read from the end of the object alone, which begins at
+    `events_at` and has the digest `events_digest`. Older commits have neither field.
     """
 
     key: str
@@ -252,8 +252,8 @@ class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
 class ArchivedSegment:
     """A segment with the metadata that commits don't contain.
 
-    `definitions` are those that no commit listed when the segment was written. `first_changes` are the positions of the
-    first changes under them, by group number.
+    `definitions` are those that no commit listed yet when the segment was written. `first_changes` are the positions of
+    the first changes under them, by group number.
     """
 
     segment: Segment
@@ -272,12 +272,12 @@ def segment_key(prefix: str, number: int) -> str:
 
 
 def last_number(segments: Sequence[Segment]) -> int:
-    """Return the number of a node's last segment, 0 if there is none; `segments` are in order."""
+    """Return the number of a node's last segment, or 0 if there is none; `segments` are in order."""
     return segments[-1].number if segments else 0
 
 
 def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: Lsn = ORIGIN, first: int = 1) -> None:
-    """Raise ArchiveError unless the segments, numbered from `first` on, reach from `base` to `finish` with no hole."""
+    """Raise ArchiveError unless the segments, numbered from `first` on, reach from `base` to `finish` without a gap."""
     through = base
     for expected, segment in enumerate(segments, start=first):
         if segment.number != expected or segment.after != through or segment.node != node:
@@ -300,7 +300,7 @@ def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: 
 METADATA_KEY = b"cutline"
 FORMAT = "cutline/segment/3"
 NO_SEAL = "0" * 64
-# A reader of changes holds one row group at a time.
+# A reader of changes holds one row group in memory at a time.
 ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
 # No segment is larger. It ends soon after 40 MiB of changes (drain.py); its last message is at most 1 GiB, and escaping
 # at most doubles its size.
@@ -310,7 +310,10 @@ READ_WHOLE_BYTES_MAX = 4 << 20
 
 
 class SegmentMetadata(Record, frozen=True, tag_field="format", tag=FORMAT, kw_only=True):
-    """The metadata in a segment (docs/store-format.md). `seal` is the digest of the file with zeros in its place."""
+    """The metadata in a segment (docs/store-format.md).
+
+    `seal` is the digest of the file with the seal itself replaced by zeros.
+    """
 
     key: str
     node: str
@@ -382,7 +385,7 @@ def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table
 
 
 def _seal_offset(body: memoryview, seal: str) -> int:
-    """Find the offset of the seal in the footer, as rows may contain the same text; raise ValueError if it has none."""
+    """Find the offset of the seal in the footer (rows may contain the same text); raise ValueError if there is none."""
     footer = max(len(body) - 8 - int.from_bytes(body[-8:-4], "little"), 0)
     return footer + bytes(body[footer:]).rindex(f'"seal": "{seal}"}}'.encode()) + len('"seal": "')
 
@@ -513,7 +516,7 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
 
 
 def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set[int]:
-    """Return the groups changed by transactions whose COMMIT (if prepared, PREPARE) is at or after position `after`.
+    """Return the groups changed by transactions whose COMMIT (or PREPARE, if prepared) is at or after position `after`.
 
     Raises ObjectDamagedError.
     """

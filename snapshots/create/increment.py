@@ -1,8 +1,8 @@
 """Take an increment: run all checks, then make the cut, archive the WAL up to it, and commit.
 
 Before the commit, only the archive, the DDL, and base copies of tables that can't be converted are written. An attempt
-that dies leaves archived segments, after which the next attempt continues. Its slots are at the end of the archive or
-before it.
+that dies leaves archived segments, after which the next attempt continues. The slots are then at the end of the
+archive, or before it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def take_increment(
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
         if archiving is not None:
-            # Start the JVM before ending writes, so that no writer waits for it or is stopped if the start fails.
+            # Start the JVM before ending writes, so that writers don't wait for it and are not stopped if it fails to
+            # start.
             start_session(archiving, progress)
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
@@ -148,7 +149,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         exclusive(sessions, store, "create", request.name) as lock,
     ):
         progress.reached(CrashPoint.LOCKED)
-        # Under the lock no other command begins a create, so one listing serves all checks.
+        # While the lock is held, no other command starts a create, so one listing serves all checks.
         operations = document_names(store)
         note_restores(store, settle_operations(store, fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
@@ -184,7 +185,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
 
 
 def _needs_spark(plan: DdlPlan, slot: str, sessions: Sessions) -> bool:
-    """Whether tables must be copied or much WAL must be archived, as far as is known before the cut."""
+    """Whether tables must be copied or a lot of WAL must be archived, as far as is known before the cut."""
     return bool(plan.unpublished or plan.to_copy) or not is_little(read_waiting(sessions, slot))
 
 

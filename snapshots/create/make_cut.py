@@ -58,8 +58,9 @@ class AttemptFailedError(Exception):
 class CutMarkers:
     """The markers of an attempt: the start marker, and both written markers of every primary.
 
-    `seconds` is the time that writing the markers took. `made_at` is the latest time of a finish marker by the trusted
-    clocks, but no earlier than the previous cut: the cut contains nothing that was committed later by these clocks.
+    `seconds` is the time that writing the markers took. `made_at` is the latest time of a finish marker according to
+    the trusted clocks, but no earlier than the previous cut: according to these clocks, the cut contains nothing that
+    was committed later.
     """
 
     marker: Marker
@@ -104,7 +105,7 @@ def write_cut_markers(
 
 
 def latest_time(finishes: Mapping[str, WrittenMarker], believed: Collection[str], last_at: datetime | None) -> datetime:
-    """Return an upper bound, by the clocks of these nodes, of the time when the cut's last record was written."""
+    """Return an upper bound, according to these nodes' clocks, for the time when the cut's last record was written."""
     # A clock is read shortly before its marker is written.
     latest = [finishes[node].written_at + _round_trip(finishes[node]) for node in believed] or [utc_now()]
     # This cut contains everything that the previous cut contains.
@@ -181,7 +182,7 @@ class CutPlan:
     """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
 
     `known` holds each node's committed segments, at least those that reach beyond the previous cut. `last_at` is the
-    time of the previous cut, if that belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
+    time of the previous cut, if it belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
     """
 
     chain: str
@@ -314,7 +315,8 @@ def _raise_problems(reports: list[DrainReport]) -> None:
     """Raise the error of failed drains: AttemptFailedError, which is retried, if all failures are unreachable nodes."""
     failures = [(report.node, error_of(report.problem)) for report in reports if report.problem]
     final = [error for _, error in failures if not _is_transient(error)]
-    # A new plan resolves the unknown definitions on every node that reported them, but no other final error.
+    # A new plan resolves the unknown definitions on all nodes that reported them, but does not help with other final
+    # errors.
     moved = [error for error in final if isinstance(error, SchemaMovedError)]
     if moved and len(moved) == len(final):
         moved[0].details["moved"] = [table for error in moved for table in cast(list[object], error.details["moved"])]
@@ -327,8 +329,8 @@ def _raise_problems(reports: list[DrainReport]) -> None:
 
 
 def _is_transient(error: SnapshotError) -> bool:
-    """Whether the node became unreachable while its slot was read; a retry then continues after the archive."""
-    # The drain has already waited for the standby.
+    """Whether the node became unreachable while its slot was being read; a retry then continues after the archive."""
+    # A retry would not help if the standby lags: the drain has already waited for it.
     is_lag = isinstance(error, ReplayLagError)
     return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag
 

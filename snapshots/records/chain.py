@@ -60,7 +60,7 @@ class Chain:
 
     @property
     def commits(self) -> tuple[Commit, ...]:
-        """The commit of the full snapshot and those of the increments, in order."""
+        """The commits of the full snapshot and the increments, in order."""
         return (self.full, *self.increments)
 
     @property
@@ -112,7 +112,7 @@ class Chain:
 
     @property
     def next_history(self) -> ChainHistory:
-        """The history of previous commits for the next increment's commit."""
+        """The history that the next increment's commit will record."""
         last, number = self.last, self.last.increment + 1
         if isinstance(last, FullSnapshot):
             return ChainHistory(last.digest)
@@ -142,11 +142,11 @@ class Chain:
 
     @property
     def definition_changes(self) -> tuple[DefinitionChanges, ...]:
-        """The definition changes of all commits that have any, in order."""
+        """The definition changes of all commits that contain any, in order."""
         return tuple(commit.definition_changes for commit in self.commits if commit.definition_changes)
 
     def definitions(self, node: str) -> dict[int, Group]:
-        """Return all definitions, current and ended, under which the node's rows may be stored, by number."""
+        """Return all definitions, current and ended, under which the node's rows may be stored, keyed by number."""
         shard = self.shard_of(node)
         lists = [self.full.groups[shard], *(changes.groups.get(shard, ()) for changes in self.definition_changes)]
         return {group.number: group for groups in lists for group in groups}
@@ -159,14 +159,14 @@ class Chain:
         return tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
 
     def successions(self, node: str) -> dict[int, int]:
-        """Return, for the number of each definition that continues another, the number of its predecessor."""
+        """Return the numbers of the definitions that others continue, keyed by the numbers of those others."""
         shard = self.shard_of(node)
         return {
             new: old for changes in self.definition_changes for new, old in changes.successions.get(shard, {}).items()
         }
 
     def numbers_at_cut(self, node: str) -> dict[int, int]:
-        """Return, for every number under which valid rows are stored, their group's number at the last commit."""
+        """Return the group numbers at the last commit, keyed by the numbers under which valid rows are stored."""
         successions = self.successions(node)
         numbers: dict[int, int] = {}
         for group in self.groups(node):
@@ -177,7 +177,7 @@ class Chain:
         return numbers
 
     def copy_positions(self, node: str) -> dict[int, Lsn]:
-        """Return, for the number of each table that was copied again, the position from which its changes count."""
+        """Return the positions from which changes to tables that were copied again count, keyed by number."""
         successions = self.successions(node)
         positions = {
             number: at for changes in self.definition_changes for number, at in changes.begun.get(node, {}).items()
@@ -185,7 +185,7 @@ class Chain:
         return {number: at for number, at in positions.items() if number not in successions}
 
     def tables(self, shard: str) -> dict[str, TableState]:
-        """Return the states of the shard's tables at the last commit, by name."""
+        """Return the states of the shard's tables at the last commit, keyed by name."""
         lists = [self.full.tables, *(changes.tables for changes in self.definition_changes)]
         states = {state.table: state for tables in lists for state in tables.get(shard, ())}
         return {group.name: states[group.name] for group in self.groups(shard) if group.name in states}
@@ -223,15 +223,15 @@ class Chain:
         return None
 
     def base_entries(self, node: str) -> tuple[NamedObject, ...]:
-        """Return the entries of the node's base copies: those of the full snapshot, and of tables copied again since.
+        """Return the entries of the node's base copies: the full snapshot's, and those of tables copied again since.
 
-        A partial chain has all of them, since only full snapshots and changes of definitions come with base copies.
+        A partial chain has all of them, since only full snapshots and definition changes come with base copies.
         """
         entries = (entry for commit in self.commits for entry in commit.entries)
         return tuple(entry for entry in entries if (entry.kind, entry.node) == (BASE, node))
 
     def base_rows(self, node: str) -> Mapping[int, int]:
-        """Count the rows of the node's base copies, by the number under which they are stored."""
+        """Return the row counts of the node's base copies, keyed by the number under which the rows are stored."""
         rows = Counter[int]()
         for base_entry in self.base_entries(node):
             rows.update(base_entry.rows)
@@ -253,12 +253,12 @@ class Chain:
 
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
-        """The standbys that the chain has no copy of, because they can't decode WAL. Every output names them."""
+        """The standbys that the chain contains no copy of, because they can't decode WAL. Every output names them."""
         return tuple(out for out in self.full.left_out if out.kind == LeftOutKind.STANDBY_COPY)
 
     @property
     def append_only(self) -> list[str]:
-        """The groups that any shard follows for INSERT and TRUNCATE only. Every output names them."""
+        """The groups of which any shard records only INSERT and TRUNCATE. Every output names them."""
         return sorted({out.name for out in append_only_of(self.all_groups)})
 
     def check_archive(self) -> None:
@@ -282,7 +282,7 @@ def first_summarized(increment: int) -> int:
 
 
 def summary_of(commit: Commit) -> CommitSummary:
-    """Return the data of the commit that `list` shows."""
+    """Return the summary of a commit that `list` shows."""
     counts = commit.counts
     return CommitSummary(
         commit.increment,

@@ -31,20 +31,20 @@ from cutline.wal.segments.segments import Segment
 
 LIST_FORMAT = "cutline/objects/1"
 BASE = "base"
-# The DDL of a shard: one archive of pg_dump.
+# The DDL of a shard: one pg_dump archive.
 DDL = "archive"
 # The globals of a shard's server (snapshots/records/server_globals.py).
 GLOBALS = "globals"
-# The rows of extensions' configuration tables (snapshots/records/kinds.py).
+# The rows of extension configuration tables (snapshots/records/kinds.py).
 EXTENSION_ROWS = "extension-rows"
 # The kinds of objects that contain no rows of groups. A commit lists only a few such objects.
 WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)
-# In an entry of this kind, `rows` counts the large objects that begin in the object, under this number.
+# In an entry of this kind, `rows` contains only this number, with the count of large objects that begin in the object.
 LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
 
 class StoredObject(Record, frozen=True):
-    """A stored object of a base copy, or with facts about a shard; `rows` counts rows by group number."""
+    """A stored object: part of a base copy, or facts about a shard. `rows` counts rows by group number."""
 
     key: str
     kind: str
@@ -72,7 +72,7 @@ class ObjectList(Record, frozen=True):
 
 
 class ReadList(ObjectList, frozen=True):
-    """An entry with the compressed document of its list, as `read_lists` returns it. Never stored.
+    """An entry with its list's compressed document, as `read_lists` returns it. Never stored.
 
     The parsed lists of a large fleet would take ten times the memory.
     """
@@ -105,7 +105,7 @@ def compress_content(content: bytes) -> bytes:
 
 
 def listed_objects(one: NamedObject) -> tuple[StoredObject, ...]:
-    """Return the object itself or the entries of a list, none if it is lost; raise RuntimeError if it was not read."""
+    """Return the object itself, or a list's entries (none if it is lost); raise RuntimeError if it was not read."""
     if isinstance(one, StoredObject):
         return (one,)
     if isinstance(one, ReadList):
@@ -134,7 +134,7 @@ class UsedCollation(Record, frozen=True, omit_defaults=True):
 
 
 class DatabaseSetting(Record, frozen=True, omit_defaults=True):
-    """A setting of the database (ALTER DATABASE … SET), or of `role` in it; `value` is as in pg_db_role_setting."""
+    """A setting of the database (ALTER DATABASE … SET), or of `role` in it; `value` is as pg_db_role_setting has it."""
 
     name: str
     value: str
@@ -160,7 +160,7 @@ class SecurityLabel(Record, frozen=True):
 class DatabaseProperties(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The properties of a database itself, not of its contents.
 
-    `tablespace` is "" for pg_default. `privileges` is None for the privileges of a new database.
+    `tablespace` is "" for pg_default. If `privileges` is None, the database has the default privileges.
     """
 
     owner: str
@@ -187,9 +187,10 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
 
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-# The maximum number of increments that a commit summarizes, in 25 KB without comments. `list` reads one commit in 64.
+# The maximum number of increments that a commit summarizes, which takes 25 KB without comments. `list` reads one commit
+# in 64.
 SUMMARIZED_MAX = 64
-# The maximum length of a comment in a summary, in characters.
+# The maximum length of a summary's comment, in characters.
 COMMENT_MAX = 1000
 
 
@@ -211,7 +212,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     """A resolved cut (`wal.cut.cut_values`), with its attempts and times.
 
     `causes` are the reasons why earlier attempts failed. `seconds` is the time from the first start marker to the last
-    finish marker. `made_at` is the time of the last finish marker by the clocks of the nodes
+    finish marker. `made_at` is the time of the last finish marker according to the nodes' clocks
     (`snapshots.create.make_cut`): the cut contains nothing that was committed later. `safe_at` is the fleet's safe time
     (`wal.cut.safe_time`). The clocks of the nodes differ by at most `skew_seconds`.
     """
@@ -244,7 +245,7 @@ class Previous(Record, frozen=True):
 
 
 class CommitSummary(Record, frozen=True, omit_defaults=True):
-    """The data of a commit that `list` shows, and the digest of its file.
+    """A summary of a commit, as `list` shows it, and the digest of the commit's file.
 
     `cut` is the id of the commit's cut, `cut_at` its time and `safe_at` its safe time.
     """
@@ -265,7 +266,7 @@ class CommitSummary(Record, frozen=True, omit_defaults=True):
 
 
 class ChainHistory(Record, frozen=True, omit_defaults=True):
-    """An increment's summary of the commits before it, so that few of them have to be read.
+    """An increment's summary of the commits before it, so that only a few of them have to be read.
 
     `full` is the digest of the full snapshot's commit. `redefinitions` contains, by number, the digest of every
     increment that changed definitions or DDL. `recent` summarizes the increments from the last multiple of 64 on (from
@@ -279,13 +280,13 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
 
 
 class DefinitionChanges(Record, frozen=True, omit_defaults=True):
-    """The changes of definitions and DDL since the previous commit, or since the base copy of a full snapshot.
+    """The changes to definitions and DDL since the previous commit, or since the base copy of a full snapshot.
 
     All mappings are by shard, except `begun`, which is by node. `groups` lists new definitions, `gone` the numbers of
     definitions that ended. `successions` maps a new number to its predecessor; the tables of all other new numbers were
-    copied again. `begun` is the position from which changes under a new number count. `tables` contains only tables
-    that changed; `roles` and `fingerprints` contain only shards whose catalogs changed. `objects` lists the objects of
-    base copies and DDL, and `lists` names further objects of base copies.
+    copied again. `begun` holds the position from which changes under each new number count. `tables` contains only
+    tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed. `objects` lists the
+    objects of base copies and DDL, and `lists` names further base copy objects.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -334,13 +335,13 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def own_objects(self) -> tuple[StoredObject, ...]:
-        """The objects that this document lists itself: those without rows of groups, and a few of base copies."""
+        """The objects that this document lists itself: those without rows of groups, and a few from base copies."""
         changed = self.definition_changes.objects if self.definition_changes else ()
         return (*changed, *self.extension_rows)
 
     @property
     def object_lists(self) -> tuple[ObjectList, ...]:
-        """The lists of further objects of base copies."""
+        """The lists of further base copy objects."""
         return self.definition_changes.lists if self.definition_changes else ()
 
     @property
@@ -357,7 +358,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     def named_and_listed(self) -> Iterator[Segment | NamedObject]:
         """Yield the entries that this commit adds, including those of lists; raise RuntimeError if a list was not read.
 
-        Only one list's objects are in memory at a time. Those of a LostList are omitted.
+        Only one list's objects are in memory at a time. The objects of a LostList are omitted.
         """
         yield from self.named
         for object_list in self.object_lists:
@@ -365,7 +366,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def object_sizes(self) -> dict[str, int]:
-        """The size in bytes of every entry of `named_and_listed`, by key; raises the same error."""
+        """The size in bytes of every entry of `named_and_listed`, keyed by the entry's key; raises the same error."""
         return {entry.key: entry.size for entry in self.named_and_listed}
 
 
@@ -374,7 +375,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
     Groups, roles, tables and fingerprints are by shard, `base` positions by node. `rules` selected the groups.
     `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point, which
-    has a cut but no tables. `lists` names further objects of base copies.
+    has a cut but no tables. `lists` names further base copy objects.
     """
 
     fleet_id: str = field(name="fleet")
@@ -443,7 +444,7 @@ class Grant(Record, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class LargeObjectDefinition(Record, frozen=True):
-    """The owner, comment and grants of a large object. `grants` is None for the privileges of a new large object."""
+    """The owner, comment and grants of a large object. `grants` is None for the default privileges."""
 
     owner: RoleName
     comment: Text | None
@@ -474,7 +475,7 @@ def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObje
 
 
 def count_by_node(commit: FullSnapshot) -> dict[str, int]:
-    """Count the large objects of each node in a full snapshot; nodes without large objects are omitted."""
+    """Count each node's large objects in a full snapshot; nodes without large objects are omitted."""
     counts: dict[str, int] = {}
     for entry in commit.entries:
         if entry.kind != LARGE_OBJECTS:
@@ -484,6 +485,6 @@ def count_by_node(commit: FullSnapshot) -> dict[str, int]:
 
 
 def with_large_object_counts(left_out: Iterable[LeftOut], full: FullSnapshot) -> tuple[LeftOut, ...]:
-    """Add to `left_out` the large objects of a chain that begins with `full`: their later changes are not covered."""
+    """Add to `left_out` the large objects of a chain that begins with `full`: later changes to them are not covered."""
     base = full.base
     return mark_large_objects(left_out, {n: (count, str(base[n])) for n, count in count_by_node(full).items()})

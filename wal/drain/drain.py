@@ -1,15 +1,15 @@
 """Drain a node's slot into its archive: a task of the drain job, run in an executor.
 
 The steps for each chunk are: peek, decode, create segments, verify that the store is still the fleet's, advance the
-slot. The first three overlap. If a drain dies, the next drain decodes the same WAL again, or continues after the last
+slot. The first three overlap. If a drain dies, the next drain decodes the same WAL again or continues after the last
 stored segment, so nothing is lost or archived twice. If Spark repeats a task while its first attempt is still running,
-the second attempt continues after the segments of the first. A transaction that is too large for one segment is stored
-in several segments; the slot is advanced after the last of them.
+the second attempt continues after the segments that the first has stored. A transaction that is too large for one
+segment is stored in several segments; the slot is advanced after the last of them.
 
 Nothing is stored for an idle node, whose WAL since the end of its archive contains only markers, and its slot is not
-advanced: the next drain reads this WAL again. So the rule that no slot passes the end of the archive protects an idle
-node like any other. If the WAL grows larger than IDLE_BYTES_MAX, or than an eighth of the node's limit on retained WAL,
-it is stored.
+advanced: the next drain reads this WAL again. So the rule that a slot never passes the end of the archive protects idle
+nodes, too. An idle node's WAL is stored once it exceeds IDLE_BYTES_MAX or an eighth of the node's limit on retained
+WAL.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Archive:
 
     @property
     def number(self) -> int:
-        """The number of the last segment, 0 if there is none."""
+        """The number of the last segment, or 0 if there is none."""
         return self.last.number if self.last else 0
 
     @property
@@ -102,7 +102,8 @@ class _Archive:
 
     def read_new_segments(self) -> None:
         """Read the segments that other processes have stored after the last known segment."""
-        # Read by key: a listing may lag behind, and a slot ahead of the archive would be mistaken for lost WAL.
+        # Read segments by key: a listing may lag behind, and then a slot ahead of the listed archive would look like
+        # lost WAL.
         number, through, before = self.number, self.through, len(self.segments)
         for segment in list_unlisted(self.store, self.prefix, number):
             if segment.segment.number > self.task.planned and segment.definitions != self.task.unlisted_definitions:
@@ -136,8 +137,8 @@ def drain(task: DrainTask) -> DrainReport:
             seconds = time.monotonic() - began
             return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, seconds, idle=archive.idle)
         except (SlotInUseError, DrainBusyError) as error:
-            # A killed command or task may read the slot, and even store segments, until its process notices. These
-            # are the segments that this drain would store, so wait and continue after the last of them.
+            # A killed command or task may read the slot, and even store segments, until its process notices. It stores
+            # the same segments that this drain would store, so wait and continue after the last of them.
             if archive is None or time.monotonic() - max(began, archive.grown_at) > SLOT_IN_USE_SECONDS_MAX:
                 return DrainReport(task.node.id, problem=report_of(error))
             time.sleep(SLOT_IN_USE_POLL_SECONDS)
@@ -186,7 +187,7 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
 
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:
     through = archive.through
-    # Segments that were written to a store in the place of the fleet's store do not count as archived.
+    # Segments that were written to a different store in place of the fleet's do not count as archived.
     if task.fleet_id is not None:
         check_own_store(archive.store, task.fleet_id)
     # PostgreSQL refuses if another process has advanced the slot further, or dropped it.
@@ -197,7 +198,7 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, archive: _Arc
         raise slot_in_use(task.node, task.slot) from error
     state = slot_state(connection, task.slot)
     if state is not None and state.confirmed > through:
-        # Another process has advanced the slot. The retry checks that it has extended the archive as well.
+        # Another process has advanced the slot. The retry checks that it extended the archive, too.
         raise archive_busy_error(task)
     if state is None or state.confirmed != through:
         place = f"is at {state.confirmed}" if state else "was dropped"
@@ -230,7 +231,7 @@ class _Chunk:
             read_ahead(lambda: peek(task.node, task.slot, task.publications, task.finish, messages_max)) as batches,
         ):
             for batch in batches:
-                # A row may be 100 MB: release everything as early as possible.
+                # A row may be 100 MB, so release everything as early as possible.
                 messages = decoder.view(from_arrow(batch))
                 del batch
                 decoded = decoder.decode(messages)
@@ -287,7 +288,7 @@ class _Chunk:
         self._store(None)
 
     def _store(self, opened: OpenTransaction | None, storing: BackgroundCalls | None = None) -> None:
-        """Create a segment of the held rows, in the thread of `storing` if given."""
+        """Create a segment from the held rows, in the thread of `storing` if it is given."""
         tables, through, is_large = self.tables, self.through, self.held_bytes > LARGE_BYTES
         self.tables, self.held_bytes = [], 0
         if storing is None:
@@ -295,7 +296,7 @@ class _Chunk:
             return
         storing.run(lambda: self._add(through, opened, tables))
         if is_large:
-            # The rows may be 100 MB: hold no others at the same time.
+            # These rows may be 100 MB, so hold no others at the same time.
             storing.wait()
 
     def _add(self, through: Lsn, opened: OpenTransaction | None, tables: list[tuple[pa.Table, pa.Table]]) -> None:

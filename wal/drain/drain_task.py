@@ -21,8 +21,8 @@ class DrainBusyError(BusyError):
 class DrainTask:
     """Everything an executor needs to bring one node's archive up to `finish`.
 
-    `base` is where the archive begins, `last` its last segment that a commit lists; later segments are found in the
-    store. `definitions` are the tables' definitions, those of each table in the order in which they began;
+    `base` is where the archive begins, and `last` is the last segment that a commit lists; later segments are found in
+    the store. `definitions` are the tables' definitions, for each table in the order in which they took effect;
     `unlisted_numbers` are the group numbers of definitions that no commit lists yet. `planned` is the number of the
     last segment that existed when the task was planned: later segments must have been written under the same
     definitions. The slot is advanced only while the store belongs to the fleet with `fleet_id`, if that is known. If
@@ -61,7 +61,7 @@ class DrainTask:
 class DrainReport:
     """The result of a DrainTask: the segments after `DrainTask.last`, or the error that ended it.
 
-    `ignored` counts the changes of tables that are in no group. `idle` holds the events of an idle node
+    `ignored` counts the changes to tables that are not in a group. `idle` holds the events of an idle node
     (SEGMENT_SCHEMA, all of them markers), for which nothing was stored.
     """
 

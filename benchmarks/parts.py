@@ -1,6 +1,6 @@
 """The parts of a run. Every part records its figures and failures in Results and continues.
 
-Cheap steps are repeated. The tools take turns at running first, so that no tool always has warm caches or a busy disk.
+Cheap steps are repeated. The tools take turns running first, so that no tool always has warm caches or a busy disk.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def restore_part(bench: Bench, cutline: Cutline) -> None:
 
 
 def _expect_state(bench: Bench, database: str) -> bool:
-    """Raise unless the restored accounts equal the final state: a fast wrong restore does not count."""
+    """Raise unless the restored accounts equal the final state: a fast but wrong restore does not count."""
     restored = bench.shard.state(database)
     if restored != bench.state:
         raise RuntimeError(f"restored {restored}, expected {bench.state}")

@@ -20,7 +20,7 @@ class Measurement:
     sizes_bytes: list[int] = field(default_factory=list)
 
     def median(self, unit: str) -> float | None:
-        """Return the median of the runs in `unit`, "seconds" or "bytes"; None without runs."""
+        """Return the median of the runs in `unit` ("seconds" or "bytes"); None if there are no runs."""
         found = self.seconds if unit == "seconds" else self.sizes_bytes
         return statistics.median(found) if found else None
 
@@ -69,7 +69,7 @@ class BenchmarkVerdict:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the aim is met; None without an aim or a value."""
+        """Whether the aim is met; None if there is no aim or no value."""
         aim = self.comparison.aim
         return None if aim is None or self.value is None else self.value <= aim
 
@@ -84,7 +84,7 @@ class Results:
     def measure(
         self, task: str, work: Callable[[], Result], size: Callable[[Result], int] | None = None
     ) -> Result | None:
-        """Time `work` as one run of `task`; record a failure and return None."""
+        """Time `work` as one run of `task`; if it fails, record the failure and return None."""
         began = time.perf_counter()
         result = self.attempt(task, work)
         seconds = time.perf_counter() - began
@@ -93,7 +93,7 @@ class Results:
         return result
 
     def attempt(self, task: str, work: Callable[[], Result]) -> Result | None:
-        """Run `work` without timing it; record a failure and return None."""
+        """Run `work` without timing it; if it fails, record the failure and return None."""
         try:
             return work()
         except Exception as error:  # noqa: BLE001  # reported with the figures, and makes the run fail
@@ -108,7 +108,7 @@ class Results:
             measurement.sizes_bytes.append(size_bytes)
 
     def median(self, task: str, unit: str) -> float | None:
-        """Return the median of a task's runs; None without runs."""
+        """Return the median of a task's runs; None if there are no runs."""
         found = self.measurements.get(task)
         return found.median(unit) if found else None
 

@@ -261,7 +261,7 @@ class StreamHashes:
     """Combined hashes of all streams, keyed by (node number, group), and each node's markers: position by content.
 
     `store` is where the segments were read. `last` maps object keys to the reports of last changes of `sources` until
-    they are used. `events` maps object keys to the events of primaries, None if they were not kept.
+    they are used. `events` maps object keys to the events of primaries, or to None if they were not kept.
     """
 
     sums: Sums

@@ -93,8 +93,8 @@ def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], e
 def _torn_pairs(by_node: pa.Table, torn: pa.Table) -> pa.Table:
     """Return the first NAMED_MAX transactions that differ between each pair of nodes, in PAIR_ORDER.
 
-    `by_node` are the parts, `torn` the transactions (global_id, node_count) that differ. Holds about PAIRS_AT_ONCE
-    pairs in memory, plus up to NAMED_MAX rows for each pair of nodes.
+    `by_node` contains the parts, and `torn` the transactions (global_id, node_count) that differ. Holds about
+    PAIRS_AT_ONCE pairs in memory, plus up to NAMED_MAX rows for each pair of nodes.
     """
     named: list[pa.Table] = []
     at = np.cumsum(to_numpy(torn["node_count"]).astype(np.int64) ** 2) // PAIRS_AT_ONCE

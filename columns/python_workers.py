@@ -87,8 +87,8 @@ def begin_task(first: FirstWork | None) -> None:
 def freeze_modules() -> None:
     """Exempt all existing objects from later garbage collections, unless that was done since the last import.
 
-    Garbage is collected first. A cycle that exists now and is dropped later is never freed, so every function that runs
-    in a worker calls this first (through `begin_task`).
+    Garbage is collected first. A reference cycle that exists now and is dropped later is never freed, so every function
+    that runs in a worker calls this first (through `begin_task`).
     """
     global _modules_frozen  # the state of this process
     if len(sys.modules) != _modules_frozen:

@@ -214,12 +214,12 @@ class LatencyLog:
         return len(self._seconds)
 
     def entries(self) -> list[tuple[float, float]]:
-        """Return (start, seconds) of all transactions so far, in order of their end."""
+        """Return (start, seconds) of all transactions so far, in the order in which they ended."""
         with self._lock:
             return list(zip(self._starts, self._seconds, strict=True))
 
     def p99_seconds(self, excluding: Sequence[Window] = ()) -> float | None:
-        """Return the 99th percentile of the durations, ignoring transactions that overlap a window (t0, t1).
+        """Return the 99th percentile of the durations, ignoring transactions that overlap one of the windows (t0, t1).
 
         Returns None if no transactions remain.
         """
@@ -276,8 +276,8 @@ class BankWorkload:
     """Runs `clients` threads that make transfers until `stop`; `dsns` are the shards' primaries, in order.
 
     `cross_shard_ratio` is the share of transfers across shards. `seed` determines accounts and amounts. Every client
-    waits `pause_seconds` between its transactions. As a context manager the workload starts and stops itself. The first
-    error ends all clients, and `stop` raises it.
+    waits `pause_seconds` between its transactions. Used as a context manager, the workload is started and stopped with
+    the block. The first error ends all clients, and `stop` raises it.
     """
 
     dsns: Sequence[str]
@@ -317,7 +317,7 @@ class BankWorkload:
         )
 
     def start(self) -> None:
-        """Settle the transfers that a killed workload left prepared, counted in `settled`, and start the clients.
+        """Settle the transfers that a killed workload left prepared (`settled` counts them), and start the clients.
 
         May be called only once. Raises NoBankError, BankBusyError, or BankStoppedError if a shard can't be reached.
         """

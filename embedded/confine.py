@@ -134,7 +134,7 @@ def enter_namespaces(settings: dict[str, Any]) -> None:
     uid, gid = os.getuid(), os.getgid()
     call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | (CLONE_NEWUSER if own_user else 0))
     if own_user:
-        # Map the user to itself: a server refuses to run as root, and the capabilities end with the next program.
+        # Map the user to itself: a server refuses to run as root, and executing the program drops the capabilities.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             Path("/proc/self", name).write_text(text)
 

@@ -63,14 +63,14 @@ class Confinement:
 
 @dataclass(frozen=True, slots=True)
 class SandboxedServer:
-    """A server, and its superuser with the password."""
+    """A server, and the name and password of its superuser."""
 
     node: EmbeddedNode
     superuser: str
     password: str = field(repr=False)
 
     def dsn(self, database: str, user: str = "", password: str = "") -> str:
-        """Return the connection string of `user`, by default of the superuser."""
+        """Return the connection string for `user`, by default the superuser."""
         user, password = (user, password) if user else (self.superuser, self.password)
         return make_conninfo(
             "", host=str(self.node.socket_folder), port=PORT, dbname=database, user=user, password=password
@@ -102,8 +102,8 @@ def start_sandboxed(
 ) -> list[SandboxedServer]:
     """Create and start a server for each of `ids`, recorded in the folder `place` so that stop_fleet can delete them.
 
-    `programs` is the folder of their programs, None for the wheel's. The servers don't see the files `hidden`. Raises
-    the errors of create_primary and start_server.
+    `programs` is the folder of their programs, or None for the wheel's. The servers can't see the files `hidden`.
+    Raises the errors of create_primary and start_server.
     """
     place = check_directory(place)
     place.mkdir(mode=0o700)

@@ -63,7 +63,7 @@ class ServerNotOursError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNode:
-    """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder, None for the wheel's.
+    """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder, or None for the wheel's.
 
     `sockets` is a separate folder for the socket, if the socket's path in `folder` would be too long.
     """

@@ -326,7 +326,7 @@ class AssertionTable(Record, frozen=True):
 class DrillTable(Record, frozen=True):
     """`[drill]` of fleet.toml: the servers of a drill, and the assertions about the restored databases.
 
-    `postgresql` is the folder of the servers' programs, None for the wheel's. `extensions` are extensions that a
+    `postgresql` is the folder of the servers' programs, or None for the wheel's. `extensions` are extensions that a
     superuser creates there, in addition to those that PostgreSQL and Cutline trust.
     """
 
@@ -439,7 +439,7 @@ def check_dsn(key: str, dsn: str, *, is_primary: bool) -> str:
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     if "replication" in given:
         raise ValueError(f"{key} contains replication, which Cutline sets itself where needed: remove it")
-    # Without target_session_attrs, libpq takes the first host that answers, so sessions might reach different servers.
+    # Without target_session_attrs, libpq uses the first host that answers, so sessions might reach different servers.
     if any("," in given.get(name, "") for name in ("host", "hostaddr")) and "target_session_attrs" not in given:
         return make_conninfo(dsn, target_session_attrs="primary" if is_primary else "standby")
     return dsn
@@ -536,8 +536,8 @@ class Retention:
     """The snapshots that `prune` keeps, and how long `gc` keeps garbage. A rule that is None is not set.
 
     `keep_full`: keep this many of the newest snapshots. `keep_days`: keep snapshots with a restore point younger than
-    this many days. `keep_increments`: keep the increments of this many of the newest snapshots. `gc` removes nothing
-    that is younger than its grace period.
+    this many days. `keep_increments`: keep the increments of this many of the newest snapshots. `gc` does not remove
+    anything younger than its grace period.
     """
 
     keep_full: int | None = None

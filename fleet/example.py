@@ -91,7 +91,7 @@ HEAD = """\
 
 
 class FleetFileExistsError(RefusedError):
-    """The file for the example exists already."""
+    """The file to which the example would be written already exists."""
 
 
 def example_text() -> str:

@@ -1,7 +1,7 @@
 """Write libpq's parameters from the environment into a dsn, because executors have a different environment.
 
-Otherwise an executor without PGSSLMODE or PGHOST would connect without TLS or to a different server, unnoticed.
-Source: PostgreSQL manual, "Environment Variables" and "SSL Support" of libpq.
+Otherwise an executor without PGSSLMODE or PGHOST might connect without TLS, or to a different server, and nobody would
+notice. Source: PostgreSQL manual, "Environment Variables" and "SSL Support" of libpq.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-# The parameters that decide the server, the user and the protection; nodes.connections sets all others.
+# The parameters that determine the server, the user and the protection; nodes.connections sets all others.
 TRANSFERRED = frozenset(
     {
         "host",

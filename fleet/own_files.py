@@ -74,7 +74,7 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
                 os.fchmod(out.fileno(), kept if mode is None else mode)
                 os.fsync(out.fileno())
         finally:
-            # Closing retries a failed flush, and its error would hide the first.
+            # Closing retries a failed flush, and that error would hide the first one.
             with suppress(OSError):
                 out.close()
         with _naming_file(path):

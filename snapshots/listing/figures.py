@@ -49,7 +49,7 @@ class RestorePlace:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A span without a restore point, between two restore points or until now; `why` is "" if it is only long."""
+    """A span without a restore point, between two restore points or until now; `why` is "" if it is merely long."""
 
     after: RestorePlace
     before: RestorePlace | None
@@ -64,7 +64,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The gaps, oldest first, and the median span in seconds, None if there are too few spans."""
+    """The gaps, oldest first, and the median span in seconds, which is None if there are too few spans."""
 
     median_seconds: float | None
     found: tuple[Gap, ...]
@@ -78,7 +78,8 @@ class Gaps:
 def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
     """Find the spans between adjacent restore points that are longer than usual or contain the end of a chain.
 
-    The span from the newest restore point to `now` may be a gap, but doesn't count for the median, as it still grows.
+    The span from the newest restore point to `now` may be a gap, but doesn't count for the median, because it is still
+    growing.
     """
     ordered = sorted(places, key=lambda place: (place.at, place.snapshot, place.increment))
     pairs = list(pairwise(ordered))
@@ -283,7 +284,7 @@ class StoreFigures:
 
     @property
     def last_good_point(self) -> PointFigures | None:
-        """The newest restore point with rows, in a readable snapshot, without conflicts found by a check."""
+        """The newest restore point that has rows, in a readable snapshot in which no check found conflicts."""
         good = list[PointFigures]()
         for one in self.snapshots:
             checks = [check for check in self.operations.checks if check.point.snapshot == one.name]

@@ -1,7 +1,7 @@
 """List the snapshots and increments of a store by reading commits and the records of operations.
 
 Comparing the records with the commits shows whether the newest increments of a chain, or a whole snapshot, were removed
-without Cutline. Nothing else shows this.
+by something other than Cutline. Nothing else shows this.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((address.host, address.port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind like TCPServer; HTTPServer would also look up the host's name, which may take long."""
+        """Bind like TCPServer; HTTPServer would also look up the host's name, which can be slow."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()

@@ -257,7 +257,7 @@ def samples_of_open(operations: Iterable[UnderWay], states: Mapping[str, Activit
 
 
 def samples_of_ends(read: EndedOperations, committed: Iterable[KindEnd], now: float) -> Iterator[Sample]:
-    """Yield the samples of ends within the window, and of the last end of every kind.
+    """Yield the samples for the ends within the window, and for the last end of each kind.
 
     `committed` are ends known from commits, whose outcomes are not read.
     """
@@ -446,7 +446,7 @@ class MetricsGatherer:
         self._reading: _Reading | None = None
 
     def gather(self, fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
-        """Query the store and all nodes at the same time, for at most `seconds_max`; raises none of their errors."""
+        """Query the store and all nodes at the same time, for at most `seconds_max`; does not raise their errors."""
         began = time.monotonic()
         query = LagsQuery(fleet.nodes)
         facts, problem = self._read(fleet, seconds_max)

@@ -104,7 +104,10 @@ def read_template(text: str) -> Template:
 
 
 def new_name(fleet: Fleet, text: str) -> str:
-    """Return the name of a new snapshot: `text`, or a name made from the template `text`. Only {n} reads the store."""
+    """Return the name of a new snapshot: `text`, or a name made from the template `text`.
+
+    The store is read only for the field {n}.
+    """
     if not is_template(text):
         return check_name(text)
     template = read_template(text)

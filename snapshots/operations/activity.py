@@ -51,7 +51,7 @@ from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectS
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A running command. `snapshot` is "" for all snapshots, `operation` is "" until the command reports its id."""
+    """A running command. `snapshot` is "" for all snapshots, and `operation` is "" until the command reports its id."""
 
     kind: str
     snapshot: str = ""
@@ -72,7 +72,7 @@ class Ending:
 
 
 def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
-    """Store the outcome of an operation without an intent, unless it has an outcome; raises StoreUnreachableError."""
+    """Store the outcome of an operation without an intent, unless it already has one; raises StoreUnreachableError."""
     outcome = Outcome(
         operation=command.operation,
         kind=command.kind,

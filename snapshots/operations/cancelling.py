@@ -72,7 +72,7 @@ def cancel_operations(
 ) -> list[Cancelled]:
     """Ask all of the operations to stop, wait up to `wait_seconds`, and settle the dead operations.
 
-    Settling also settles all other dead operations. Raises StoreOfAnotherFleetError, StoreUnreachableError.
+    This also settles all other dead operations. Raises StoreOfAnotherFleetError, StoreUnreachableError.
     """
     store, now = fleet.store.open(), utc_now()
     read_identity(store, fleet)
@@ -99,7 +99,7 @@ def cancel_operations(
 
 
 def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progress: Progress) -> Iterator[Cancelled]:
-    """Yield each of the operations when it has ended, then those that have not ended in time."""
+    """Yield each operation when it ends, then those that did not end in time."""
     deadline, waiting = time.monotonic() + wait_seconds, list(asked)
     watch = _SignWatch(store)
     while waiting:

@@ -102,7 +102,7 @@ class OperationSettledError(BusyError):
 
 
 class CommitTooLargeError(RefusedError):
-    """The commit has more tables than a document can hold."""
+    """The commit contains more tables than a document can hold."""
 
 
 class CommitIndeterminateError(IndeterminateError):
@@ -195,7 +195,7 @@ def _name_taken_error(commit: Commit) -> SnapshotExistsError:
 
 
 class UndecidedError(IndeterminateError):
-    """It is not known whether an earlier operation has committed, and it can't be decided now."""
+    """It is not known whether an earlier operation has committed, and that can't be decided now."""
 
 
 def has_committed(store: ObjectStore, intent: Intent) -> bool:

@@ -58,7 +58,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An operation that has ended. `intent` is None if there never was an intent, or it was removed.
+    """An operation that has ended. `intent` is None if there never was an intent, or if it was removed.
 
     If a document can't be read, `problem` describes it and `outcome` is None.
     """
@@ -180,7 +180,7 @@ def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = N
 
 
 def read_ended(store: ObjectStore, operation: str, *, has_intent: bool = True) -> Ended | None:
-    """Read an operation that has ended; None if it has no outcome. Its intent is read only if `has_intent`."""
+    """Read an operation that has ended; None if it has no outcome. Its intent is read only if `has_intent` is true."""
     intent: Intent | None = None
     try:
         if has_intent:

@@ -38,7 +38,7 @@ from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError,
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
 from cutline.wal.segments.damage import ObjectDamagedError
 
-# Long enough for a store that is unreachable for some minutes, and for clocks that differ by some minutes.
+# Long enough for a store that is unreachable for a few minutes, and for clocks that differ by a few minutes.
 LEASE_SECONDS = 900.0
 RENEW_SECONDS = 180.0
 END_SECONDS_MAX = 5.0
@@ -231,7 +231,7 @@ def in_use_error(lease: Lease) -> SnapshotInUseError:
     return SnapshotInUseError(
         f"snapshot {lease.operation.snapshot} is being restored: operation {lease.operation.id} by {host}, since"
         f" {lease.operation.began_at}; its lease runs until {details['until']}",
-        hint="repeat the command when the restore has ended; if its process is gone, when its lease has expired",
+        hint="repeat the command when the restore has ended or, if its process is gone, when its lease has expired",
         details=details,
     )
 

@@ -64,7 +64,7 @@ def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> 
 def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[str]:
     """Return the ids of all operations without an outcome, oldest first.
 
-    `documents` is the result of document_names, if they have been listed. Reads each operation that was listed with an
+    `documents` is the result of document_names, if the caller has it. Reads each operation that was listed with an
     intent and without an outcome.
     """
     listed = document_names(store) if documents is None else documents
@@ -117,7 +117,7 @@ def read_recorded_commits(
     Operations that began in an earlier second than the operation `since` are not read. The errors for unreadable
     records are added to `unread`; without that list, raises ManifestError. If a process died between its commit and its
     outcome, the commit is missing until the next command settles it. `operations` are the ids of all operations in
-    order, if they have been listed.
+    order, if the caller has them.
     """
     commits: dict[str, dict[str, int]] = {}
     # Ids sort by time, down to the second.
@@ -275,7 +275,7 @@ def read_open_operations(
 ) -> tuple[OpenOperation, ...]:
     """Read the operations without an outcome, on the snapshot `name` or all, oldest first.
 
-    `documents` is the result of document_names, if they have been listed. Takes a few reads per operation.
+    `documents` is the result of document_names, if the caller has it. Takes a few reads per operation.
     """
     listed = document_names(store) if documents is None else documents
     operations = (

@@ -55,7 +55,7 @@ class SlotOwners:
 
 
 def read_slot_owners(store: ObjectStore, operations: Iterable[str] | None = None) -> SlotOwners:
-    """Read the owners of all slots; `operations` are the ids of all operations, if they have been listed."""
+    """Read the owners of all slots; `operations` are the ids of all operations, if the caller has them."""
     ids: dict[str, list[str]] = {}
     for operation in store.list_children("operations") if operations is None else operations:
         ids.setdefault(slot_name(operation), []).append(operation)

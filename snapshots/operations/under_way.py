@@ -51,7 +51,7 @@ class ActivityState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """An operation without an outcome. `opened` is None without an intent, `sign` is None without a stored sign.
+    """An operation without an outcome. `opened` is None if no intent is stored, and `sign` is None if no sign is.
 
     `is_decided` is set if a restore has decided to publish. `problems` describe the documents that can't be read.
     `failure` is set if the command has ended, but left something on a node.
@@ -119,7 +119,7 @@ class UnderWay:
 
     @property
     def remedy(self) -> str:
-        """The command that ends the operation if its process is gone; "" without an intent."""
+        """The command that ends the operation if its process is gone; "" if there is no intent."""
         return self.opened.remedy if self.opened else ""
 
     @property
@@ -183,7 +183,7 @@ class UnderWay:
 def read_under_way(store: ObjectStore, documents: Mapping[str, Set[str]] | None = None) -> list[UnderWay]:
     """Read all operations without an outcome, oldest first, with a few reads for each.
 
-    `documents` is the result of document_names, if they have been listed.
+    `documents` is the result of document_names, if the caller has it.
     """
     listed = document_names(store) if documents is None else documents
     ways = (_read(store, operation, names) for operation, names in listed.items())

@@ -468,9 +468,9 @@ def is_finished(store: ObjectStore, name: str, *, force: bool) -> bool:
 
 
 def list_unfinished_deletions(store: ObjectStore) -> tuple[list[str], dict[str, str]]:
-    """Return the deleted snapshots of which something may be left, in the store or on the nodes.
+    """Return the deleted snapshots that may have left something behind in the store or on the nodes.
 
-    Also return the snapshots whose tombstone can't be read, with the reasons; prune removes nothing of these.
+    Also return the snapshots whose tombstone can't be read, with the reasons; prune does not touch them.
     """
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
     unfinished = {*store.list_children("snapshots"), *(removal.snapshot for removal in open_removals(store))}

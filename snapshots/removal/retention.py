@@ -173,7 +173,8 @@ def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
 def _find_proven(places: Sequence[_Place]) -> _Place | None:
     """Return the newest snapshot that a check found valid, if checks of newer snapshots found conflicts.
 
-    Newer snapshots that were not checked yet don't replace it, because the next check may find conflicts in them too.
+    Newer snapshots that have not been checked yet don't replace it, because the next check may find conflicts in them
+    too.
     """
     newest = next((place for place in places if place.one.is_valid), None)
     return newest if newest and newest.passed_over else None

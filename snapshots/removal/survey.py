@@ -97,7 +97,7 @@ class SurveyedSnapshot:
 
     @property
     def problem(self) -> str:
-        """The problem with the snapshot, "" if there is none."""
+        """The problem with the snapshot; "" if there is none."""
         return self.unreadable or self.lack or self.marks.problem
 
     @property

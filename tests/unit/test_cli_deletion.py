@@ -167,8 +167,8 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
     check = ended(store, 7, point("newer", 0, "conflicts"), point("new", 0))
     plan = plan_prune(store, FLEET, rules, force=False)
     warning = (
-        "kept instead of newer, in which checks found conflicts: new; prune removes them once there are enough newer"
-        " snapshots without conflicts"
+        "kept instead of newer, in which checks found conflicts: new; prune will remove them once there are enough"
+        " newer snapshots without conflicts"
     )
     assert prune_plan_lines(plan)[:3] == [
         "newer: kept: keep_full 1: it is number 1 from the newest; it is not counted, because the check that ended at"

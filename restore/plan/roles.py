@@ -289,7 +289,7 @@ def _create_missing(
                 # Another shard's target is on the same server, or another session is creating the role.
                 _check_made_here(target, connection, role, superusers)
                 if isinstance(error, psycopg.errors.UniqueViolation):
-                    notes.append(f"role {role} was created by another session at the same time, and is left unchanged")
+                    notes.append(f"role {role} was created by another session at the same time, and was left unchanged")
                 break
             except psycopg.Error as error:
                 if connection.broken:
@@ -298,7 +298,7 @@ def _create_missing(
                     raise disrupted_error(target.node.id, error, f"role {role}") from error
                 if number < len(forms):
                     notes.append(
-                        f"role {role} is created without its properties: {shorten_message(error)}: {form.shown}"
+                        f"role {role} was created without its properties: {shorten_message(error)}: {form.shown}"
                     )
                     continue
                 raise TargetUnfitError(
@@ -342,7 +342,7 @@ def _give_what_they_had(
             statement = attributes_statement(role, withheld)
             yield f"role {role.name} was created without {', '.join(withheld)}; to grant them: {statement}"
         if MARK.fullmatch(role.comment or ""):
-            yield f"role {role.name} is without its comment, which looks like the mark of a drill's role"
+            yield f"role {role.name} was created without its comment, which looks like the mark of a drill's role"
         elif role.comment is not None:
             yield from _refused(connection, comment_statement(role))
         for setting in role_settings(server_globals, role.name):
@@ -350,7 +350,10 @@ def _give_what_they_had(
             name = setting.name.lower()
             prefix, dot, _ = name.partition(".")
             if name in reserved or (dot and prefix in extensions):
-                yield f"role {role.name} is without {setting.name}, which may give it power; to set it: {statement}"
+                yield (
+                    f"role {role.name} was created without {setting.name}, which may give it power; to set it:"
+                    f" {statement}"
+                )
             else:
                 yield from _refused(connection, statement)
         yield from _grant_parameters(

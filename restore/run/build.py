@@ -63,7 +63,7 @@ NAMED_MAX = 5
 def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
     """Raise LoadError unless the database has all of `groups`, and no table or sequence that is not in the commit.
 
-    Such a table would otherwise be silently restored empty, and such a sequence silently start anew.
+    Otherwise such a table would silently be restored empty, and such a sequence would silently start over.
     """
     # Read the tables as on the source, so that names in any encoding have the same form.
     present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
@@ -187,7 +187,9 @@ def finish_database(
         set_sequences(connection, settable)
     run.after_rows(target.ledger)
     refreshed = refresh_views(target.node, ddl, watch)
-    unset = [f"node {target.node.id}: sequence {name} does not get its value: {why}" for name, why in left.items()]
+    unset = [
+        f"node {target.node.id}: sequence {name} was not set to its stored value: {why}" for name, why in left.items()
+    ]
     done.problems = [*unset, *refreshed.problems]
     if analyzes:
         # Analyze before event triggers exist: a login trigger would run in the session.

@@ -131,7 +131,7 @@ class RestoreRun(LockedTargets):
         return target.node if self.plan.request.scope.data_only else target.loaded
 
     def end_loading(self, target: Target) -> None:
-        """End a killed process's sessions that load a target; their statements run until they have rows to send."""
+        """End a killed process's sessions that load a target; otherwise they might run until they have rows to send."""
         if self.plan.request.scope.data_only:
             self.filling(target).end_loading()
         else:

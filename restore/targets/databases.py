@@ -1,10 +1,10 @@
 """The databases that a restore creates and drops, and the record that it keeps on each.
 
-The record names the restore that created the database, its progress, and all that another process needs to continue. It
-is valid even if the store accepts no writes. The record is the database's comment. In a database whose existing tables
-are filled, the comment belongs to the owner, so the record is in a table (restore/rows/filling.py).
+The record names the restore that created the database, its progress, and everything that another process needs to
+continue. It is valid even if the store accepts no writes. The record is the database's comment. If existing tables are
+filled, the comment belongs to the database's owner, so the record is in a table (restore/rows/filling.py).
 
-No restored database gets its real name before all nodes are loaded and checked (docs/architecture.md, invariant 6).
+No restored database gets its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from cutline.wal.drain.slots import list_own_slots
 
 
 class RestoreCrashPoint(StrEnum):
-    """An effect of a restore that is visible outside the process; the value is the text that `--verbose` prints.
+    """A point after an effect that is visible outside the process; the value is the text that `--verbose` prints.
 
     Each point is reported to `Progress.reached` after its effect. There may be further effects on each node between two
     points: each database is created before its record, and databases are closed, put back or dropped one by one.
@@ -102,14 +102,14 @@ LEDGER_NAME = re.compile(r"cutline_[0-9a-z_]{1,50}\.ledger")
 
 
 class Phase(StrEnum):
-    """The progress of a database of a restore."""
+    """How far a restore has got with one of its databases."""
 
     CREATED = "created"
-    # The tables and the ledger exist: rows in the ledger are loaded.
+    # The tables and the ledger exist; rows recorded in the ledger are loaded.
     LOADING = "loading"
     # The rows are loaded and counted; indexes and the rest of the DDL follow.
     INDEXING = "indexing"
-    # The database lacks only its real name.
+    # The database needs only its real name.
     FINISHED = "finished"
     # All databases of the restore have their real names.
     PUBLISHED = "published"
@@ -118,16 +118,16 @@ class Phase(StrEnum):
 
 
 class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag="cutline/restoring/1"):
-    """The record that a restore of the targets `shards` keeps on one of its databases, that of `shard`.
+    """The record that a restore of the targets `shards` keeps on its database for `shard`.
 
     `digest` is the digest of the last restored commit. `version` is Cutline's version and `parts` the number of Spark
     partitions of the changed rows: `ledger` lists the tasks of another process only if both are the same. `in_store`:
     whether the restore's intent, and therefore its decision, is in the store. If not, the decision is `publishes` in
-    the first database's record. `aside`: whether an old database was put aside for it. `sequences_set`: whether the
-    sequences of filled tables have their values. `undoing`: whether the process that fills tables has begun to empty
-    them again; a process that resumes the restore resets it. `allow_refused_ddl`: the restore continues without the
-    statements that the target refuses, and `refused` names them. `owner` ("" keeps the owner), `comment` and
-    `is_template` are set when the restore has ended; `own_privileges` are privileges that the owner then grants to the
+    the first database's record. `aside`: whether an old database was put aside for this one. `sequences_set`: whether
+    the sequences of filled tables have their values. `undoing`: whether the process that fills tables has begun to
+    empty them again; a process that resumes the restore resets this. `allow_refused_ddl`: the restore continues without
+    the statements that the target refuses, and `refused` names them. `owner` ("" keeps the owner), `comment` and
+    `is_template` are set when the restore ends; `own_privileges` are the privileges that the owner then grants to the
     restoring role. `borrowed` maps standbys to the numbers of the groups whose rows are taken from their copies.
     """
 
@@ -175,10 +175,10 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
 
 @dataclass(frozen=True, slots=True)
 class FoundDatabase:
-    """A database of a server: whether it accepts connections, its owner, and its record if a restore created it.
+    """A database on a server: whether it accepts connections, its owner, and its record if a restore created it.
 
     A record is valid only if our role or a superuser owns the database (`is_trusted`), because the owner can write the
-    comment and anybody with CREATEDB may create a database with any name. `claim` is the record in the comment, valid
+    comment, and anyone with CREATEDB may create a database with any name. `claim` is the record in the comment, valid
     or not. `is_valid` is false after an interrupted DROP DATABASE.
     """
 
@@ -191,12 +191,12 @@ class FoundDatabase:
 
     @property
     def record(self) -> DatabaseRecord | None:
-        """The record, if its owner is trusted."""
+        """The record, if the database's owner is trusted."""
         return self.claim if self.is_trusted else None
 
 
 def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
-    """Return the databases of the server, by name."""
+    """Return the server's databases, keyed by name."""
     rows = connection.execute(DATABASES_QUERY).fetchall()
     databases: dict[str, FoundDatabase] = {}
     for name, is_open, comment, owner, is_trusted, is_valid in rows:
@@ -205,7 +205,7 @@ def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDat
 
 
 def _parse_comment(comment: str | None) -> DatabaseRecord | None:
-    """Parse a comment as a record, but reject records of restores of rows only, which are never kept in a comment."""
+    """Parse a comment as a record; reject records of restores with `--data-only`, which are never kept in a comment."""
     record = parse_record(comment)
     return None if record is None or record.scope.data_only else record
 
@@ -216,14 +216,15 @@ def parse_record(comment: str | None) -> DatabaseRecord | None:
         record: DatabaseRecord = from_json(comment or "", DatabaseRecord)
     except (msgspec.DecodeError, ValueError):
         return None
-    # Validate the ledger's name: it is used in statements, but the database's owner can write the comment.
+    # Validate the ledger's name: it is used in statements, and the database's owner can write the comment.
     return record if record.ledger is None or LEDGER_NAME.fullmatch(record.ledger) else None
 
 
 def without_record(properties: DatabaseProperties) -> tuple[DatabaseProperties, list[str]]:
     """Remove a comment in the form of a record from a database's properties; also return a line if there was one.
 
-    The owner on the source chose the comment. On the target it would be trusted, because our role writes it.
+    Such a comment was written by the owner on the source, but on the target it would be trusted, because our role
+    writes it there.
     """
     if not _is_record(properties.comment or ""):
         return properties, []
@@ -231,7 +232,7 @@ def without_record(properties: DatabaseProperties) -> tuple[DatabaseProperties, 
 
 
 def _is_record(comment: str) -> bool:
-    """Whether the comment has the form of a record, of this or another version."""
+    """Whether the comment has the form of a record, of this version or any other."""
     if parse_record(comment) is not None:
         return True
     try:
@@ -249,7 +250,7 @@ def record_text(record: DatabaseRecord) -> str:
 def write_record(
     connection: psycopg.Connection[Any], database: str, record: DatabaseRecord, **changes: Any
 ) -> DatabaseRecord:
-    """Write the record, with `changes`, on a database; return the changed record."""
+    """Write the record, with `changes`, to a database's comment; return the changed record."""
     changed = structs.replace(record, **changes)
     comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
     connection.execute(comment.format(sql.Identifier(database), sql.Literal(record_text(changed))))
@@ -257,10 +258,10 @@ def write_record(
 
 
 def clear_record(connection: psycopg.Connection[Any], database: str, record: DatabaseRecord) -> str:
-    """Replace the record by the comment, owner and privileges that it names, in one transaction.
+    """In one transaction, replace the record with the comment it contains, and set the owner and privileges.
 
-    If the server refuses the statements, only removes the record. Returns a line with the remaining work, or "". Raises
-    NodeDisruptedError, and keeps the record, if the error was not caused by the statements.
+    If the server refuses the statements, only removes the record. Returns a line that says what remains to be done, or
+    "". If the statements did not cause the error, raises NodeDisruptedError and keeps the record.
     """
     name = sql.Identifier(database)
     comment = sql.SQL("COMMENT ON DATABASE {} IS {}").format(name, sql.Literal(record.comment))
@@ -308,7 +309,7 @@ SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELE
 """
 TEMPLATE_QUERY = "SELECT datistemplate FROM pg_database WHERE datname = %s"
 DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
-# The owner of a database that was put aside, if the database in its place belongs to another role.
+# The owner of a database that was put aside, if its replacement belongs to a different role.
 PREVIOUS_OWNER_QUERY = f"""
 SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new.datdba)")}
   FROM pg_database old, pg_database new
@@ -330,7 +331,10 @@ class OwnerChange:
 def create_database(
     target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, tablespace: str = ""
 ) -> None:
-    """Create the empty database to load, after dropping remains of the same restore. Tablespace "" is the default."""
+    """Create the empty database to load, after dropping any left over from the same restore.
+
+    Tablespace "" is the default.
+    """
     drop_database(target, connection, target.loading)
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
         sql.Identifier(target.loading),
@@ -361,7 +365,7 @@ def rehearsal_database(
 ) -> Iterator[Target]:
     """Create an empty database for a dry run, yield the target with it, and drop it at the end of the block.
 
-    First drops the remains of killed dry runs. The caller holds the target's lock.
+    First drops the remains of killed dry runs. The caller must hold the target's lock.
     """
     drop_rehearsals(target, connection)
     suffix = target.loading.rsplit("_", 1)[-1]
@@ -376,9 +380,9 @@ def rehearsal_database(
 
 
 def drop_rehearsals(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Drop the databases that killed dry runs have left next to the target's; the caller holds the target's lock.
+    """Drop the databases that killed dry runs left next to the target's; the caller must hold the target's lock.
 
-    A dry run killed before it wrote the comment has left an empty database.
+    A dry run that was killed before it wrote the comment left an empty database.
     """
     for name, is_marked in connection.execute(REHEARSALS_QUERY, (REHEARSAL,)).fetchall():
         if is_beside(name, target.database, REHEARSING) and (is_marked or is_empty(with_database(target.node, name))):
@@ -435,21 +439,22 @@ def drop_database(target: Target, connection: psycopg.Connection[Any], name: str
 
 
 def _drop(connection: psycopg.Connection[Any], name: str) -> None:
-    # The source owners' code, which has run as the database's owner, may have made it a template.
+    # The source owners' code, which ran as the database's owner, may have made the database a template.
     if connection.execute(TEMPLATE_QUERY, (name,)).fetchone() == (True,):
         connection.execute(sql.SQL("ALTER DATABASE {} IS_TEMPLATE false").format(sql.Identifier(name)))
     statement = sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name))
     try:
         connection.execute(statement + sql.SQL(" WITH (FORCE)"))
     except psycopg.errors.InsufficientPrivilege:
-        # FORCE may not end an autovacuum worker without superuser rights. Without FORCE, PostgreSQL ends it itself.
+        # FORCE needs superuser rights to end an autovacuum worker. Without FORCE, PostgreSQL itself ends the worker.
         connection.execute(statement)
 
 
 def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
     """Remove the records of ended restores from the databases with the targets' real names.
 
-    At the same time the databases get their owners and comments. Returns a line for each database whose server refuses.
+    At the same time, the databases get their owners and comments. Returns a line for each database where the server
+    refuses that.
     """
     problems: list[str] = []
     for target in targets:
@@ -465,7 +470,7 @@ def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.C
 def find_owner_changes(
     targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> list[OwnerChange]:
-    """Find the restored databases that do not belong to the owner of the database that was put aside."""
+    """Find the restored databases whose owner differs from that of the database that was put aside."""
     changes: list[OwnerChange] = []
     for target in targets:
         query = (PREVIOUS_OWNER_QUERY, (target.aside, target.database))
@@ -488,10 +493,10 @@ def end_chains(
     connections: Mapping[str, psycopg.Connection[Any]],
     operation: str,
 ) -> tuple[list[str], list[str]]:
-    """End the chains of databases that a restore has put aside, by dropping Cutline's slots, which would retain WAL.
+    """End the chains of databases that a restore put aside, by dropping Cutline's slots, which would retain WAL.
 
-    First marks the chains in the store, unless `store` is None because it accepts no writes. Returns the dropped and
-    the remaining slots, each as `node: slot`.
+    First marks the chains as ended in the store, unless `store` is None because it accepts no writes. Returns the
+    dropped and the remaining slots, each as `node: slot`.
     """
     targets = list(targets)
     if store is not None:
@@ -505,7 +510,7 @@ def end_chains(
         row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
         if row is None:
             continue
-        # Identify the database by its oid, as a standby may not have replayed the rename yet.
+        # Identify the database by its oid, because a standby may not have replayed the rename yet.
         for node in (target.node, *target.backups):
             try:
                 with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
@@ -557,9 +562,9 @@ def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
 
 
 def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> dict[str, str]:
-    """Find the targets' databases that accept no connections, as after a kill during publishing.
+    """Find the targets' databases that accept no connections; return the statements that open them, keyed by database.
 
-    Maps each to the statement that opens it.
+    For example, a process may have been killed while publishing.
     """
     return {
         f"database {target.database} on {target.node.id}": (
@@ -577,7 +582,7 @@ def lock_target_fleet(
     """Hold the target fleet's lock in its existing databases, so that no other operation changes the fleet.
 
     A lock is released when its database is renamed, because that ends the session. Yields the sessions that hold the
-    lock, by shard. Raises FleetBusyError naming the holder, and NodeUnreachableError.
+    lock, keyed by shard. Raises FleetBusyError naming the holder, and NodeUnreachableError.
     """
     sessions: dict[str, psycopg.Connection[Any]] = {}
     with ExitStack() as stack:
@@ -589,7 +594,7 @@ def lock_target_fleet(
                 connection = connect(target.node)
             except NodeUnreachableError as error:
                 if refuses_database(target.node, error.__cause__):
-                    # A role that may not connect may not put the database aside either. Later checks name the missing
+                    # A role that may not connect can't put the database aside either. Later checks name the missing
                     # privilege.
                     continue
                 raise
@@ -601,6 +606,6 @@ def lock_target_fleet(
 
 
 def close_quietly(connection: psycopg.Connection[Any]) -> None:
-    """Close a session that may be lost already."""
+    """Close a session that may already be lost."""
     with suppress(psycopg.Error):
         connection.close()

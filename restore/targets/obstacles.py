@@ -12,40 +12,40 @@ COMMENT = "-- "
 
 
 class ObstaclesError(RefusedError):
-    """Obstacles of different kinds prevent a restore into its targets."""
+    """A restore into its targets is prevented by obstacles of different kinds."""
 
 
 class TargetLacksError(RefusedError):
-    """A target's server lacks a requirement of the snapshot's databases."""
+    """A target's server lacks something that the snapshot's databases require."""
 
 
 @dataclass(slots=True)
 class Obstacles:
-    """The obstacles found so far; `warnings` are conditions that operators should know about but may intend."""
+    """The obstacles found so far; `warnings` are conditions that operators should know about but may have intended."""
 
     found: list[SnapshotError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, error: SnapshotError, node: str | None = None) -> None:
-        """Add an obstacle, and set its node unless it names one."""
+        """Add an obstacle, and set its node if it names none."""
         if node is not None:
             error.details.setdefault("node", node)
         self.found.append(error)
 
     @contextmanager
     def collecting(self, node: str | None = None) -> Iterator[None]:
-        """Add an error of the block, if it is a refusal, and continue."""
+        """If the block raises a refusal, add it and continue."""
         try:
             yield
         except (RefusedError, UnreachableError) as error:
             self.add(error, node)
 
     def raise_found(self) -> None:
-        """Raise the obstacle, or one error for several obstacles, if there are any.
+        """Raise the obstacles found, if any, as one error.
 
-        A single obstacle is raised unchanged. Several of the same kind become one error of that kind, obstacles of
-        different kinds an ObstaclesError. Its `details["obstacles"]` contains node, error, message and hint of each.
-        Identical obstacles appear once in the message, with their nodes.
+        A single obstacle is raised unchanged. Several obstacles of the same kind become one error of that kind;
+        obstacles of different kinds become an ObstaclesError. Its `details["obstacles"]` contains the node, error,
+        message and hint of each. Identical obstacles appear once in the message, with their nodes.
         """
         if len(self.found) == 1:
             raise self.found[0]
@@ -71,7 +71,7 @@ def _combine(errors: list[SnapshotError]) -> SnapshotError:
 
 
 def _alike(errors: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
-    """Group the errors with the same message and hint, which differ only in their nodes."""
+    """Group errors that have the same message and hint and differ only in their nodes."""
     alike: dict[tuple[str, str], list[SnapshotError]] = {}
     for error in errors:
         alike.setdefault((error.message, error.hint), []).append(error)
@@ -84,7 +84,7 @@ def _with_nodes(alike: list[SnapshotError]) -> str:
 
 
 def _hints_of(errors: Iterable[SnapshotError]) -> list[str]:
-    """List the distinct hints with the numbers of their obstacles, but keep lines to be typed free of numbers."""
+    """List the distinct hints, numbered like their obstacles; lines to be typed get no numbers."""
     numbers: dict[str, list[int]] = {}
     for number, alike in enumerate(_alike(errors), 1):
         numbers.setdefault(alike[0].hint, []).append(number)
@@ -93,7 +93,7 @@ def _hints_of(errors: Iterable[SnapshotError]) -> list[str]:
     lines: list[str] = []
     for hint, which in numbers.items():
         if hint.startswith(COMMENT):
-            # A script says where to run it, and must stay intact.
+            # Keep a script intact; it says where to run it.
             lines += hint.split("\n")
             continue
         label = f"for {', '.join(map(str, which))}:"

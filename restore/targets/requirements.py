@@ -1,9 +1,8 @@
-"""The requirements of the DDL on a target's server: extensions, tablespaces, locales, lz4 and disk space.
+"""What the DDL requires of a target's server: extensions, tablespaces, locales, lz4 and disk space.
 
-The checks create nothing. The target module checks the server's version.
-
-Free space is known only for servers on this machine, as no program of ours runs on others. A server is on this machine
-if the files in its data directory match its system identifier, port and start time.
+The checks create nothing. The server's version is checked in target.py. Free space is known only for servers on this
+machine, because no program of ours runs on others. A server is on this machine if the files in its data directory match
+its system identifier, port and start time.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version),
 """
 TABLESPACES_QUERY = "SELECT namesend(spcname) FROM pg_tablespace"
 COLLATIONS_QUERY = "SELECT collname FROM pg_collation WHERE collnamespace = 'pg_catalog'::regnamespace"
-# Before PostgreSQL 17 there is no such function. An ICU collation may exist without ICU support (16 has one), but then
-# it has no version.
+# Before PostgreSQL 17, this function does not exist. An ICU collation may exist without ICU support (16 has one), but
+# then it has no version.
 ICU_VERSION = 170000
 HAS_ICU_QUERY = "SELECT icu_unicode_version() IS NOT NULL"
 HAS_ICU_COLLATIONS_QUERY = """
@@ -46,7 +45,7 @@ HAS_LZ4_QUERY = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'de
 NAMED_MAX = 5
 WITHOUT = "restore without them: --allow-refused-ddl"
 DRILL_WITHOUT = "drill without them: --allow-refused-ddl"
-# A server allows these extensions only in the database that a setting names.
+# A server allows these extensions only in the one database that a setting names.
 OF_ONE_DATABASE = frozenset({"pg_cron"})
 INSTALL = "install their packages on the target's machine, then repeat the command"
 # Setting any locale parameter tests whether the machine has a locale (PostgreSQL manual, "Locale Support").
@@ -66,13 +65,13 @@ def check_extensions(
 ) -> frozenset[str]:
     """Add an obstacle for the extensions that the server lacks, and warn of version differences.
 
-    `allowed` is given for drills. Then an extension that is neither trusted nor in `allowed` is an obstacle, because a
-    superuser would create it. So is an extension in OF_ONE_DATABASE, because a drill's databases have different
-    names. `install` is the hint for missing extensions. With `allows_refused`, none of these are obstacles; the restore
-    leaves them out. Returns the names of all these extensions.
+    `allowed` is given for drills: an extension that is neither trusted nor in `allowed` is then an obstacle, because a
+    superuser would create it. So is an extension in OF_ONE_DATABASE, because a drill's databases have different names.
+    `install` is the hint for missing extensions. With `allows_refused`, none of these extensions are obstacles; the
+    restore leaves them out. Returns the names of all these extensions.
 
-    CREATE EXTENSION, as written by pg_dump, uses the server's default version. A different version is no obstacle,
-    because the DDL is rehearsed before any row is loaded, but it may interpret rows differently.
+    CREATE EXTENSION, as written by pg_dump, uses the server's default version. A different version is not an obstacle,
+    because the DDL is rehearsed before any row is loaded, but a different version may interpret rows differently.
     """
     rows = connection.execute(EXTENSIONS_QUERY).fetchall()
     available = {name: (default, set(versions)) for name, default, versions, _ in rows}
@@ -167,7 +166,7 @@ def check_locales(
     facts: DatabaseFacts | None,
     obstacles: Obstacles,
 ) -> None:
-    """Add an obstacle for the locales and collations that the server or its machine lacks."""
+    """Add an obstacle for locales and collations that are missing on the server or its machine."""
     collations = facts.collations if facts else ()
     lacking = [f"locale {name}" for name in sorted(_find_missing_locales(connection, _locales_of(source, collations)))]
     uses_icu = source.locale_provider == ICU or any(collation.provider == ICU for collation in collations)
@@ -217,7 +216,7 @@ SELECT s.setting, (pg_control_system()).system_identifier, extract(epoch FROM pg
        current_setting('port')
   FROM pg_settings s WHERE s.name = 'data_directory'
 """
-# Maximum difference between the start of the process, in postmaster.pid, and the start reported by the server.
+# The maximum difference between the start time in postmaster.pid and the start time reported by the server.
 START_SECONDS_MAX = 60
 IDENTIFIER_BYTES = 8
 START_LINE, PORT_LINE = 2, 3
@@ -229,7 +228,7 @@ class SpaceLackingError(RefusedError):
 
 @dataclass(slots=True)
 class DiskSpace:
-    """A disk: the nodes whose data it holds, the space that they need, and its free space, None if unknown.
+    """A disk: the nodes whose data it holds, the space they need, and its free space (None if unknown).
 
     `is_hidden`: our role may not see the data directory.
     """
@@ -248,7 +247,7 @@ class DiskSpace:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSpace:
-    """The space that one database needs on a node's server; `folder` is the data directory, None if unknown.
+    """The space that one database needs on a node's server; `folder` is the data directory (None if unknown).
 
     `is_hidden`: our role may not see the data directory.
     """
@@ -261,7 +260,7 @@ class DatabaseSpace:
 
 
 def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> list[DiskSpace]:
-    """Compare the needed with the free space, by disk; add an obstacle for each disk with too little.
+    """Compare the needed space with the free space of each disk; add an obstacle for each disk with too little.
 
     A database that is put aside keeps its space. If the need is a rough estimate, add only a warning.
     """

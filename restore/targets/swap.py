@@ -1,8 +1,8 @@
 """Give restored databases their real names, or give the replaced databases theirs back.
 
-First the old databases on all nodes are closed to connections and their sessions ended. If a node refuses this, nothing
-is decided yet. Then one transaction on each node renames both databases. At any time users find the old database, the
-new database, or a database that refuses connections.
+First the old databases on all nodes are closed to connections, and their sessions are ended. If a node refuses this
+step, nothing has been decided yet. Then one transaction on each node renames both databases. At any time, users find
+the old database, the new database, or a database that refuses connections.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutline.nodes.sessions import in_parallel
 from cutline.restore.targets.databases import DatabaseRecord, FoundDatabase, list_databases, refusing, write_record
 from cutline.restore.targets.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
 
-# A session that began before the database was closed may end late.
+# A session that started before the database was closed may end late.
 ATTEMPTS = 3
 END_MILLISECONDS_MAX = 5000
 END_POLL_SECONDS = 0.1
@@ -28,20 +28,21 @@ PREPARED_QUERY = "SELECT count(*) FROM pg_prepared_xacts WHERE database = %s"
 
 
 class RestoredMissingError(TargetUnfitError):
-    """A database of a restore that is being finished is missing."""
+    """The restore that is being finished is missing a database."""
 
 
 def is_restored(databases: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
-    """Whether the database with the target's real name was created by the restore."""
+    """Whether the restore created the database with the target's real name."""
     database = databases.get(target.database)
     return database is not None and database.record is not None and database.record.operation == operation
 
 
 def close_databases(targets: Iterable[Target], connections: Connections, records: Mapping[str, DatabaseRecord]) -> None:
-    """Close the databases to rename, on all nodes, and end the sessions in them; `records` are by shard.
+    """Close the databases to rename, on all nodes, and end the sessions in them; `records` are keyed by shard.
 
-    Raises TargetUnfitError if a node refuses; the caller must then reopen all of them. Raises RestoredMissingError, and
-    TargetExistsError if a database with the real name was created during a restore without --replace.
+    Raises TargetUnfitError if a node refuses; the caller must then reopen all the databases. Raises
+    RestoredMissingError, and TargetExistsError if a database with the real name was created during a restore without
+    --replace.
     """
     targets = list(targets)
 
@@ -55,7 +56,7 @@ def close_databases(targets: Iterable[Target], connections: Connections, records
             with refusing(target.node, f"database {target.database} can't be put aside"):
                 check_nothing_prepared(target, connection)
                 _close(connection, target.database)
-                # Check again, as a session may have prepared a transaction before it was ended.
+                # Check again, because a session may have prepared a transaction before it was ended.
                 check_nothing_prepared(target, connection)
                 _check_nobody_inside(target, connection)
         with refusing(target.node, f"database {target.loading} can't be renamed"):
@@ -79,9 +80,9 @@ def open_databases(targets: Iterable[Target], connections: Connections) -> list[
 
 
 def publish_database(target: Target, connection: psycopg.Connection[Any], record: DatabaseRecord) -> bool:
-    """Give the restored database its real name, in one transaction; return whether an old database is put aside.
+    """In one transaction, give the restored database its real name; return whether an old database was put aside.
 
-    Does nothing if it already has the name. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
+    Does nothing if it already has that name. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
     """
     databases = list_databases(connection)
     if is_restored(databases, target, record.operation):
@@ -115,7 +116,7 @@ def check_swappable(target: Target, databases: Mapping[str, FoundDatabase], reco
 def put_back(target: Target, connection: psycopg.Connection[Any], operation: str) -> None:
     """Undo `publish_database`: give the database that was put aside its name back, and open it.
 
-    Does nothing if this is already done. Raises TargetUnfitError, NodeUnreachableError.
+    Does nothing if that has already been done. Raises TargetUnfitError, NodeUnreachableError.
     """
     databases = list_databases(connection)
     steps: list[tuple[str, str]] = []
@@ -133,7 +134,7 @@ def put_back(target: Target, connection: psycopg.Connection[Any], operation: str
 
 
 def end_sessions(connection: psycopg.Connection[Any], database: str) -> None:
-    """End all sessions in a database that our role may end, and wait for each, for a bounded time."""
+    """End all sessions in a database that our role may end, and wait a limited time for each."""
     connection.execute(f"SELECT pg_terminate_backend(a.pid, {END_MILLISECONDS_MAX}) {SESSIONS}", (database,))
 
 
@@ -145,7 +146,7 @@ def _rename(
 ) -> None:
     """End the sessions in the databases, then rename and open them in one transaction.
 
-    `record`, if given, is written on the last database.
+    If given, `record` is written to the last database's comment.
     """
     what = " and ".join(f"database {old} can't be renamed to {new}" for old, new in steps)
     with refusing(target.node, what):
@@ -180,9 +181,9 @@ def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bo
 
 
 def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Raise TargetUnfitError if sessions of users in the closed database have not ended in time."""
+    """Raise TargetUnfitError if user sessions in the closed database have not ended in time."""
     deadline = time.monotonic() + END_MILLISECONDS_MAX / 1000
-    # Ignore autovacuum workers: PostgreSQL ends them itself, and new ones may begin.
+    # Ignore autovacuum workers: PostgreSQL ends them itself, and new workers may start.
     query = f"SELECT a.pid {SESSIONS} AND a.usesysid IS NOT NULL ORDER BY 1"
     while left := [pid for (pid,) in connection.execute(query, (target.database,))]:
         if time.monotonic() < deadline:

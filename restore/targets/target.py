@@ -1,7 +1,7 @@
 """The target of every shard, the obstacles on its server, and the sessions that lock it.
 
-In a drill a superuser creates roles and extensions while the databases are still empty, so none of the source's code
-can run in its session. No superuser enters a database afterwards.
+In a drill, a superuser creates roles and extensions while the databases are still empty, so none of the source's code
+can run in the superuser's session. Afterwards no superuser connects to a database.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from cutline.snapshots.operations.operation import new_operation
 from cutline.storage.errors import RefusedError, UsageError
 
 LOCK_NAME = "restore"
-# The sessions in the maintenance databases that hold the targets' locks, by shard.
+# The sessions in the maintenance databases that hold the targets' locks, keyed by shard.
 Connections = Mapping[str, psycopg.Connection[Any]]
 
 START_QUERY = "SELECT pg_postmaster_start_time()::text"
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
-# The sessions that must end before a database is renamed. Sessions without a user are autovacuum's: only superusers may
-# end them, and PostgreSQL ends them itself if necessary.
+# The sessions that must end before a database is renamed. Sessions without a user belong to autovacuum: only superusers
+# may end them, and PostgreSQL ends them itself if necessary.
 SESSIONS = """
   FROM pg_stat_activity a WHERE a.datname = %s
    AND (a.usesysid IS NOT NULL OR (SELECT u.rolsuper FROM pg_roles u WHERE u.rolname = current_user))
@@ -75,9 +75,9 @@ class TargetExistsError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of one shard: `database` is the database's real name, `loading` its name until the swap.
+    """One shard's target: `database` is the database's real name, and `loading` is its name until the swap.
 
-    `aside` is the new name of an existing database. If the targets are not the snapshot's shards, `shard` is the
+    `aside` is the new name for an existing database. If the targets are not the snapshot's shards, `shard` is the
     target's own id, and `sources` are the shards whose rows it gets; otherwise `sources` is empty.
     """
 
@@ -95,22 +95,22 @@ class Target:
         return self.sources[0] if self.sources else self.shard
 
     def named(self, suffix: str) -> Target:
-        """Return the target with the database names of the operation with this suffix."""
+        """Return the target with the database names of the operation whose id has this suffix."""
         return target_of(self.shard, self.node, self.backups, suffix)
 
     @property
     def maintenance(self) -> Node:
-        """The maintenance database of the same server, from which other databases are created and renamed."""
+        """The maintenance database of the same server, used to create and rename other databases."""
         return with_database(self.node, MAINTENANCE_DATABASE)
 
     @property
     def loaded(self) -> Node:
-        """The database being restored, under its name until the swap."""
+        """The database being restored, under the name that it has until the swap."""
         return with_database(self.node, self.loading)
 
 
 def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str) -> Target:
-    """Return a shard's target for one operation; raise UsageError for a database that can't be restored into."""
+    """Return a shard's target for one operation; raise UsageError if the database can't be a target."""
     database = database_name(node.dsn)
     if database in (MAINTENANCE_DATABASE, "template0", "template1"):
         raise UsageError(
@@ -122,16 +122,16 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
 
 
 def find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, ...]:
-    """Return the targets for those ids that the fleet has."""
+    """Return targets for those ids that exist in the fleet."""
     primaries = {node.id: node for node in fleet.primaries}
     backups = {shard: tuple(node for node in fleet.nodes if node.backup_of == shard) for shard in ids}
     return tuple(target_of(shard, primaries[shard], backups[shard], operation) for shard in ids if shard in primaries)
 
 
 def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Target, ...]:
-    """Return targets for all primaries, or only for `nodes`, while the restore that they belong to is still unknown.
+    """Return targets for all primaries, or only for `nodes`.
 
-    Raises UsageError naming a node that is not a primary.
+    Used before it is known which restore the targets belong to. Raises UsageError naming a node that is not a primary.
     """
     operation = new_operation("restore", "", 0, ()).operation
     chosen = choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
@@ -139,7 +139,7 @@ def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Targ
 
 
 def suffix_of(operation: str) -> str:
-    """Return the part of an operation's id that its databases' names contain."""
+    """Return the part of an operation's id that appears in its databases' names."""
     return operation.rsplit("-", 1)[-1]
 
 
@@ -147,12 +147,12 @@ def suffix_of(operation: str) -> str:
 def lock_targets(
     targets: Iterable[Target], obstacles: Obstacles | None = None
 ) -> Iterator[dict[str, psycopg.Connection[Any]]]:
-    """Yield sessions in the maintenance databases, by shard, that lock out other restores of the same databases.
+    """Yield sessions, keyed by shard, in the maintenance databases that lock out other restores of the same databases.
 
     Raises NodeUnreachableError naming all unreachable nodes, and TargetUnfitError naming nodes that are the same
-    database. With `obstacles`, adds these there instead and yields the remaining sessions. Raises FleetBusyError naming
-    the holder of a lock, TargetUnfitError if our role lacks a privilege in the block, and NodeUnreachableError naming
-    the node if a session is lost.
+    database. If `obstacles` is given, these errors are added there instead, and the remaining sessions are yielded.
+    Raises FleetBusyError naming the holder of a lock, TargetUnfitError if our role lacks a privilege in the block, and
+    NodeUnreachableError naming the node if a session is lost.
     """
     targets = sorted(targets, key=lambda target: target.node.id)
     unreachable = Obstacles() if obstacles is None else obstacles
@@ -170,7 +170,7 @@ def lock_targets(
             unreachable.raise_found()
         reached = [target for target in targets if target.shard in connections]
         with naming_lost_nodes(reached, connections):
-            # Find duplicates before locking, as one target's lock would block the other's.
+            # Find duplicates before locking, because one target's lock would block the other's.
             apart = _find_apart(reached, connections, unreachable)
             if obstacles is None:
                 unreachable.raise_found()
@@ -187,7 +187,7 @@ def close_all(connections: Connections) -> None:
 
 @contextmanager
 def ending_on_silence(watch: Watch, connections: Iterable[psycopg.Connection[Any]]) -> Iterator[None]:
-    """While the block runs, shut down all these sessions if a node falls silent or the command is interrupted."""
+    """Shut down all these sessions if a node stops answering or the command is interrupted while the block runs."""
     with ExitStack() as stack:
         for connection in connections:
             stack.enter_context(watch.on_silence(partial(shut_down, connection)))
@@ -208,12 +208,12 @@ def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psyco
 
 def lock_target(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Lock out other restores of the same database while the session lasts; raise FleetBusyError naming the holder."""
-    # Lock by database name, as two shards may be restored to two databases of the same server.
+    # Lock by database name, because two shards may be restored to two databases on the same server.
     take_lock(target.node, connection, f"{LOCK_NAME} {target.database}", own_label("restore", target.database))
 
 
 def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: Obstacles) -> list[Target]:
-    """Return the targets with distinct databases; add an obstacle for each target that repeats an earlier one."""
+    """Return the targets with distinct databases; add an obstacle for each target that repeats an earlier target's."""
     apart: dict[str, Target] = {}
     for target in targets:
         first = apart.setdefault(place_of(target, connections[target.shard]), target)
@@ -233,13 +233,13 @@ def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:
 
 
 def start_of(connection: psycopg.Connection[Any]) -> str:
-    """Return the start time of the server, to the microsecond."""
+    """Return the server's start time, to the microsecond."""
     (start,) = connection.execute(START_QUERY).fetchone() or ("",)
     return str(start)
 
 
 def server_of(connection: psycopg.Connection[Any]) -> str:
-    """Return the connected server, as host (or socket folder) and port."""
+    """Return the connected server as host (or socket folder) and port."""
     return f"{connection.info.host}:{connection.info.port}"
 
 
@@ -253,8 +253,8 @@ SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
 
 # The comment on a drill's roles, which is also the random name of its restoring role.
 MARK = re.compile(r"cutline_drill_[0-9a-f]{10}")
-# A comment alone proves nothing, as anybody may write it: the role must be the restoring role or have it as a member.
-# The restoring role comes last.
+# A comment alone proves nothing, because anyone may write it: the role must be the restoring role or have it as a
+# member. The restoring role comes last.
 MARKED_QUERY = f"""
 WITH marked AS (
   SELECT oid, rolname, shobj_description(oid, 'pg_authid') AS mark FROM pg_roles
@@ -269,23 +269,23 @@ SELECT rolname, mark FROM marked AS one
 
 
 def find_marked(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
-    """Return the server's roles that superusers' drills have created, with the drill's mark, the login role last."""
+    """Return the roles that drills created as superusers, with the drill's mark; the login role comes last."""
     return [(role, mark) for role, mark in connection.execute(MARKED_QUERY)]
 
 
 def mark_role(connection: psycopg.Connection[Any], role: str, mark: str) -> None:
-    """Record the drill that created a role in a comment on the role."""
+    """Record, in a comment on a role, the drill that created it."""
     statement = sql.SQL("COMMENT ON ROLE {} IS {}")
     connection.execute(statement.format(sql.Identifier(role), sql.Literal(mark)))
 
 
 @dataclass(frozen=True, slots=True)
 class Superusers:
-    """Superusers' connections to each target's server, by shard; `role` is the restoring role.
+    """Superuser connections to each target's server, keyed by shard; `role` is the restoring role.
 
-    `extensions` may be created in addition to trusted extensions. `data_directories` are by shard, None if unknown, as
-    the restoring role may not see them. `mark` is the comment on the created roles, `install` the hint for missing
-    extensions.
+    `extensions` may be created in addition to trusted extensions. `data_directories`, keyed by shard, are needed
+    because the restoring role may not see them (None if unknown). `mark` is the comment on the created roles, and
+    `install` is the hint for missing extensions.
     """
 
     nodes: Mapping[str, Node]
@@ -300,7 +300,7 @@ class Superusers:
         return with_database(self.nodes[target.shard], target.loading)
 
     def run_beforehand(self, target: Target, ddl: Ddl, *, allows_refused: bool) -> None:
-        """Run the statements that the DDL needs in the empty database; raise TargetLacksError if one is refused.
+        """Run the DDL's superuser statements in the empty database; raise TargetLacksError if one is refused.
 
         With `allows_refused`, skip refused extensions; the DDL contains them too and reports the refusal.
         """
@@ -359,7 +359,7 @@ def check_target(
 ) -> None:
     """Add the obstacles to creating the database on the target, for a new restore or one that `is_resumed`.
 
-    `into_tables`: the command that loads the same rows into existing tables; "" if there is none.
+    `into_tables`: the command that loads the same rows into existing tables; "" if no command can do that.
     """
     recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
     node = target.node.id
@@ -421,7 +421,7 @@ def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> N
 
 
 def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
-    """Find the groups' columns that contain XML, as `schema.table.column`; `states` are the tables' states by name."""
+    """Find the groups' columns that contain XML, as `schema.table.column`; `states` are keyed by table name."""
     names: list[str] = []
     for group in groups:
         numbers = states[group.name].xml_columns if group.name in states else frozenset[int]()
@@ -433,7 +433,7 @@ def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) 
 def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, columns: list[str]) -> None:
     """Raise TargetUnfitError if there are XML `columns` and the target's server is built without XML support.
 
-    The snapshot's own server passes: if it is built without XML, these columns contain no values.
+    The snapshot's own server always passes: if it is built without XML, these columns contain no values.
     """
     (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
     try:

@@ -1,1 +1,1 @@
-"""Unfinished restores: find, check and undo them; also drop the databases that restores have put aside."""
+"""Find, check and undo unfinished restores; also drop the databases that restores put aside."""

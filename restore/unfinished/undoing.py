@@ -1,4 +1,4 @@
-"""Undo a restore that ended unfinished, and drop the databases that restores have put aside."""
+"""Undo a restore that ended unfinished, and drop the databases that restores put aside."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class OldDatabaseMissingError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Undoable:
-    """The unfinished restores of the targets' databases, and the sessions that hold the targets.
+    """The unfinished restores of the targets' databases, and the sessions that hold the targets' locks.
 
-    `own` are each restore's targets, by suffix. `inside` are sessions in the databases, for emptying tables. `watch`
-    ends all sessions if a node falls silent.
+    `own` are each restore's targets, keyed by suffix. `inside` are sessions in the databases, for emptying tables.
+    `watch` ends all sessions if a node stops answering.
     """
 
     store: ObjectStore
@@ -83,7 +83,7 @@ class Undoable:
 def hold_undoable(
     source: Fleet, target: Fleet, name: str, progress: Progress, nodes: tuple[str, ...]
 ) -> Iterator[Undoable]:
-    """Hold the targets and find the restores that can be undone there; raise the errors of abandon_restore."""
+    """Lock the targets and find the restores that can be undone there; raise any error of abandon_restore."""
     progress.step("find unfinished restores")
     targets, store = provisional_targets(target, nodes), source.store.open()
     with (
@@ -113,7 +113,7 @@ def hold_undoable(
 
 
 def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
-    """List, one per line, the restored databases that have their real names already, or those with tables to empty."""
+    """List, one per line, the restored databases that already have their real names, or those with tables to empty."""
     if found.is_filling:
         return [
             f"{target.node.id}: the tables of database {target.database} that the restore found empty will be emptied,"
@@ -142,7 +142,7 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
 
 
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
-    """Raise, before anything is marked as undone, if an old database can't get its name back."""
+    """Before anything is marked as undone, raise an error if an old database can't get its name back."""
     for target in targets:
         connection, record = connections[target.shard], found.records.get(target.shard)
         databases = list_databases(connection)
@@ -166,7 +166,7 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
         )
 
 
-# Precedes the suffix of an id if the rest is unknown.
+# Shown in front of an id's suffix if the rest of the id is unknown.
 CUT = "…"
 
 
@@ -174,9 +174,9 @@ CUT = "…"
 class AbandonReport:
     """The results of the undo: the operations, and the databases that were dropped or put back, as `node: name`.
 
-    `done`: operations that had succeeded without a recorded outcome. `emptied`: tables, as `node: table`. `opened`:
-    databases that accepted no connections before the undo. `slots_dropped`: slots of chains that had begun in the
-    dropped databases, as `node: slot`.
+    `done`: operations that had succeeded, but whose outcome had not been recorded. `emptied`: tables, as `node: table`.
+    `opened`: databases that accepted no connections before the undo. `slots_dropped`: slots of chains that were started
+    in the dropped databases, as `node: slot`.
     """
 
     operations: list[str] = field(default_factory=list)
@@ -198,10 +198,10 @@ def abandon_restore(
 ) -> AbandonReport:
     """Undo every unfinished restore into the target's databases: old databases get their names back.
 
-    With `nodes`, only these are contacted. Before any change, `confirm` gets one line for each database to drop that
-    users may have entered, and for each slot dropped with it; it may raise. Raises UnfinishedRestoreError if no restore
-    is unfinished, or if one doesn't belong to snapshot `name` or can no longer be undone; and OldDatabaseMissingError
-    if a database can't be put back.
+    If `nodes` are given, only these are contacted. Before any change, `confirm` gets one line for each database to drop
+    that users may have used, and for each slot that will be dropped with it; `confirm` may raise. Raises
+    UnfinishedRestoreError if no restore is unfinished, or if one doesn't belong to snapshot `name` or can no longer be
+    undone; and OldDatabaseMissingError if a database can't be put back.
     """
     report = AbandonReport()
     with _saying_unfinished(name, nodes), hold_undoable(source, target, name, progress, nodes) as undoable:
@@ -210,7 +210,7 @@ def abandon_restore(
         closed = find_closed(undoable.targets, undoable.connections)
         if undoable.found:
             progress.step("undo")
-        # Undo the newest first, as it may have replaced an older restore's database.
+        # Undo the newest restore first, because it may have replaced an older restore's database.
         for restore in reversed(undoable.found):
             if restore.is_filling:
                 _empty_filled(undoable, restore, progress, report)
@@ -229,7 +229,7 @@ def abandon_restore(
 
 @contextmanager
 def _saying_unfinished(name: str, nodes: tuple[str, ...]) -> Iterator[None]:
-    """Replace an interrupt by a StoppedError, which says how to continue the undo."""
+    """Replace an interrupt with a StoppedError that says how to continue the undo."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -242,7 +242,7 @@ def preview_abandon(
 ) -> tuple[AbandonReport, list[str]]:
     """Return what `abandon_restore` would undo, and the lines that it would confirm; change nothing.
 
-    Raises the same errors, except for those about tables that others have changed or locked.
+    Raises the same errors, except those about tables that other sessions have changed or locked.
     """
     report = AbandonReport()
     with hold_undoable(source, target, name, progress, nodes) as undoable:
@@ -281,7 +281,7 @@ def _lines_to_confirm(undoable: Undoable, found: UnfinishedRestore) -> list[str]
 
 
 def _find_slots(undoable: Undoable, found: UnfinishedRestore) -> list[tuple[str, str]]:
-    """Find node and name of Cutline's slots in the restored databases; PostgreSQL drops a slot with its database."""
+    """Find Cutline's slots (node, name) in the restored databases; PostgreSQL drops a slot with its database."""
     if found.is_filling:
         return []
     return [
@@ -303,7 +303,7 @@ def _label_of(found: UnfinishedRestore) -> str:
 
 
 def _is_named(label: str, operations: Iterable[str]) -> bool:
-    """Whether the label of a restore without a record refers to one of these operations."""
+    """Whether the label, of a restore without a record, refers to one of these operations."""
     return label.startswith(CUT) and any(label == f"{CUT}{suffix_of(operation)}" for operation in operations)
 
 
@@ -341,7 +341,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     intent, was_publishing = None, False
     if found.record is not None and found.record.in_store:
         intent = read_intent(store, operation)
-        # This decision ends a process that was only suspended. If it has decided to publish before, undo that.
+        # This decision stops a process that was only suspended. If that process already decided to publish, undo that.
         was_publishing = decide_restore(store, intent, ABANDON) == PUBLISH
 
     def mark(target: Target) -> None:
@@ -372,9 +372,10 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     with _opening(undoable, targets, progress):
         in_parallel(undo, targets, undoable.watch.end_all)
     if was_publishing:
-        # Record the outcome before the drop: without remains, its decision would mean that it was published.
+        # Record the outcome before dropping: once nothing remains, the decision would mean that the restore was
+        # published.
         end()
-    # Look the slots up again, as undoing a newer restore may have renamed this restore's database.
+    # Look up the slots again, because undoing a newer restore may have renamed this restore's database.
     slots = [(one.node.id, slot) for one in targets for slot in find_slots(connections[one.shard], one.loading)]
     try:
         mark_ended(store, {slot: node for node, slot in slots}, operation)
@@ -397,7 +398,7 @@ def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> I
 
 
 def _open_left(undoable: Undoable, progress: Progress) -> None:
-    """Reopen databases that a restore had closed on nodes where nothing else of it is left."""
+    """Reopen databases that a restore closed, on nodes where nothing else of it remains."""
     for restore in undoable.found:
         left = [target for target in undoable.targets if target.shard in restore.shards - restore.databases.keys()]
         if left and not restore.is_filling and restore.was_closing:
@@ -412,9 +413,10 @@ def discard_old(
     progress: Progress,
     nodes: tuple[str, ...] = (),
 ) -> list[OldDatabase]:
-    """Drop the databases that restores have put aside on the target's primaries; return them.
+    """Drop the databases that restores put aside on the target's primaries; return the databases.
 
-    Calls `confirm` with them before; it may raise. Raises UnfinishedRestoreError if an unfinished restore may need one.
+    First calls `confirm` with these databases, which may raise. Raises UnfinishedRestoreError if an unfinished restore
+    may need one of them.
     """
     with _old_databases(source, target, progress, nodes) as aside:
         listed = aside.listed
@@ -441,7 +443,7 @@ def find_old(source: Fleet, target: Fleet, progress: Progress, nodes: tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class _OldDatabases:
-    """The databases that were put aside, by target, and the sessions that hold the targets."""
+    """The databases that were put aside, keyed by target, and the sessions that hold the targets' locks."""
 
     found: Mapping[Target, list[OldDatabase]]
     connections: Connections

@@ -1,7 +1,7 @@
-"""Find restores that ended unfinished by their traces in the targets' databases, and refuse commands because of them.
+"""Find unfinished restores by what they left in the targets' databases, and refuse commands because of them.
 
-Only objects of our role or of a superuser are read (restore/targets/databases.py). A restore must not be reported as
-undone or complete just because another role's objects are not read.
+Only objects that belong to our role or a superuser are read (restore/targets/databases.py). A restore must not be
+reported as undone or complete just because its objects belong to another role.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from cutline.snapshots.records.operation_records import (
 from cutline.storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore
 
-# Exclude schemas of our role and of superusers: they are read elsewhere, and may come from a copy of a database.
+# Exclude schemas that belong to our role or superusers: they are read elsewhere, and may come from a copied database.
 SCHEMAS_QUERY = f"""
 SELECT nspname FROM pg_namespace
  WHERE nspname ~ '^{FILLING}[0-9a-f]{{10}}$'
@@ -57,7 +57,7 @@ SELECT nspname FROM pg_namespace
 
 
 def find_remains(targets: Iterable[Target], connections: Connections) -> dict[str, str]:
-    """Describe the databases and schemas that unfinished restores have left, by the suffix of their ids.
+    """Describe the databases and schemas that unfinished restores left, keyed by the suffix of the restores' ids.
 
     Raises NodeUnreachableError.
     """
@@ -91,10 +91,11 @@ class UnfinishedRestoreError(RefusedError):
 class UnfinishedRestore:
     """A restore whose process has ended.
 
-    `databases` are the current names of its databases by shard, and `records` their records. A database has no record
-    if the process ended before writing it. `is_filling`: it loads rows into tables that existed before. `foreign`: for
-    shards without a database of the restore, a database with the right name and its owner, a role whose records are not
-    trusted. `doubled`: shards where two databases claim to belong to it, which no restore causes.
+    `databases` are the current names of its databases, keyed by shard, and `records` are their records. A database has
+    no record if the process ended before writing it. `is_filling`: the restore loads rows into tables that existed
+    before. `foreign`: for shards without a database of the restore, a database with the right name and its owner, a
+    role whose records are not trusted. `doubled`: shards where two databases claim to belong to the restore, which no
+    restore causes.
     """
 
     suffix: str
@@ -106,7 +107,7 @@ class UnfinishedRestore:
 
     @property
     def record(self) -> DatabaseRecord | None:
-        """The record of any of its databases, or None."""
+        """The record of one of the databases, or None."""
         return next(iter(self.records.values()), None)
 
     @property
@@ -121,11 +122,11 @@ class UnfinishedRestore:
 
     @property
     def shards(self) -> set[str]:
-        """All shards that it restores according to its records."""
+        """All shards that the restore includes, according to its records."""
         return {shard for record in self.records.values() for shard in record.shards}
 
     def is_over(self, store: ObjectStore) -> bool:
-        """Whether only its records remain to be removed, because its stored outcome says that it succeeded."""
+        """Whether the stored outcome says that the restore succeeded, so only its records remain to be removed."""
         if not self.records or any(
             record.phase != Phase.PUBLISHED or not record.in_store for record in self.records.values()
         ):
@@ -135,7 +136,7 @@ class UnfinishedRestore:
 
     @property
     def fills_all(self) -> bool:
-        """Whether it has begun to fill the tables of all databases, and no database is being undone or is finished."""
+        """Whether the restore has begun to fill tables in all databases, none of which is finished or being undone."""
         records = self.records.values()
         if any(record.undoing or record.phase in (Phase.PUBLISHED, Phase.ABANDONED) for record in records):
             return False
@@ -143,22 +144,22 @@ class UnfinishedRestore:
 
     @property
     def was_closing(self) -> bool:
-        """Whether it may have closed databases, which it does after all are loaded."""
+        """Whether the restore may have closed databases, which happens after all are loaded."""
         return any(
             record.phase in (Phase.FINISHED, Phase.PUBLISHED, Phase.ABANDONED) for record in self.records.values()
         )
 
     @property
     def is_published(self) -> bool:
-        """Whether all its databases have their real names, so that it can't be undone."""
+        """Whether all databases have their real names, so that the restore can't be undone."""
         return bool(self.records) and all(record.phase == Phase.PUBLISHED for record in self.records.values())
 
     def is_decided(self, store: ObjectStore) -> bool:
-        """Whether it has decided to rename its databases, or to keep the loaded rows."""
+        """Whether the restore has decided to rename its databases, or to keep the loaded rows."""
         record = self.record
         if record is None:
             return False
-        # A published restore has decided, even if the record with the decision is removed already.
+        # A published restore has decided, even if the record with the decision has already been removed.
         if any(
             database_record.publishes or database_record.phase == Phase.PUBLISHED
             for database_record in self.records.values()
@@ -169,7 +170,7 @@ class UnfinishedRestore:
 
     @property
     def may_be_decided(self) -> bool:
-        """Whether its process can have decided to publish, which it does only after all databases are finished.
+        """Whether the restore's process can have decided to publish: only after all databases are finished.
 
         A decision stored before that is a forgery. All databases have records before one is finished, so a missing
         record was lost.
@@ -180,12 +181,12 @@ class UnfinishedRestore:
         }
 
     def may_be_undone(self, store: ObjectStore) -> bool:
-        """Whether it can be undone: until it has decided to keep the rows, or until all databases are published."""
+        """Whether the restore can be undone: until it decides to keep the rows, or all databases are published."""
         return not (self.is_decided(store) if self.is_filling else self.is_published)
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether a command has begun to undo it."""
+        """Whether a command has begun to undo the restore."""
         return any(record.phase == Phase.ABANDONED for record in self.records.values())
 
     def label(self) -> str:
@@ -205,9 +206,10 @@ def find_unfinished(
     connections: Mapping[str, psycopg.Connection[Any]],
     progress: Progress,
 ) -> list[UnfinishedRestore]:
-    """Find the unfinished restores of the targets' databases, oldest first. The caller holds their locks.
+    """Find the unfinished restores of the targets' databases, oldest first.
 
-    Notes schemas and databases that look like those of a restore but belong to others.
+    The caller must hold the targets' locks. Notes schemas and databases that look like a restore's but belong to other
+    roles.
     """
     restores: dict[str, UnfinishedRestore] = {}
     foreign: dict[str, dict[str, tuple[str, str]]] = {}
@@ -219,7 +221,7 @@ def find_unfinished(
                 suffix = name.rsplit("_", 1)[-1] if is_loading else suffix_of(_claimed(database))
                 foreign.setdefault(suffix, {})[target.shard] = (name, database.owner)
                 progress.note(
-                    f"{target.node.id}: database {name} looks like one of a restore, but belongs to role"
+                    f"{target.node.id}: database {name} looks like a restore's database, but belongs to role"
                     f" {database.owner}, and is left alone: only that role can resume or undo a restore of its own"
                 )
                 continue
@@ -232,7 +234,7 @@ def find_unfinished(
             found = restores.setdefault(suffix, UnfinishedRestore(suffix))
             if target.shard in found.databases:
                 found.doubled.add(target.shard)
-            # Prefer the database with the real name, which it gets in a later step.
+            # Prefer the database that already has the real name, because it is a step further.
             if name == target.database or target.shard not in found.databases:
                 found.databases[target.shard] = name
                 if record is not None and suffix_of(record.operation) == suffix:
@@ -256,14 +258,14 @@ def _claimed(database: FoundDatabase) -> str:
 def _find_filled(
     target: Target, connection: psycopg.Connection[Any], progress: Progress
 ) -> dict[str, DatabaseRecord | None]:
-    """Read the records of restores that fill the target's database, by id suffix; None for an unreadable record."""
+    """Read the records of restores that fill the target's database, keyed by id suffix; unreadable records are None."""
     session = open_session(target, connection)
     if session is None:
         return {}
     with raising_unreachable(target.node), session:
         records, others = find_fillings(session)
     if others:
-        # Don't refuse, or everybody who may create schemas could block restores.
+        # Don't refuse: otherwise anyone who may create schemas could block restores.
         progress.note(
             f"{target.node.id}: database {target.database} has schemas that are named like a restore's but belong to"
             f" others, and are ignored: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
@@ -274,10 +276,10 @@ def _find_filled(
 def settle_recorded(
     store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> tuple[list[str], list[str]]:
-    """Record the outcome of restores that are open in the store and have nothing unfinished on the targets.
+    """Record the outcomes of restores that are open in the store but have nothing unfinished on the targets.
 
-    The caller holds the targets' locks, so their processes have ended. Returns the ids of the restores that succeeded,
-    and of those that created nothing.
+    The caller must hold the targets' locks, so that the restores' processes have ended. Returns the ids of the restores
+    that succeeded, and of those that created nothing.
     """
     done: list[str] = []
     failed: list[str] = []
@@ -295,11 +297,12 @@ def find_recorded(
     connections: Mapping[str, psycopg.Connection[Any]],
     without: Iterable[str] = (),
 ) -> Iterator[tuple[Intent, bool]]:
-    """Yield the open restores into these targets that the store lists, and whether they have decided to publish.
+    """Yield the open restores into these targets that the store lists, and whether they decided to publish.
 
-    Excludes restores into databases that our role can't enter, as their remains are unknown, and restores with remains
-    of any owner. Also excludes restores begun on servers that had a different address and start time, because two
-    servers may be physical copies of the same server. Remains with the suffixes `without` are ignored.
+    Excludes restores into databases that our role can't connect to, because what they left there is unknown, and
+    restores that left anything behind, whoever owns it. Also excludes restores begun on servers with a different
+    address and start time, because two servers may be physical copies of the same server. Objects with the suffixes
+    `without` are ignored.
     """
     asked = [target for target in targets if not is_shut(target, connections[target.shard])]
     places = frozenset(place_of(target, connections[target.shard]) for target in asked)
@@ -318,12 +321,12 @@ NONE_UNFINISHED = "no restore into these databases is unfinished"
 WHERE_UNFINISHED = (
     "see: snapshot list   If the restore had --to FILE, pass the same; a restore that has ended needs nothing more"
 )
-# Number of newest restores to search for the last restore of the snapshot.
+# How many of the newest restores to search for the last restore of the snapshot.
 READ_MAX = 20
 
 
 class NothingUnfinishedError(UnfinishedRestoreError):
-    """A command should end a restore, but no restore is unfinished. `closed` as in find_closed."""
+    """A command should end a restore, but no restore is unfinished. For `closed`, see find_closed."""
 
     def __init__(self, store: ObjectStore, name: str, closed: Mapping[str, str]) -> None:
         last, details = "", dict[str, object]()
@@ -336,7 +339,7 @@ class NothingUnfinishedError(UnfinishedRestoreError):
                     last = f"; the last decided restore of {name}, {operation}, {how}"
                     details = {"last": operation, "state": outcome.state}
                     break
-        # If somebody has dropped a restore's databases, only the store knows of the restore, which may have closed the
+        # If someone dropped a restore's databases, only the store knows about the restore, which may have closed the
         # old databases.
         shut = "".join(f"; {database} accepts no connections" for database in closed)
         opens = [f"to open {database}, then repeat the command: {statement}" for database, statement in closed.items()]
@@ -346,7 +349,7 @@ class NothingUnfinishedError(UnfinishedRestoreError):
 def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> None:
     """Raise UnfinishedRestoreError if a record belongs to another target's database or can't be read.
 
-    Only a restore that fills tables needs all its records.
+    An unreadable record is an error only if the restore fills tables.
     """
     nodes = {target.shard: target.node.id for target in targets}
     for shard, record in sorted(restore.records.items()):
@@ -383,7 +386,7 @@ def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> Non
 
 
 def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
-    """Raise UnfinishedRestoreError if the decision is in another store, or is stored here while the record is lost."""
+    """Raise UnfinishedRestoreError if the decision is in another store, or in this store while the record is lost."""
     record = restore.record
     if record is None:
         for intent in read_open_intents(store, skips_unreadable=True):
@@ -414,10 +417,11 @@ def check_whole(
     *,
     undoes: bool = False,
 ) -> None:
-    """Raise UsageError unless `targets` are all targets of the restore, which can only be ended as a whole.
+    """Raise UsageError unless `targets` are all of the restore's targets: it can only be ended as a whole.
 
-    Raises UnfinishedRestoreError if the remains in a target are unknown, or if a database with a restore's name but no
-    record is not empty. Unless the command `undoes` the restore, a missing published database is also an error.
+    Raises UnfinishedRestoreError if it is unknown what the restore left on a target, or if a database with a restore's
+    name but no record is not empty. Unless the command `undoes` the restore, a missing published database is also an
+    error.
     """
     targets = list(targets)
     if not restore.is_filling:
@@ -449,7 +453,7 @@ def check_whole(
 def find_taken_for_old(
     restore: UnfinishedRestore, targets: Iterable[Target], connections: Connections
 ) -> Iterator[str]:
-    """Yield a line for each database that an undo assumes to be the old one only because of its name."""
+    """Yield a line for each database that an undo takes for the old database only because of its name."""
     if not restore.is_abandoned or restore.is_filling:
         return
     for target in (target for target in targets if target.shard in restore.shards - restore.databases.keys()):
@@ -488,7 +492,8 @@ def _may_be_published(
 ) -> bool:
     """Whether the target's database, which has no record, may have its real name; `databases` are existing names."""
     if restore.is_abandoned:
-        # The earlier phase is unknown. The database is either the restored one, or the old one after it was put back.
+        # The earlier phase is unknown. The database is either the restored database, or the old database after it was
+        # put back.
         return target.database in databases and not restore.last_record.replace
     is_renamed = any(restore.databases.get(target.shard) == target.database for target in targets)
     # If the store accepts no writes, the missing record may have contained the decision.
@@ -497,14 +502,14 @@ def _may_be_published(
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A problem with missing parts of a restore, and the lines of its hint."""
+    """A problem caused by missing parts of a restore, and the lines of its hint."""
 
     what: str
     hint: list[str]
 
 
 def _lost_filling(restore: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any]) -> _Lost | None:
-    """Return the reason, if any, why the restore's remains in existing tables are unknown."""
+    """Return the reason, if any, why it is unknown what the restore left in existing tables."""
     node, database = target.node.id, target.database
     if is_shut(target, connection):
         what = f"node {node}: our role can't connect to database {database}, so the remains there are unknown"
@@ -518,7 +523,7 @@ def _lost_filling(restore: UnfinishedRestore, target: Target, connection: psycop
 def _lost_published(
     restore: UnfinishedRestore, target: Target, connection: psycopg.Connection[Any], *, undoes: bool
 ) -> _Lost | None:
-    """Return the reason, if any, why the fate of a database that the restore has or may have published is unknown.
+    """Return the reason, if any, why it is unknown what became of a database that the restore may have published.
 
     Users recognize a restore's databases by the restore's id in their temporary names.
     """
@@ -529,7 +534,7 @@ def _lost_published(
     bring_back = f"bring back the server or the database of the restore, {again}"
     if restore.is_published:
         if exists and not record.in_store:
-            # If the outcome can't be stored, removing the records, one by one, is all that is left to do.
+            # If the outcome can't be stored, all that remains is to remove the records one by one.
             return None
         forget = f"on all other nodes: COMMENT ON DATABASE {quote(database)} IS NULL;"
         alone = f"{forget}   then restore it alone: {restore_command(record.snapshot, [node])}"
@@ -541,7 +546,7 @@ def _lost_published(
     if target.loading in databases:
         return None
     if exists:
-        # The name alone is no reason to drop the database or load it again.
+        # The name alone does not justify dropping the database or loading it again.
         lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
         if not undoes:
             lines = ["if it is the restored database, it must be loaded again and loses later writes:"]
@@ -605,13 +610,13 @@ def find_resumable(
 ) -> UnfinishedRestore:
     """Find the unfinished restore of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed.
 
-    If none is unfinished and `settles` is set, record the outcomes of restores that have left nothing.
+    If none is unfinished and `settles` is set, records the outcomes of restores that left nothing behind.
     """
     unfinished = find_unfinished(store, targets, connections, progress)
     if not unfinished:
         if settles:
             settle_recorded(store, targets, connections)
-            # A process that ended after recording the outcome may have left records.
+            # A process that ended after recording the outcome may have left records behind.
             for line in clear_records(targets, connections):
                 progress.note(line)
         raise NothingUnfinishedError(store, name, find_closed(targets, connections))

@@ -226,7 +226,7 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         for name, value in POWERFUL.items():
             assert [one for one in notes if f'to set it: ALTER ROLE "evil" SET "{name}" TO \'{value}\';' in one]
         # Drills know their own roles by such comments.
-        assert len([one for one in notes if "is without its comment" in one]) == len(created)
+        assert len([one for one in notes if "was created without its comment" in one]) == len(created)
         assert ask(dsn, "SELECT FROM pg_shdescription WHERE description ^@ 'cutline_drill_'") == []
         # Roles that exist, and PUBLIC, get nothing.
         given = [one for one in ask(dsn, PARAMETERS_QUERY) if one not in before]
@@ -267,7 +267,7 @@ def test_what_others_do_to_the_servers_roles_meanwhile_is_no_refusal(place: Plac
             created, notes = done.result(SECONDS_MAX)
         assert (created, notes) == (
             ["s1: ours"],
-            ["node s1: role theirs was created by another session at the same time, and is left unchanged"],
+            ["node s1: role theirs was created by another session at the same time, and was left unchanged"],
         )
         assert ask(dsn, "SELECT rolname, rolcanlogin FROM pg_roles WHERE rolname IN ('ours', 'theirs') ORDER BY 1") == [
             ("ours", True), ("theirs", False),

@@ -268,7 +268,7 @@ class SnapshotFigures:
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """The figures of some snapshots of a store at `made_at`."""
+    """Figures for some of a store's snapshots, as of `made_at`."""
 
     fleet: str
     made_at: datetime

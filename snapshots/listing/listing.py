@@ -194,7 +194,7 @@ def _may_be_missing(operation: str, entry: Entry | None) -> bool:
 
 
 def _look_for(store: ObjectStore, name: str, increments: Iterable[int]) -> Iterator[MissingPoint]:
-    # An unreadable document exists, so its commit is not missing.
+    # If a commit file is unreadable, it still exists, so the commit is not missing.
     with suppress(ManifestError):
         if is_deleted(store, name):
             return

@@ -157,18 +157,22 @@ SUCCESS_SECONDS = Metric(
     "cutline_last_success_seconds", "Duration of the last successful operation of this kind.", ("kind",)
 )
 SUCCESS_BYTES = Metric(
-    "cutline_last_success_bytes", "Bytes that the last success stored, loaded, compared or removed.", ("kind",)
+    "cutline_last_success_bytes",
+    "Bytes that the last successful operation stored, loaded, compared or removed.",
+    ("kind",),
 )
 SUCCESS_OBJECTS = Metric(
-    "cutline_last_success_objects", "Objects that the last success stored, compared or removed.", ("kind",)
+    "cutline_last_success_objects", "Objects that the last successful operation stored, compared or removed.", ("kind",)
 )
-SUCCESS_ROWS = Metric("cutline_last_success_rows", "Rows that the last success copied, loaded or compared.", ("kind",))
+SUCCESS_ROWS = Metric(
+    "cutline_last_success_rows", "Rows that the last successful operation copied, loaded or compared.", ("kind",)
+)
 SUCCESS_CHANGES = Metric(
-    "cutline_last_success_changes", "Changes that the last success archived or compared.", ("kind",)
+    "cutline_last_success_changes", "Changes that the last successful operation archived or compared.", ("kind",)
 )
 SUCCESS_TRANSACTIONS = Metric(
     "cutline_last_success_transactions",
-    "Transactions that the last success added; for a restore, those of the increments; for a check, global.",
+    "Transactions that the last successful operation added (restore: those of the increments; check: global).",
     ("kind",),
 )
 SUCCESS_RETRIES = Metric(

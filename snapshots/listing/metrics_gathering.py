@@ -65,7 +65,7 @@ FULL_COMMIT, LOST_FOLDER = "snapshot.", "lost"
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """The listed files of a snapshot, which change with a new increment, a new mark or a missing commit.
+    """The listed files of a snapshot, which change when an increment or a mark is added, or a commit goes missing.
 
     `files` are its commit, its marks and its folders; `increments` is a digest of the names, sizes and times of its
     increments' commits.
@@ -190,7 +190,10 @@ VOLUMES: Mapping[str, Metric] = {
 
 @dataclass(frozen=True, slots=True)
 class KindEnd:
-    """The end of an operation, for metrics. `retries` is None if it makes no cuts; other fields are None if unknown."""
+    """The end of an operation, for metrics.
+
+    `retries` is None if the operation makes no cuts; other fields are None if unknown.
+    """
 
     kind: str
     ended_at: float
@@ -322,12 +325,15 @@ class StoreFacts:
 
     @property
     def chains(self) -> list[Chain]:
-        """The chains that can be read, by the time of their newest cut."""
+        """The chains that can be read, ordered by the times of their newest cuts."""
         return chains_by_cut(self.entries)
 
 
 def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = None) -> StoreFacts:
-    """Read the fleet's store, with a `reader` only the changes since the last read; raises as EntryReader.read does."""
+    """Read the fleet's store; a `reader` reads only what has changed since its last read.
+
+    Raises as EntryReader.read does.
+    """
     store = fleet.store.open()
     # List documents first, so that everything recorded as committed is stored when the entries are read.
     documents = document_names(store)
@@ -338,7 +344,7 @@ def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = No
 
 
 def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
-    """Return the readable chains, by the time of their newest cut."""
+    """Return the readable chains, ordered by the times of their newest cuts."""
     return sorted((entry.chain for entry in entries if entry.chain), key=lambda one: cut_time(one.last))
 
 

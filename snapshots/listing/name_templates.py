@@ -44,7 +44,7 @@ class FieldValues(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A name with fields. `parts` are the literal texts, each with the field that follows it, None at the end."""
+    """A name with fields. `parts` are the literal texts, each with the field that follows it, or None at the end."""
 
     text: str
     parts: tuple[tuple[str, str | None], ...]
@@ -98,7 +98,7 @@ def read_template(text: str) -> Template:
         if field is not None and whole not in FIELDS:
             raise UsageError(f"template {text!r} has an unknown field {{{whole}}}", hint=f"known fields are {HINT}")
     template = Template(text, tuple((literal, field) for literal, field, *_ in parts))
-    # Refuse a template that can't make a valid name before the store is read.
+    # Before the store is read, refuse a template that can't make a valid name.
     template.render(utc_now(), 1)
     return template
 

@@ -66,9 +66,9 @@ ACTION = "promote"
 class NodeRecovery:
     """The recovery of one primary to a cut.
 
-    `target` is the position of the cut. `wal_through` is the end of the WAL that recovery needs: it stops at the first
-    record after the target, at the latest the finish marker. `prepared` are the transactions that are prepared at that
-    point.
+    `target` is the position of the cut. `wal_through` is the end of the WAL that recovery needs: recovery stops at the
+    first record after the target, which is the finish marker or an earlier record. `prepared` are the transactions that
+    are prepared at that point.
     """
 
     node: str

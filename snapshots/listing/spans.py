@@ -171,7 +171,7 @@ def _lasting_provider() -> TracerProvider:
 
 @contextmanager
 def _sending(provider: TracerProvider, target: Progress) -> Iterator[None]:
-    """Send the remaining spans at the end, for at most SENDING_SECONDS_MAX, and note a failure."""
+    """Send the remaining spans at the end, for at most SENDING_SECONDS_MAX, and note any failure."""
     kept = _KeptMessage()
     LOGGER.addHandler(kept)
     try:

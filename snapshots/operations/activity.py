@@ -164,7 +164,7 @@ class Activity(Forwarding):
         with self._lock:
             if reading.operation and reading.operation not in (self._own, *self._operations[-1:]):
                 self._operations.append(reading.operation)
-                # `ending` belonged to the previous operation.
+                # `ending` was called for the previous operation.
                 self._is_ending = False
             self._left = None if reading.seconds_left is None else (reading.seconds_left, time.monotonic())
             self._is_rough = reading.is_rough
@@ -200,7 +200,7 @@ class Activity(Forwarding):
     def _run(self) -> None:
         signs: list[_Signs] = []
         while not self._ended.wait(LOOK_SECONDS):
-            # The next round tries again.
+            # If this fails, the next round tries again.
             with suppress(Exception):
                 signs = self._follow(signs)
             for sign in signs:

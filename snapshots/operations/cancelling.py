@@ -38,8 +38,8 @@ from cutline.storage.store import ObjectStore
 POLL_SECONDS = 0.5
 # A check, gc or prune whose process was only suspended answers within this time.
 ANSWER_SECONDS_MAX = 5.0
-# The process has ended if this many successive listings contain no signs. The second number is for a process without
-# signs so far, which stores its first sign within LOOK_SECONDS.
+# The process has ended if this many successive listings contain no signs. The second number is for a process that has
+# not stored a sign yet: it does so within LOOK_SECONDS.
 GONE_LISTINGS, NONE_LISTINGS = 3, 20
 SILENT = "it shows no sign of life"
 

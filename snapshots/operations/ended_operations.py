@@ -126,7 +126,7 @@ class Ended:
 
     @property
     def phases(self) -> dict[str, float]:
-        """The seconds of each phase, in order; empty if not recorded."""
+        """How many seconds each phase took, in order; empty if not recorded."""
         if self.outcome is None:
             return {}
         if isinstance(figures := self.outcome.figures, UnsetType):
@@ -198,7 +198,7 @@ def read_batches(
     """Yield the operations in the given order, AT_ONCE at a time; each batch is read when the caller requests it.
 
     An operation is left out if its outcome has been removed since `documents` were listed. Each operation takes one
-    read, plus one for its intent if it has any.
+    read, plus one for its intent if it has one.
     """
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for first in range(0, len(operations), AT_ONCE):
@@ -210,7 +210,7 @@ def read_batches(
 
 
 def read_history(store: ObjectStore, count: int, snapshot: str | None = None) -> list[Ended]:
-    """Read the last `count` operations that have ended, on `snapshot` or on all, newest first."""
+    """Read the last `count` operations that have ended, on `snapshot` or on all snapshots, newest first."""
     documents = document_names(store)
     read = chain.from_iterable(read_batches(store, documents, list_ended(documents)))
     return list(islice((ended for ended in _newest_first(read) if snapshot in (None, ended.snapshot)), count))
@@ -245,7 +245,7 @@ class EndedReader:
     def read(
         self, store: ObjectStore, committed: Collection[str], documents: Mapping[str, Set[str]] | None = None
     ) -> EndedOperations:
-        """Read the operations except those `committed` (ids); `documents` is the result of document_names."""
+        """Read the operations, except those in `committed` (ids); `documents` is the result of document_names."""
         documents = document_names(store) if documents is None else documents
         classes = [
             [operation for operation in list_ended(documents, has_intent=has_intent) if operation not in committed]
@@ -306,8 +306,8 @@ class NewestChecks:
 
     A full check covers everything that the newest restore point of the snapshot needed at that time. `last` contains
     the newest check, `full` the newest full check, and `valid` the newest full check with the result valid. `unread`
-    lists operations whose outcome can't be read, since they may be checks. It also lists checks that end in the future:
-    the clock was ahead, so they may be older than other checks, and they count only if they found conflicts.
+    lists operations whose outcome can't be read, because they may be checks. It also lists checks that end in the
+    future: the clock was ahead, so they may be older than other checks, and they count only if they found conflicts.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
@@ -351,7 +351,7 @@ def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> 
 
 
 def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck | None]:
-    """Return the newest check that covers each of the `count` restore points of a snapshot, by increment.
+    """Return, for each of the `count` restore points of a snapshot in order, the newest check that covers it.
 
     An inconclusive check counts only if no other check covers the restore point. A check up to an increment also covers
     the earlier restore points, because it reads all their objects. Later restore points need the objects that it read.

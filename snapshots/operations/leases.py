@@ -81,7 +81,7 @@ class HeldLease:
 
     The holder sets `stays_open` if no outcome may be recorded when the process ends with an error, and `is_done` when
     the work is complete, even if the process is interrupted afterwards. `figures` are the measurements to record, and
-    `is_typical` permits estimates of other restores to use them. `code` is the exit code of a complete command, if it
+    `is_typical` allows estimates for other restores to use them. `code` is the exit code of a complete command, if it
     is not 0.
     """
 
@@ -113,8 +113,8 @@ def hold_lease(
 
     An intent without `by` gets this process's label. If the operation `is_resumed`, its intent is already stored, and
     only its lease is renewed. A store that accepts no writes is read without a lease, and `progress` gets a note.
-    Raises SnapshotDeletedError, also if the snapshot is deleted while it is read, and SnapshotMissingError if the
-    increment was pruned.
+    Raises SnapshotDeletedError, even if the snapshot is deleted only while it is being read, and SnapshotMissingError
+    if the increment was pruned.
     """
     by = own_label(intent.kind, intent.snapshot) if isinstance(intent.by, UnsetType) else intent.by
     intent = structs.replace(intent, expires_at=_expiry(), by=by, process=own_process() or UNSET)
@@ -151,7 +151,8 @@ def hold_lease(
             _check_not_removed(store, intent)
         raise
     progress.ending()
-    # An intent may be stored although its answer was lost. Without an outcome, it would look like a dead restore's.
+    # The intent may be stored although the store's answer was lost. Without an outcome, it would look like the intent
+    # of a dead restore.
     if held.is_stored or is_unsure:
         try:
             record_outcome(store, intent, "done", details=held.details(held.code))
@@ -201,7 +202,7 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, number: in
 
 
 def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
-    """Return the leases of restores without an outcome, on `snapshot` or all, oldest first; some may have expired.
+    """Return the leases of restores without an outcome, on `snapshot` or on all, oldest first; some may have expired.
 
     Raises ManifestError if a renewal can't be read; an unreadable intent is skipped.
     """

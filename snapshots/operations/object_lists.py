@@ -158,7 +158,7 @@ def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> 
 
 
 def _read_lists(store: ObjectStore, commit: C, named: Mapping[str, int], *, allow_damage: bool) -> C:
-    """Read the commit's lists, which must not contain an object that a commit names (`named`: its increment by key)."""
+    """Read the commit's lists, which must not contain objects that a commit names (`named` maps keys to increments)."""
     by_key = {
         object_list.key: object_list for object_list in _read_each(store, commit, named, allow_damage=allow_damage)
     }

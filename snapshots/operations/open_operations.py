@@ -76,7 +76,7 @@ def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | N
 def document_names(store: ObjectStore) -> dict[str, set[str]]:
     """List the names of all documents by operation, oldest operation first, in one listing.
 
-    Leaves out objects named like an outcome that are too short to be an outcome.
+    Leaves out objects that are named like an outcome, but are too short to be one.
     """
     documents: dict[str, set[str]] = {}
     for listed in store.inventory("operations"):
@@ -301,7 +301,7 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
     sign = None
     with suppress(ManifestError):
         sign = newest_sign(store, operation_id, names)
-    # A failure record means that a create has ended, but left something on a node.
+    # A failure record means that a create has ended, but left something behind on a node.
     is_running = "failure.json" not in names and shows_life(operation, sign, utc_now())
     return OpenOperation(operation_id, operation, committed, sign=sign, is_running=is_running)
 

@@ -35,7 +35,7 @@ def settle_operations(
 ) -> list[Intent]:
     """Record an outcome for every open create, and for every removal that ended before its mark.
 
-    Returns the open restores, which only the operator resumes or undoes.
+    Returns the open restores, which only the operator can resume or undo.
 
     A create is done if its commit exists. Otherwise it has failed: its slots are dropped, and the fleet is made
     writable again. This decision is final, however late the operation's own put arrives. An operation stays open for

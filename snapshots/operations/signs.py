@@ -1,4 +1,4 @@
-"""Signs of life, which report the progress of an operation, and requests to stop: numbered objects of an operation.
+"""Signs of life, which report an operation's progress, and requests to stop it. Both are numbered objects.
 
 A process stores a sign at intervals, each under a new number. The newest sign counts, and the process deletes the
 previous sign, so there are one or two at a time. At the end it deletes all its signs. The signs of a killed process
@@ -96,12 +96,12 @@ def request_numbers(names: Iterable[str]) -> list[int]:
 
 
 def next_number(numbers: Iterable[int]) -> int:
-    """Return the number after the highest of these."""
+    """Return the number that follows the highest of `numbers`."""
     return max((number for number in numbers if number < NUMBER_MAX), default=0) + 1
 
 
 def clear_signs(store: ObjectStore, operation: str) -> None:
-    """Delete the signs of an operation that has ended, ignoring errors of the store."""
+    """Delete the signs of an operation that has ended, ignoring the store's errors."""
     with suppress(SnapshotError):
         for number in sign_numbers(store.list_children(f"operations/{operation}")):
             store.delete(operation_key(operation, sign_name(number)))

@@ -43,7 +43,7 @@ class SlotOwners:
     ids: dict[str, list[str]]
 
     def owner_of(self, slot: str) -> Intent | None:
-        """Return the create that made the slot; None if this store does not prove it."""
+        """Return the create that made the slot; None if the store does not prove which one did."""
         ids = self.ids.get(slot, [])
         if len(ids) != 1:
             return None
@@ -72,7 +72,7 @@ class KeptChain:
     """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
     `is_failed` is set if the operation has failed, but made slots after another command had settled it and dropped its
-    slots. `removal_text` reports that the chain was deleted or pruned, and is "" otherwise.
+    slots. `removal_text` says that the chain was deleted or pruned, and is "" otherwise.
     """
 
     slot: str
@@ -126,7 +126,7 @@ def guard_nodes(
 
 
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
-    """Note the actions of guard_nodes without taking them; raise ChainLostError if it would give up `continued`."""
+    """Note what guard_nodes would do, without doing it; raise ChainLostError if it would give up `continued`."""
     for kept in read_kept_chains(store, sessions, progress):
         if not kept.worst.is_past_limit:
             if kept.worst.is_past_half:
@@ -242,7 +242,7 @@ def over_limit_text(kept: KeptChain) -> str:
 
 
 def ended_text(kept: KeptChain) -> str:
-    """Return the message about a chain that gets no more increments."""
+    """Return the message about a chain that will get no more increments."""
     nodes = sorted({retained.node for retained in kept.retained})
     return f"{_wal_text(kept, kept.worst)}, which gets no more increments; it has slots on {', '.join(nodes)}"
 

@@ -54,7 +54,7 @@ class UnderWay:
     """An operation without an outcome. `opened` is None if no intent is stored, and `sign` is None if no sign is.
 
     `is_decided` is set if a restore has decided to publish. `problems` describe the documents that can't be read.
-    `failure` is set if the command has ended, but left something on a node.
+    `failure` is set if the command has ended, but left something behind on a node.
     """
 
     id: str

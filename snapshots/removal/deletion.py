@@ -153,7 +153,7 @@ def remove_recorded(
     except BaseException as error:
         progress.ending()
         with suppress(SnapshotError):
-            # If the store's answer to the mark was lost, the mark may still arrive.
+            # If the store's answer was lost when the mark was put, the mark may still arrive.
             if not isinstance(error, StoreAnswersLostError) and not store.exists(removal.mark.key):
                 record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
         raise

@@ -183,7 +183,7 @@ def prune_locked(
 
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
-    """Plan the removals by the rules, from the current state of the store."""
+    """Plan the removals according to the rules, from the current state of the store."""
     surveys = {
         survey_snapshot.name: survey_snapshot for survey_snapshot in survey_snapshots(store, snapshot_names(store))
     }

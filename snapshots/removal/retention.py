@@ -8,8 +8,8 @@ keep_full neither counts nor removes it; only keep_days applies to it.
 
 A snapshot in which a check found conflicts is judged by its own age and number like any other, but snapshots without
 conflicts are numbered as if it did not exist. So the findings of checks never cause a deletion, even if somebody stores
-a false record of a check. They keep only a few more snapshots (under keep_full N, at most N), and if all snapshots
-have conflicts, old snapshots are removed as usual.
+a false record of a check. They only cause a few more snapshots to be kept (under keep_full N, at most N), and if all
+snapshots have conflicts, old snapshots are removed as usual.
 """
 
 from __future__ import annotations

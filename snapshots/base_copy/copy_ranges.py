@@ -46,7 +46,7 @@ from cutline.wal.segments.segments import parquet_options
 class CopyDestination:
     """The snapshot, the operation and the store of a base copy.
 
-    A task that has stored more than `reported_max` objects stores and reports lists of them.
+    A task that has stored more than `reported_max` objects also stores lists of them, and reports the lists instead.
     """
 
     snapshot: str
@@ -124,8 +124,8 @@ BASE_SCHEMA = pa.schema(
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 LOCK_NOT_AVAILABLE = b"55P03"
-# pg_class is read as of the snapshot, to_regclass and pg_relation_filenode as of now. Views have no file node: up to
-# version 15, an empty table can be turned into a view with the same oid.
+# pg_class shows the snapshot's state; to_regclass and pg_relation_filenode show the current state. Views have no file
+# node: up to version 15, an empty table can be turned into a view with the same oid.
 REPLACED_QUERY = """
 SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
  WHERE to_regclass(p.name) IS DISTINCT FROM p.oid::regclass OR pg_relation_filenode(p.oid::regclass) IS NULL
@@ -135,7 +135,7 @@ SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
 
 
 class RowUnreadableError(RefusedError):
-    """PostgreSQL can't print a row of a table as COPY text: it is too large, or damaged."""
+    """PostgreSQL can't print a table's row as COPY text: the row is too large, or damaged."""
 
 
 class _StoppedAtRowError(Exception):

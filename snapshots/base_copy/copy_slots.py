@@ -1,4 +1,4 @@
-"""A base copy's slots with their exported snapshots, the sessions that read them, and the transactions that it misses.
+"""A base copy's slots and exported snapshots, the sessions that read them, and the transactions that the copy misses.
 
 A copy shows the transactions committed before its position. Changes committed later are decoded from that position on,
 except those of a transaction that was prepared before the position and is decided after it: such a transaction is
@@ -67,9 +67,9 @@ def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]
 def find_late_writers(
     store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]
 ) -> list[str]:
-    """Return the gids or global ids of transactions that changed the groups `numbers` and that the copy misses.
+    """Return the gids or global ids of transactions that the copy misses and that changed the groups `numbers`.
 
-    They were prepared before `position`, the copy's position on the node, and not decided by then.
+    At `position`, the copy's position on the node, they had been prepared but not decided.
     """
     segments = list(segments)
     tables = [read_events(store, segment).cast(SEGMENT_SCHEMA) for segment in segments]
@@ -109,7 +109,7 @@ def export_snapshots(
             progress.advance(1)
             progress.reached(CrashPoint.SLOT_MADE, node=node.id)
         except BaseException as error:  # noqa: BLE001  # raised below, once all threads have ended
-            # Stop the other threads at once: they may wait for long, and then fail for a less important reason.
+            # Stop the other threads now: they may wait for a long time, and then fail for a less important reason.
             problems.append(error)
             abandoned.set()
 
@@ -139,7 +139,7 @@ def _close_made(futures: Sequence[Future[None]], made: Mapping[str, ExportedSlot
 
 
 def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:
-    """Raise ChangedError unless the catalogs in all exported snapshots have the `fingerprints`, by shard.
+    """Raise ChangedError unless the catalogs in all exported snapshots match the `fingerprints`, by shard.
 
     Otherwise the copied rows would not match the definitions in the commit.
     """

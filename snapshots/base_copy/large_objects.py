@@ -1,7 +1,8 @@
 """Copy large objects (the work of one task in an executor), and read stored large objects.
 
 A task reads a range of oids in the base copy's exported snapshot. It uses lo_get, which needs only privileges on each
-large object; reading pg_largeobject would require a superuser. Holes are read as zeros, as they always are.
+large object; reading pg_largeobject would require a superuser. Holes are read as zeros, as PostgreSQL always reads
+them.
 
 Stored objects are validated strictly, because anyone with write access to an unencrypted store can seal any content:
 the columns must be those of LARGE_SCHEMA, definitions valid, and the parts in the order in which a task writes them.
@@ -210,7 +211,7 @@ class PartOrder:
 
 
 def read_parts(stored: StoredObject, body: bytes, order: PartOrder) -> Iterator[list[StoredPart]]:
-    """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
+    """Yield the rows of an object whose digest was verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
 
     `order` must already have followed the parts in the previous objects of the same copy task.
     """
@@ -225,7 +226,7 @@ def read_parts(stored: StoredObject, body: bytes, order: PartOrder) -> Iterator[
 
 
 def read_definitions(stored: StoredObject, body: bytes) -> Iterator[tuple[int, LargeObjectDefinition]]:
-    """Yield the oids and definitions in an object whose digest is verified; raise ObjectDamagedError."""
+    """Yield the oids and definitions in an object whose digest was verified; raise ObjectDamagedError."""
     for rows in _read_rows(stored, body, ["oid", "definition"]):
         for oid, text in rows:
             if definition := _parse(stored, oid, text):

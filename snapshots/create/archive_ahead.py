@@ -1,8 +1,8 @@
 """Archive a chain's WAL between its cuts, so that the next increment has little to do and nodes retain little WAL.
 
 Archiving ahead leaves the same state as an increment that failed after its drain: segments that no commit lists yet.
-The next increment continues after them. It can be interrupted at any point and repeated, and stores neither an intent
-nor an outcome.
+The next increment continues after them. Archiving ahead can be interrupted at any point and repeated, and stores
+neither an intent nor an outcome.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class CreateRequest:
 
     `include` replaces the patterns of fleet.toml, `exclude` adds to them. A `terminal` snapshot leaves the fleet
     read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
-    without rows.
+    which has no rows.
     """
 
     name: str
@@ -93,8 +93,7 @@ def begin_full(
 ) -> Iterator[CreateContext]:
     """Hold the fleet's lock, settle dead operations, and start a full snapshot of the sessions' nodes.
 
-    The operation's intent is not stored yet. Raises the errors of `exclusive`, and of the checks of the store and the
-    nodes.
+    The operation's intent is not stored yet. Raises the errors of `exclusive`, and those of the store and node checks.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)

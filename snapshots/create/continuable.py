@@ -160,7 +160,7 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
 def check_objects(store: ObjectStore, chain: Chain) -> None:
     """Raise ChainObjectMissingError unless the store has the objects that the chain's commits name.
 
-    Server globals and rows of extensions' tables may be missing, because the next commit stores them again. Objects
+    Server globals and the rows of extension tables may be missing, because the next commit stores them again. Objects
     that only an object list names are not checked: there may be millions. Sizes are compared for the commits that were
     read; the other segments of a partial chain only have to exist.
     """

@@ -3,9 +3,9 @@
 nodes/table_state.py describes PostgreSQL's counters. The counters are read before anything is changed and again after
 the cut, because sessions update them late.
 
-Logical decoding does not show the values of sequences, so they are read before the cut and again after it. No value
-handed out before the cut is ahead of the second reading, unless the sequence was set back in between; then the first
-reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
+Logical decoding does not show sequence values, so they are read before the cut and again after it. No value handed out
+before the cut is ahead of the second reading, unless the sequence was set back in between; then the first reading
+counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cutline.wal.drain.waiting import NOTE_SECONDS
 def check_append_only(
     sessions: Sessions, states: Mapping[str, Mapping[str, TableState]], since: str
 ) -> tuple[LeftOut, ...]:
-    """Raise AppendOnlyChangedError if rows of an append-only table were updated or deleted since `states` (by shard).
+    """Raise AppendOnlyChangedError if rows of an append-only table were updated or deleted after `states` (by shard).
 
     Returns a warning for each table whose counters can't be compared. `since` is what messages call the time of these
     states.
@@ -61,8 +61,8 @@ def _counters_in(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str
 def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, TableState]]:
     """Return the states to compare counters with, by shard and current table name.
 
-    No row may have been updated or deleted since. The states are those of the previous commit. Tables that are copied
-    again have the state of the plan, which precedes the copy.
+    The states are those of the previous commit; for tables that are copied again, those of the plan, which precedes the
+    copy. No row may have been updated or deleted since then.
     """
     states: dict[str, dict[str, TableState]] = {}
     for shard, one in plan.shards.items():
@@ -202,7 +202,7 @@ def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -
 def latest_sequences(
     before: Mapping[str, Iterable[Sequence]], after: Mapping[str, Iterable[Sequence]]
 ) -> dict[str, tuple[Sequence, ...]]:
-    """Return the sequences of `after` by shard, each with its value in `before` if that is further ahead.
+    """Return the sequences in `after`, by shard, each with its value in `before` if that is further ahead.
 
     A sequence that cycles keeps its value in `after`, since its values have no order.
     """

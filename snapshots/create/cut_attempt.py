@@ -75,12 +75,12 @@ def take_cut(
     """Make the cut. For a terminal snapshot `end_writes` is called once, before the first markers are written.
 
     Raises SchemaChangedError if DDL invalidated all `retries` + 1 attempts. An error that a retry can't fix is raised
-    at once.
+    immediately.
     """
     sessions = context.sessions
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, Lsn] | None = None
-    # The primaries' tables as last read, which includes this command's own changes of publications.
+    # The primaries' tables as last read, which includes this command's own changes to publications.
     seen = dict(state.seen)
 
     def check_unchanged(tables: DdlPlan) -> None:

@@ -195,7 +195,7 @@ class BaseCopy:
 def take_full(
     context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress, began: float
 ) -> FullSnapshot:
-    """Take the snapshot and commit it; `began` is the start of the command (time.monotonic)."""
+    """Take the snapshot and commit it; `began` is when the command started (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
     base = copy_base(context, plan, spark, progress)
@@ -414,7 +414,7 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
         node, problem = _find_problem(fleet, chain)
         lost = LostChain(name, chain.full.chain, chain.last.increment, node, 0, 0, current_time())
         mark_lost(store, structs.replace(lost, successor=successor, slot_problem=problem))
-        progress.note(News(f"{name} gets no more increments: {successor} has taken its place"))
+        progress.note(News(f"{name} will get no more increments: {successor} has taken its place"))
         return drop_slots(fleet.nodes, slot_name(chain.full.operation))
 
 

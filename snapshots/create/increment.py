@@ -69,7 +69,7 @@ def take_increment(
 ) -> Increment:
     """Take the increment and commit it.
 
-    `state` is the chain's state as the checks read it; `began` is the start of the command (time.monotonic).
+    `state` is the chain's state as the checks read it; `began` is when the command started (time.monotonic).
     """
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation

@@ -75,7 +75,7 @@ def write_cut_markers(
 ) -> CutMarkers:
     """Write the start marker on all primaries, then the finish marker on all of them.
 
-    `last_at` is the time of the previous cut. Raises AttemptFailedError if a session of the lock is lost,
+    `last_at` is the time of the previous cut. Raises AttemptFailedError if a session that holds the lock is lost,
     SilentNodeError if a node does not answer, and ClocksDifferError.
     """
     progress.step("cut")
@@ -197,9 +197,9 @@ class CutPlan:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedCut:
-    """A consistent cut, and the segments that were added to every node's archive up to its finish marker.
+    """A consistent cut, and the segments that were added to each node's archive up to its finish marker.
 
-    `idle` has the last segment of each idle node, to whose archive nothing was added.
+    `idle` holds the last segment of each idle node: a node to whose archive nothing was added.
     """
 
     record: CutRecord
@@ -219,7 +219,7 @@ def make_cut(
     """Make the cut, retrying up to `plan.retries` times. Without `spark`, this process archives the WAL itself.
 
     If all attempts fail, raises CutInconsistentError, or CutUnreachableError if a node was unreachable in the last
-    attempt. An error that a retry can't fix is raised at once.
+    attempt. An error that a retry can't fix is raised immediately.
     """
     causes: list[str] = []
     for attempt in range(1, plan.retries + 2):

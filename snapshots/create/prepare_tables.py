@@ -107,7 +107,7 @@ def prepare_tables(
 
 
 def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
-    """Read the definitions and the last number of each node's segments that no commit lists."""
+    """Read the segments that no commit lists: return their definitions, and each node's last segment number."""
     nodes = list(nodes)
 
     def read(node: Node) -> NodeArchived:
@@ -181,7 +181,7 @@ def collect_definition_changes(
 
 
 def with_objects(changes: DefinitionChanges | None, objects: Sequence[StoredObject]) -> DefinitionChanges | None:
-    """Add `objects`, which belong to no definition, to the changes of a commit."""
+    """Add `objects`, which don't belong to a definition, to a commit's changes."""
     if not objects:
         return changes
     changes = changes or DefinitionChanges()

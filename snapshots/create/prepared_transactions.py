@@ -84,7 +84,7 @@ def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, p
 def await_lockers(sessions: Sessions, tables: Mapping[str, set[int]], seconds_max: float, progress: Progress) -> None:
     """Wait until every prepared transaction that may have altered one of `tables` (oids by node) is decided.
 
-    Until then, the catalogs don't show the definition under which its rows are decoded. Raises the errors of
+    Until then, the catalogs don't show the definition under which the table's rows are decoded. Raises the errors of
     `await_prepared`.
     """
 

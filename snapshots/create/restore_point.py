@@ -87,7 +87,7 @@ def _plan(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: Objec
 
 
 def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, began: float) -> FullSnapshot:
-    """Create slots, make the cut, drop the slots, and commit; `began` is the start of the command (time.monotonic)."""
+    """Create slots, make the cut, drop the slots, and commit; `began` is when the command started (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, operation, request = context.sessions, context.operation, context.request
     slot = slot_name(operation.id)

@@ -43,7 +43,7 @@ SLOT_SECONDS_MAX = 10.0
 # The minimum wait for sessions to end, even if --wait is shorter: on a busy machine, ending them takes seconds.
 SESSIONS_SECONDS_MIN = 5.0
 POLL_SECONDS = 0.2
-# Counts the messages Insert, Update, Delete and Truncate of pgoutput (PostgreSQL manual, "Logical Replication Message
+# Counts pgoutput's Insert, Update, Delete and Truncate messages (PostgreSQL manual, "Logical Replication Message
 # Formats").
 WRITTEN_QUERY = """
 SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '3', 'publication_names', %s)
@@ -89,7 +89,8 @@ def end_writes(
 
     in_parallel(make_read_only, primaries)
     in_parallel(end_older_sessions, primaries)
-    # A read-only session can still commit prepared transactions, so wait for these. New transactions can't write.
+    # A read-only session can still commit prepared transactions, so wait for those as well. New transactions can't
+    # write.
     await_prepared(sessions, wait_seconds, progress, "the last cut")
     return sessions.ask_primaries(_insert_position)
 
@@ -115,7 +116,9 @@ def check_final(
             names = sorted(
                 {definition.group.name for definition in task.definitions if definition.group.number in numbers}
             )
-            raise _not_final_error(task.node, f"tables were written after writes had ended: {', '.join(names)}", names)
+            raise _not_final_error(
+                task.node, f"tables were written to after writes had ended: {', '.join(names)}", names
+            )
 
     def check(node: str) -> None:
         with raising_unreachable(plan.tasks[node].node):

@@ -1,8 +1,9 @@
 """Read the facts about a shard's database for the commit: settings, search_path, fingerprint.
 
 COPY calls functions in CHECK constraints, domains and generated columns, and some of these functions name tables and
-other functions without a schema. Such rows could not be loaded with the search_path of our sessions, which is only
-pg_catalog. Therefore the database's setting of search_path (ALTER DATABASE … SET) is stored with its DDL.
+other functions without a schema. Rows that need such a function could not be loaded with the search_path of our
+sessions, which is only pg_catalog. Therefore the database's setting of search_path (ALTER DATABASE … SET) is stored
+with its DDL.
 
 The fingerprint is a hash, computed by a single query, of the key and the xmin of each row in all catalogs that pg_dump
 reads. No two versions of a row have the same xmin, so even a reverted change is detected, for every object that exists
@@ -68,7 +69,7 @@ def list_elements(value: str, *, folds: bool = True) -> list[str]:
 
 
 def read_search_path(connection: psycopg.Connection[Any]) -> str | None:
-    """Read the search_path that is set for the database; None if it is not set."""
+    """Return the search_path that is set for the database, or None if it is not set."""
     (path,) = connection.execute(PATH_QUERY).fetchone() or (None,)
     return path
 
@@ -248,7 +249,7 @@ def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
 SIZE_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = current_database()"
 EXTENSIONS_QUERY = f"SELECT {readable('extname')}, {readable('extversion')} FROM pg_extension ORDER BY 1"
 # pg_depend records no dependencies on collations that every server has, such as "C". PostgreSQL 15 introduced the
-# column of ICU locales, and 17 renamed it.
+# column for ICU locales, and 17 renamed it.
 COLLATIONS_QUERY = f"""
 SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
        ARRAY(SELECT DISTINCT one FROM unnest(ARRAY[c.collcollate, c.collctype,

@@ -1,9 +1,9 @@
 """Read pg_dump's archive of a database's DDL, and write archives with changed statements or only some of the entries.
 
-The format is that of PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc; pg_backup_custom.c).
-An archive that contains only DDL is a header and a table of contents. An entry's type, name, owner, statements and
-dependencies are separate values, so there is no need to search the text of a statement. Texts are raw
-(nodes.encodings).
+The format is defined in PostgreSQL's src/bin/pg_dump (pg_backup_archiver.c, WriteHead and WriteToc;
+pg_backup_custom.c). An archive that contains only DDL consists of a header and a table of contents. An entry's type,
+name, owner, statements and dependencies are separate values, so there is no need to search the text of a statement.
+Texts are raw (nodes.encodings).
 """
 
 from __future__ import annotations

@@ -281,8 +281,8 @@ class ArchiveUnknownError(RefusedError):
 def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
     """Dump a database's DDL as a pg_dump archive, and correct pg_dump's faults.
 
-    The dump shows the snapshot `exported`, or the current state if that is None. pg_dump is stopped if `watch` finds a
-    silent node. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
+    The dump reflects the snapshot `exported`, or the current state if that is None. pg_dump is stopped if `watch` finds
+    a silent node. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:

@@ -136,7 +136,7 @@ class MarkedTable:
     """A configuration table in the catalogs; `label` is its name in rules and output.
 
     If `has_condition`, only some of its rows are dumped. If `is_trusted`, superusers own the table and its extension.
-    `references` are the oids of the tables that its foreign keys reference.
+    `references` holds the oids of the tables that its foreign keys reference.
     """
 
     oid: int
@@ -213,7 +213,7 @@ def store_extension_rows(
 def _read_rows(
     node: Node, connection: psycopg.Connection[Any], *, rules: GroupRules
 ) -> tuple[bytes, tuple[LeftOut, ...]]:
-    """Return the compressed body of the object, empty if there are no rows, and the tables that could not be read."""
+    """Return the object's compressed body (empty if there are no rows), and the tables that could not be read."""
     tables, sequences = _list_marked(connection, rules)
     if not tables:
         return b"", ()
@@ -249,9 +249,10 @@ def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 class _TableReader:
-    """Reads tables in a session. By oid, `rows` holds their rows, `reasons` the reasons why tables could not be read.
+    """Reads tables in a session: `rows` holds the rows of tables that could be read, `reasons` why others could not be.
 
-    A table that can't be read does not stop the command: a full snapshot would lose hours of copying.
+    Both are keyed by oid. A table that can't be read does not stop the command: a full snapshot would lose hours of
+    copying.
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:

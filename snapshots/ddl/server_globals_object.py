@@ -1,6 +1,6 @@
 """Read a server's globals (the objects outside its databases), store them, and read them back.
 
-They are read once per create. The fingerprint does not cover them, so their changes never invalidate a cut. Password
+Globals are read once per create. The fingerprint does not cover them, so their changes never invalidate a cut. Password
 verifiers are stored only if our role may read pg_authid, which managed services don't allow.
 """
 

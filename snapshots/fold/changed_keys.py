@@ -222,7 +222,7 @@ WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA, PLACE_FIE
 def have_key_in(
     batch: Any, base: BaseSource, keys: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Find the rows of `batch` (BASE_SCHEMA) whose key is among `keys`, which are by group.
+    """Find the rows of `batch` (BASE_SCHEMA) whose key is among the `keys` of its group.
 
     In a group without a key, a row is identified by its line, or by the stand-in of a long line. Pass `key_hashes` of
     all rows to avoid hashing them again.

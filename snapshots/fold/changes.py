@@ -1,4 +1,4 @@
-"""Read the changes of segments that belong to the state, and find each segment's last change of every key.
+"""Read the segments' changes that belong to the state, and find the last change of every key in each segment.
 
 Superseded changes are not shuffled: a row that is updated a thousand times in a segment counts as one change.
 
@@ -167,7 +167,7 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
     columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:]), *([] if entries is None else [entries])]
-    # All batches of a partition must have the same schema, including rows of problems.
+    # All batches of a partition must have the same schema, including problem rows.
     yield from row_batches(pa.Table.from_arrays(columns, schema=form.schema))
 
 

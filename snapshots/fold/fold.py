@@ -148,7 +148,7 @@ def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
 
 
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:
-    """Return the reader of the long images of a fold of these sources."""
+    """Return the reader for the long images that these sources produce."""
     return LongImageReader(sources.bases, sources.segments, sources.column_counts, store)
 
 
@@ -243,7 +243,7 @@ def _fold_multisets(
     rest = [F.lit(b"").alias("key"), F.lit(0).cast("bigint").alias("lsn"), F.col("row")]
     images = copies.select("node", "group", "partition", *rest, "place")
     if lines:
-        # If a line was deleted more often than it existed, a row is missing.
+        # If a line was deleted more often than it occurred, a row is missing.
         missing = [F.lit(PROBLEM).alias("group"), F.col("group").alias("partition")]
         nowhere = F.lit(NO_PLACE).cast("bigint").alias("place")
         images = images.unionByName(remaining.where("net < 0").select("node", *missing, *rest, nowhere))

@@ -159,7 +159,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompletedImages:
-    """Rows whose last image is partial: `images` are completed, `long_images` are completed when they are read.
+    """Rows whose last image is partial: `images` are complete, `long_images` are completed when they are read.
 
     Both are computed from `image_lists`, which is cached and which the caller must release.
     """
@@ -250,8 +250,8 @@ def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, 
 def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
     """Compute the keys under which each wanted row was stored, and the period of each, as KEY_HISTORY_SCHEMA.
 
-    Takes about 700 bytes per move, including the tables (measured with a million moves and keys of 16 bytes). The
-    number of iterations is the largest number of moves that any row made.
+    Takes about 700 bytes per move, including the tables (measured with a million moves and 16-byte keys). The number of
+    iterations is the largest number of moves that any row made.
     """
     names = ["node", "group", "key"]
     arrivals = moves.select(["node", "group", "row"]).rename_columns(names)

@@ -1,4 +1,7 @@
-"""The limits for folding changes in the driver, without Spark. Imports nothing, so that plans can show the limits."""
+"""The limits for folding changes in the driver, without Spark.
+
+This module imports nothing, so that plans can show the limits.
+"""
 
 CHANGES_MAX = 500_000
 # Above CHANGES_MAX, the driver compares only the keys, if segments are large enough on average to justify a task each.

@@ -71,7 +71,7 @@ def read_with_places(
 
 
 def with_stand_ins(table: pa.Table, rows: Flags | None = None) -> pa.Table:
-    """Replace long lines in the table (with row and place) by stand-ins; set the place of all other rows to NO_PLACE.
+    """Replace long lines in the table (with row and place) with stand-ins; set all other rows' place to NO_PLACE.
 
     If `rows` is given, only these rows are considered: in other rows, `row` is not a line.
     """
@@ -258,7 +258,7 @@ class LongImageReader:
 
 
 def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
-    """Complete the newest line of a row with values from earlier lines; return None if a value is in none of them.
+    """Complete the newest line of a row with values from earlier lines; return None if they all lack some value.
 
     Reads no more lines than necessary. An empty line means that the row was deleted and has no earlier values.
     """

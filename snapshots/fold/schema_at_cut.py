@@ -112,7 +112,8 @@ def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
     return bounds
 
 
-# Limits of a block of lines that is converted at once: bytes read, bytes added (the same limit), and number of fields.
+# Limits for the block of lines that is converted at a time: bytes read, bytes added (the same limit), and number of
+# fields.
 BLOCK_BYTES, BLOCK_FIELDS = 16 << 20, 1 << 20
 _SKIPPED = -2
 

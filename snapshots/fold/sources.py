@@ -97,8 +97,8 @@ PROBLEM = -1
 class Source:
     """An object of one node's copy, with size and digest from its commit. `number` is the node's number in the job.
 
-    `rows` (of a base object, by group number) and `segment` describe its content according to the commit. The content
-    is not compared with a description that is None.
+    `rows` (of a base object, by group number) and `segment` describe its content according to the commit. If a
+    description is None, the content is not compared with it.
     """
 
     key: str
@@ -484,7 +484,7 @@ class BaseCursor:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All objects that the fold of some nodes' copies reads.
+    """All objects that are read to fold some nodes' copies.
 
     A node's number is its index in `nodes`. `column_counts` is keyed by node number and group.
     """
@@ -519,7 +519,7 @@ def sources_of(
     skip: Collection[str] = (),
     chosen: Mapping[str, frozenset[int]] = MappingProxyType({}),
 ) -> Sources:
-    """Find the sources of the state of `nodes` at the chain's last commit.
+    """Find the sources from which to fold the state of `nodes` at the chain's last commit.
 
     Nodes in `skip` keep their numbers but have no sources. `chosen` holds, by node, the wanted groups as numbers at the
     cut; all groups of other nodes are wanted. Reads only the segments that contain a TRUNCATE.

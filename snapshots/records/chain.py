@@ -159,7 +159,7 @@ class Chain:
         return tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
 
     def successions(self, node: str) -> dict[int, int]:
-        """Return the numbers of the definitions that others continue, keyed by the numbers of those others."""
+        """Return each continued definition's number, keyed by the number of the definition that continues it."""
         shard = self.shard_of(node)
         return {
             new: old for changes in self.definition_changes for new, old in changes.successions.get(shard, {}).items()
@@ -177,7 +177,7 @@ class Chain:
         return numbers
 
     def copy_positions(self, node: str) -> dict[int, Lsn]:
-        """Return the positions from which changes to tables that were copied again count, keyed by number."""
+        """For tables that were copied again, return the positions from which their changes count, keyed by number."""
         successions = self.successions(node)
         positions = {
             number: at for changes in self.definition_changes for number, at in changes.begun.get(node, {}).items()
@@ -258,7 +258,7 @@ class Chain:
 
     @property
     def append_only(self) -> list[str]:
-        """The groups of which any shard records only INSERT and TRUNCATE. Every output names them."""
+        """The groups for which any shard records only INSERT and TRUNCATE. Every output names them."""
         return sorted({out.name for out in append_only_of(self.all_groups)})
 
     def check_archive(self) -> None:

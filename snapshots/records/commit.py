@@ -1,10 +1,10 @@
 """Commits: the documents that make full snapshots and increments exist, and the types of their entries.
 
-A commit lists every object of its snapshot or increment with size and digest, either itself or in *object lists*. It is
-written once, as the last step. An object that no commit lists does not exist for Cutline (docs/architecture.md,
+A commit lists every object of its snapshot or increment with its size and digest, either itself or in *object lists*.
+It is written once, as the last step. An object that no commit lists does not exist for Cutline (docs/architecture.md,
 invariant 1). The types here define the fields of a commit; `proven_chains` checks the rules that types can't express.
 
-The stored objects of kind LARGE_OBJECTS contain parts of large objects in the order of reading
+The stored objects of kind LARGE_OBJECTS contain parts of large objects in the order in which they were read
 (snapshots/base_copy/large_objects.py). The row of a large object's first part contains its definition as JSON. Because
 a restore turns the definition into SQL, it is parsed strictly, in one place.
 """
@@ -211,8 +211,8 @@ class Sequence(Record, frozen=True):
 class CutRecord(Record, frozen=True, kw_only=True):
     """A resolved cut (`wal.cut.cut_values`), with its attempts and times.
 
-    `causes` are the reasons why earlier attempts failed. `seconds` is the time from the first start marker to the last
-    finish marker. `made_at` is the time of the last finish marker according to the nodes' clocks
+    `causes` lists the reasons why earlier attempts failed. `seconds` is the time from the first start marker to the
+    last finish marker. `made_at` is the time of the last finish marker according to the nodes' clocks
     (`snapshots.create.make_cut`): the cut contains nothing that was committed later. `safe_at` is the fleet's safe time
     (`wal.cut.safe_time`). The clocks of the nodes differ by at most `skew_seconds`.
     """
@@ -282,11 +282,11 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
 class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     """The changes to definitions and DDL since the previous commit, or since the base copy of a full snapshot.
 
-    All mappings are by shard, except `begun`, which is by node. `groups` lists new definitions, `gone` the numbers of
-    definitions that ended. `successions` maps a new number to its predecessor; the tables of all other new numbers were
-    copied again. `begun` holds the position from which changes under each new number count. `tables` contains only
-    tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed. `objects` lists the
-    objects of base copies and DDL, and `lists` names further base copy objects.
+    All mappings are keyed by shard, except `begun`, which is keyed by node. `groups` lists new definitions, `gone` the
+    numbers of definitions that ended. `successions` maps a new number to its predecessor; the tables of all other new
+    numbers were copied again. `begun` holds the position from which changes under each new number count. `tables`
+    contains only tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed. `objects`
+    lists the objects of base copies and DDL, and `lists` names further base copy objects.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -303,14 +303,13 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
     """The fields of both kinds of commit.
 
-        `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the
-    last segment of its archive, which an earlier commit lists: from the end of that segment to the cut, the node's
-    WAL contains only markers. `definition_changes` is None if neither definitions nor DDL changed. `previous` is
-    None in a full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the
-    commit does not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each
-    shard's database. `extension_rows` lists the objects with the rows of extensions' tables, one for each shard
-    with such rows; every commit stores all these rows. `digest` is stored in the file, and is "" until the file is
-    written.
+    `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
+    segment of its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
+    contains only markers. `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a
+    full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the commit does
+    not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each shard's database.
+    `extension_rows` lists the objects with the rows of extension tables, one for each shard that has such rows; every
+    commit stores all of them. `digest` is stored in the file, and is "" until the file is written.
     """
 
     snapshot: str
@@ -373,7 +372,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     """The commit of a full snapshot.
 
-    Groups, roles, tables and fingerprints are by shard, `base` positions by node. `rules` selected the groups.
+    Groups, roles, tables and fingerprints are keyed by shard, `base` positions by node. `rules` selected the groups.
     `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point, which
     has a cut but no tables. `lists` names further base copy objects.
     """
@@ -413,13 +412,13 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
 
 class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):
-    """The commit of an increment. `history` is None in commits of early versions."""
+    """The commit of an increment. `history` is None in commits that early versions wrote."""
 
     history: ChainHistory | None = None
 
 
 class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):
-    """A document in the place of a commit, which prevents operation `voids` from committing."""
+    """A document in place of a commit, which prevents operation `voids` from committing."""
 
     snapshot: str
     increment: Count

@@ -119,7 +119,7 @@ class _Tag(msgspec.Struct):
 
 
 class ManifestError(RefusedError):
-    """A document in the store is damaged, misplaced, or of an unknown format."""
+    """A document in the store is damaged, misplaced, or in an unknown format."""
 
 
 class StoreEncryptedError(ManifestError):
@@ -174,7 +174,7 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     """Return a document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
-        # Compare the bytes: encoding thousands of tables again would take long.
+        # Compare the bytes: encoding thousands of tables again would take too long.
         content = body[: seal.start()] + b"\n}"
         if digest(content) == seal[1].decode():
             return content, seal[1].decode()

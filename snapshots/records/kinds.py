@@ -55,8 +55,8 @@ class ExtensionRows(Record, frozen=True, kw_only=True, tag_field="schema", tag=E
     """The header of the object with the rows of extension configuration tables.
 
     It lists the tables with rows, referenced tables first, and the marked sequences. The object is a compressed psql
-    script. Its first line is a comment with this document. The statements of the tables follow, in the encoding of the
-    shard's database, for a server with standard_conforming_strings on.
+    script. Its first line is a comment that contains this document. The statements of the tables follow, in the
+    encoding of the shard's database, for a server with standard_conforming_strings on.
     """
 
     tables: tuple[ExtensionTable, ...]

@@ -205,8 +205,8 @@ class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORM
     """The progress of an operation at `seen_at`; the next sign follows within `next_seconds`. The newest sign counts.
 
     `snapshot` is "" for all snapshots. `done`, `total`, `unit` and `rate` describe the step `phase`, and `nodes` its
-    progress on each node, as far as known. If there are many nodes, `nodes` contains only the least advanced and
-    `other_nodes` counts the others. `seconds_left` is for the whole operation; if `is_rough`, it may be off by more
+    progress on each node, as far as known. If there are many nodes, `nodes` contains only the least advanced of them,
+    and `other_nodes` counts the others. `seconds_left` is for the whole operation; if `is_rough`, it may be off by more
     than a fifth. `process` is as in Intent.
     """
 
@@ -272,7 +272,7 @@ OperationRecord: TypeAlias = Intent | Outcome | Failure | Decision | LeaseRenewa
 
 
 # The documents that end an operation. An increment that stored only its commit has an increment.json: an outcome that
-# also says what the intent said, which is deleted.
+# also contains the data of the intent, which is deleted.
 OUTCOMES = frozenset({"outcome.json", "increment.json"})
 INTENTS = frozenset({"intent.json", "increment.json"})
 

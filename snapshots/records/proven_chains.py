@@ -259,7 +259,7 @@ LARGE_PART = "part-large-"
 
 
 def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
-    """Raise ValueError unless every node is named once and every standby has the database of its primary."""
+    """Raise ValueError unless every node is named once and every standby has its primary's database."""
     identities = {identity.node: identity for identity in baseline}
     check_distinct("baseline", "node", [identity.node for identity in baseline])
     for node, one in identities.items():
@@ -335,12 +335,12 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
 
 
 def _check_idle(commit: Commit) -> None:
-    """Raise ValueError unless each idle node has an earlier segment as its last, and none in this commit."""
+    """Raise ValueError unless this commit lists no segments of idle nodes, and an earlier commit lists their last."""
     if commit.idle and isinstance(commit, FullSnapshot):
         raise ValueError("idle is set in a full snapshot")
     for node, last in commit.idle.items():
         if commit.segments.get(node) != ():
-            raise ValueError(f"idle.{node}: the commit lists segments of this node, or does not have it")
+            raise ValueError(f"idle.{node}: the commit lists segments of this node, or does not cover it")
         check_segments(commit, node, [last])
         if last.operation == commit.operation or last.open is not None:
             raise ValueError(f"idle.{node}: segment {last.number} is not the end of an archive before this commit")
@@ -361,7 +361,7 @@ def check_objects(commit: Commit) -> None:
 
 
 def _check_list(commit: Commit, entry: ObjectList) -> None:
-    """Raise ValueError unless the list is not empty and its key fits its node, kind and operation."""
+    """Raise ValueError unless the list is not empty and its key matches its node, kind and operation."""
     if entry.kind not in (BASE, LARGE_OBJECTS):
         raise ValueError(f"object list {entry.key} has an unknown kind: {entry.kind}")
     if not 0 < entry.objects < entry.size <= DOCUMENT_BYTES_MAX:
@@ -388,7 +388,7 @@ def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObjec
 
 
 def check_object(snapshot: str, stored: StoredObject) -> None:
-    """Raise ValueError unless the object's key and rows fit its node and kind."""
+    """Raise ValueError unless the object's key and rows match its node and kind."""
     is_rows = stored.kind in (BASE, LARGE_OBJECTS)
     if not is_rows and stored.kind not in WITHOUT_ROWS:
         raise ValueError(f"object {stored.key} has an unknown kind: {stored.kind}")
@@ -449,7 +449,7 @@ def check_commit(commit: Commit) -> None:
 
 
 def check_fits(chain: Chain, increment: Increment, key: str) -> None:
-    """Raise ManifestError unless the increment has the nodes of the chain and continues its definitions."""
+    """Raise ManifestError unless the increment has the chain's nodes and continues its definitions."""
     with checking(key):
         if chain.full.only_cut:
             raise ValueError("it continues a restore point, which has no increments")
@@ -470,7 +470,7 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
 
 
 def _check_still_idle(chain: Chain, increment: Increment) -> None:
-    """Raise ValueError unless the archive of each idle node ends as it does in the commits before."""
+    """Raise ValueError unless each idle node's archive ends as it does in the previous commits."""
     for node, last in increment.idle.items():
         if last.through > increment.cut.of(chain.shard_of(node)).start:
             raise ValueError(f"idle.{node}: its archive ends after the start of the cut")
@@ -646,7 +646,7 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
 
 
 def read_turn(store: ObjectStore, key: str) -> Commit | Void:
-    """Read a commit, or the void in its place; raise ObjectMissingError, ManifestError."""
+    """Read a commit, or the void in its place; raise ObjectMissingError or ManifestError."""
     content, digest = unseal(key, read_body(store, key))
     found: Commit | Void = parse_document(key, content, FullSnapshot | Increment | Void)
     if isinstance(found, Void):
@@ -669,7 +669,7 @@ def free_turn(store: ObjectStore, name: str, increment: int) -> int:
 
 
 def operation_of(store: ObjectStore, key: str) -> str:
-    """Return the operation that wrote the commit at `key`, "" for a void; raise ObjectMissingError, ManifestError."""
+    """Return the operation that wrote the commit at `key`, "" for a void; raise ObjectMissingError or ManifestError."""
     turn = read_turn(store, key)
     return "" if isinstance(turn, Void) else turn.operation
 
@@ -869,8 +869,9 @@ def check_has_rows(chain: Chain, hint: str) -> None:
 def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
     """Read a snapshot with its increments up to `increment` (None: all).
 
-    Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or before it; ManifestError if
-    a commit belongs to another chain. If the mark of pruned increments is unreadable, no increments are hidden.
+    Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, whether at the end or in the middle;
+    ManifestError if a commit belongs to another chain. If the mark of pruned increments is unreadable, no increments
+    are hidden.
     """
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
@@ -925,7 +926,7 @@ def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iter
 
 
 def read_newest_part(store: ObjectStore, name: str) -> Chain:
-    """Read only the commits needed to continue a chain: full snapshot, newest increment, and changes of definitions.
+    """Read only the commits needed to continue a chain: full snapshot, newest increment, and definition changes.
 
     Reads the whole chain if the newest commit has no history, or if it is unclear which commit is the newest. Raises
     the errors of read_chain.

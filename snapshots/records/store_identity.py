@@ -100,7 +100,7 @@ def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
 
 
 def read_fleet_id(store: ObjectStore) -> str | None:
-    """Return the id of the store's fleet, None if the store is not initialised; raise ManifestError."""
+    """Return the id of the store's fleet, or None if the store is not initialised; raise ManifestError."""
     try:
         identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError:

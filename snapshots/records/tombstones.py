@@ -81,7 +81,7 @@ def tombstone_key(name: str) -> str:
 
 
 def only_full_key(name: str) -> str:
-    """Return the key of the mark that a snapshot's increments were pruned."""
+    """Return the key of the mark which says that a snapshot's increments were pruned."""
     return f"snapshots/{name}/only-full.json"
 
 
@@ -135,7 +135,7 @@ def _damaged_hint(key: str) -> str:
 def put_mark(store: ObjectStore, mark: Mark, *, force: bool = False) -> Mark:
     """Create the mark unless it exists, and return the mark in the store.
 
-    If the document in its place can't be read, raises ManifestError, or returns `mark` with `force`. Raises
+    If the document in its place can't be read, raises ManifestError or, with `force`, returns `mark`. Raises
     StoreAnswersLostError if it is unknown whether the mark was stored: it may still arrive.
     """
     with suppress(ObjectExistsError):

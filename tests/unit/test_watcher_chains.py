@@ -88,7 +88,7 @@ def test_nodes_on_which_a_replaced_chain_may_leave_its_slot_are_named(
     assert following.follow_newest()
     monkeypatch.setattr("cutline.cli.watch.following.supersede", lambda *_: left)
     following.end_replaced()
-    assert watched.said[-1] == f"snapshot {NAME} gets no more increments: {newest} has taken its place{rest}"
+    assert watched.said[-1] == f"snapshot {NAME} will get no more increments: {newest} has taken its place{rest}"
 
 
 def test_full_never_means_never(watched: Watched) -> None:

@@ -161,7 +161,7 @@ def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
     first, second = runs.fleet.primaries
     original = fleet_settings(runs.fleet)
     with pytest.raises(
-        FinalStateError, match=rf"node {first.id}: tables were written after writes had ended: public.entry"
+        FinalStateError, match=rf"node {first.id}: tables were written to after writes had ended: public.entry"
     ) as caught:
         create_terminal(runs, "insisted", act_at(CrashPoint.STARTS_WRITTEN, lambda: insist_on_writing(first)))
     assert caught.value.exit_code == 3

@@ -254,7 +254,7 @@ class Following:
                 problems[name] = error
             else:
                 rest = f"; its slot may remain on {', '.join(left)}: the next create drops it" if left else ""
-                self.log(f"snapshot {name} gets no more increments: {self.chain.name} has taken its place{rest}")
+                self.log(f"snapshot {name} will get no more increments: {self.chain.name} has taken its place{rest}")
         self.chain = replace(self.chain, replaced=tuple(problems))
         self._plan_replacing(is_done=True)
         for problem in problems.values():

@@ -119,8 +119,8 @@ def export_snapshots(
             # An interrupt does not stop threads that have started.
             for node in nodes:
                 futures.append(threads.submit(create, node))
-            # Don't ask for the results, which would raise a thread's error: an interrupt that is handled later matters
-            # more.
+            # Wait without asking for results: raising a thread's error here would hide an interrupt that is handled
+            # later.
             wait(futures)
         except BaseException:
             # The executor waits for all threads that have started.

@@ -32,7 +32,7 @@ from cutline.spark.spark_jobs import (
 
 PAGE_BYTES = 8192
 TASK_PAGES = 8192
-# A task locks its tables until it ends, and a PostgreSQL server has room for a few thousand locks.
+# A task locks its tables until it ends, and a PostgreSQL server has room for only a few thousand locks.
 TASK_TABLES = 500
 
 

@@ -93,7 +93,7 @@ def with_warnings(
     return tuple(dict.fromkeys((*left_out, *before, *warnings)))
 
 
-# A statement locks every sequence that it reads until it ends, and a server has room for a few thousand locks.
+# A statement locks all sequences that it reads until it ends, and a server has room for only a few thousand locks.
 READ_AT_ONCE = 200
 READINGS_MAX = 5
 SEQUENCES_QUERY = """

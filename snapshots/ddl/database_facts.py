@@ -75,7 +75,10 @@ def read_search_path(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def search_path_of(path: str | None) -> str:
-    """Return the search_path for loading rows if `path` is set. pg_catalog comes first, so nothing hides its names."""
+    """Return the search_path for loading rows of a database that sets `path`.
+
+    pg_catalog comes first, so nothing hides its names.
+    """
     return f"pg_catalog, {DEFAULT if path is None else path}"
 
 
@@ -312,7 +315,7 @@ def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts
 
 
 def read_properties(node: Node, connection: psycopg.Connection[Any]) -> DatabaseProperties:
-    """Read the properties of the session's database itself, with its settings from before it was made read-only."""
+    """Read the properties of the session's database itself, with its settings from before a terminal snapshot."""
     ((owner, comment, tablespace, limit, is_template, has_privileges),) = fetch_texts(connection, DATABASE_QUERY)
     privileges = tuple(DatabasePrivilege(*row) for row in fetch_texts(connection, PRIVILEGES_QUERY))
     settings = (DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))

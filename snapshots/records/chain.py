@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A full snapshot and its increments up to some number, from which a state is folded.
+    """A full snapshot and its increments up to a given number, from which a state is folded.
 
     A partial chain contains only the newest increment and the increments that changed definitions or DDL, which is
     enough to continue it. Its `segments`, `excluded` and `up_to` raise RuntimeError; `commits` and `increments` have

@@ -162,7 +162,7 @@ def _check_continued(where: str, old: Group, new: Group) -> None:
     if keys[0] != keys[1]:
         raise ValueError(f"{where}: group {old.number} has a different key than group {new.number}")
     was, now = ({column.number for column in group.columns} for group in (old, new))
-    # Attribute numbers only grow. A table with both dropped and added columns is copied again (table_changes.py).
+    # Attribute numbers only grow. A table that had columns both dropped and added is copied again (table_changes.py).
     if 0 not in was | now and ((was - now and now - was) or any(number < max(was) for number in now - was if was)):
         raise ValueError(f"{where}: the columns of group {new.number} can't continue those of group {old.number}")
 

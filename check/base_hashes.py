@@ -1,7 +1,7 @@
 """Hash base copies: what one task of the base hash job does on an executor.
 
-The task that reads base rows also hashes them, so they are never shuffled. Rows whose key changed after the copy are
-left out, because the folded changes contain them.
+The task that reads base rows also hashes them, so the rows are never shuffled. Rows whose key changed after the copy
+are left out, because the folded changes contain them.
 """
 
 from __future__ import annotations

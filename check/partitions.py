@@ -67,7 +67,8 @@ def hash_partitions(
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
         reported = hash_reported(sources, copies, streams.last)
-        # Free unused reports (those of damaged copies, or all if the segments are folded), up to half a gigabyte.
+        # Free unused reports (those of damaged copies, or all if the segments are folded): they may take half a
+        # gigabyte.
         streams.last.clear()
         with stage_progress(session, progress):
             folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)

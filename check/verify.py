@@ -140,7 +140,7 @@ def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
 
 
 def _note_lost_lists(chain: Chain, findings: Findings) -> None:
-    """Report object lists that are missing or altered as damage: copies of their nodes lack the rows listed there."""
+    """Report missing or altered object lists as damage: the copies of their nodes lack the rows listed there."""
     for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
         if isinstance(object_list, LostList):
             findings.damage(report_of(lost_list_error(object_list)))

@@ -4,5 +4,5 @@ A *line* is one row in COPY's text format. A *bytes column* holds many byte stri
 Code here neither loops over rows in Python nor interprets them. `python_workers` runs functions on Arrow batches in
 Spark's Python workers.
 
-This package imports no other package of the project.
+This package does not import any other package of the project.
 """

@@ -225,7 +225,7 @@ def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
 
 
 def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
-    """Return the state of values after their `counts` whole stripes; every value has at least one stripe."""
+    """Return the state of each value after its whole stripes (`counts`); every value has at least one."""
     order: Any = slice(None)
     if counts.min() < counts.max():
         # Values with the most stripes come first, so that those with stripes left are always at the front.

@@ -1,6 +1,6 @@
 """The bank's workload: clients that transfer money within a shard or across two shards, and the latencies.
 
-However the workload is stopped, it leaves no transaction prepared on any shard that can be reached.
+However the workload is stopped, no transaction stays prepared on a shard that can be reached.
 
 Accounts are locked in the order of their ids, and shards are ranges of ids, so clients never deadlock, even across
 shards. A transfer across shards is prepared on both shards and then committed on both. It may be rolled back until the
@@ -194,7 +194,7 @@ Window = tuple[float, float]
 
 @dataclass(slots=True)
 class LatencyLog:
-    """Start and duration of every committed transaction, in seconds of time.monotonic(). Thread-safe.
+    """The start and duration of every committed transaction, in seconds of time.monotonic(). Thread-safe.
 
     A transaction is added when it ends: query a window only after all its transactions have ended, that is, after
     `BankWorkload.pause` or `stop`.

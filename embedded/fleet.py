@@ -155,7 +155,7 @@ def is_fleet(directory: Path) -> bool:
 
 
 def open_fleet(directory: Path) -> EmbeddedFleet:
-    """Return the fleet in `directory` without starting it; raise NoFleetError."""
+    """Return the fleet in `directory` without starting it; raise NoFleetError if there is none."""
     directory = real_path(directory)
     state = read_state(directory)
     if state is None:

@@ -56,7 +56,7 @@ def needed_files(programs: Programs, private: Iterable[Path] = ()) -> list[Path]
                 needed.append(step)
                 if not step.is_symlink():
                     pending += _links_below(step)
-    # Drop files whose folder was added later: nothing can be mounted in a folder once it is shown.
+    # Drop files whose folder was added after them: nothing can be mounted in a folder once it is shown.
     return sorted(path for path in needed if not _is_in(path, (other for other in needed if other != path)))
 
 

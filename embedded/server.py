@@ -35,7 +35,7 @@ START_SECONDS_MAX = 60
 FAST_STOP_SECONDS_MAX = 20
 IMMEDIATE_STOP_SECONDS_MAX = 20
 
-# The path of a socket is at most 103 bytes long on macOS (107 on Linux), including 14 bytes for its name.
+# The path of a socket can be at most 103 bytes long on macOS (107 on Linux), including 14 bytes for its name.
 FOLDER_BYTES_MAX = 89
 
 # The settings that Cutline needs, sized for a machine that also runs the client, Spark and five more servers. A
@@ -139,7 +139,7 @@ def create_primary(
     programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
     if password is not None:
         secret.unlink()
-    # initdb accepts settings only since 16.
+    # initdb accepts settings only since PostgreSQL 16.
     with (node.data_directory / "postgresql.conf").open("a") as file:
         file.writelines(f"{name} = '{value}'\n" for name, value in {**DEFAULT_SETTINGS, **settings}.items())
 
@@ -276,7 +276,7 @@ def _await_end(node: EmbeddedNode, seconds_max: float) -> bool:
 def _works_in(pid: int, directory: Path) -> bool:
     if Path("/proc/self/cwd").exists():
         try:
-            # The link of a process that has ended can't be read, even if the process was not reaped.
+            # If a process has ended, its link can't be read, even if the process was not reaped.
             return Path(f"/proc/{pid}/cwd").readlink() == directory
         except OSError:
             return False

@@ -220,7 +220,7 @@ TOML_WORDS = {
     "float": "number",
     "bool": "boolean",
 }
-# TOML's escapes of the character NUL, which it does not allow literally.
+# TOML's escapes for the character NUL, which must not occur literally.
 ESCAPED_NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -359,7 +359,7 @@ class FleetFile(Record, frozen=True):
 
 def decode_fleet_file(text: str) -> FleetFile:
     """Decode fleet.toml; raise msgspec.DecodeError or ValueError, which `toml_problem` describes."""
-    # A NUL in a path or dsn would raise an error later, or cut the text off.
+    # A NUL in a path or dsn would cause an error later, or truncate the text.
     if ESCAPED_NUL.search(text) and _has_nul(msgspec.toml.decode(text)):
         raise ValueError("a string contains the character NUL (\\u0000)")
     return msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode)
@@ -415,7 +415,7 @@ def _decode(kind: type[Any], value: Any) -> Any:
 
 DEPLOY_MODE = "spark.submit.deployMode"
 REMOTE, API_MODE, CLASSIC = "spark.remote", "spark.api.mode", "classic"
-# Spark checks the image only when it creates the first executor, and if it is missing continues without executors.
+# Spark checks the image only when it creates the first executor; if the image is missing, it runs without executors.
 IMAGES = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
 # An increment of an idle fleet takes about half a second.
 EVERY_SECONDS_MIN = 10

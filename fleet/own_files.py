@@ -86,7 +86,10 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
 
 
 def _target_of(path: Path) -> Path:
-    """Return the file to replace. Another user's symbolic link is refused: it could point to any file of this user."""
+    """Return the file to replace.
+
+    A symbolic link owned by another user is refused: it could point to any file of this user.
+    """
     with suppress(FileNotFoundError):
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):

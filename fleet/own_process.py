@@ -47,7 +47,7 @@ def _is_circular(path: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether `path` belongs to this user and is not a symbolic link; raise FileNotFoundError."""
+    """Whether `path` belongs to this user and is not a symbolic link; raise FileNotFoundError if it does not exist."""
     status = path.lstat()
     return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
 
@@ -97,7 +97,7 @@ def is_gone(process: str) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        # It may be another user's process, or the number is out of range.
+        # The process may belong to another user, or the number may be out of range.
         pass
     # The system may hide the process from other users.
     found = _start(int(number))

@@ -158,7 +158,7 @@ class StepPace:
 
         def part(node: str) -> float:
             reading = self.readings[node]
-            # A node without work is done.
+            # A node without work counts as done.
             return reading.done / reading.total if reading.total else float(reading.total is not None)
 
         return sorted((node for node in self.readings if node), key=lambda node: (part(node), node))[:count]
@@ -177,7 +177,7 @@ PHASES_MAX, OTHERS = 50, "others"
 
 
 class StepTimes(Forwarding):
-    """A Progress that forwards all calls to `target` and measures the steps, adding up steps with the same name."""
+    """A Progress that forwards all calls to `target` and times the steps, adding up steps with the same name."""
 
     def __init__(self, target: Progress) -> None:
         super().__init__(target)

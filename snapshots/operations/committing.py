@@ -74,7 +74,7 @@ def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
 
 
 def listed_sizes(store: ObjectStore, keys: Iterable[str]) -> dict[str, int]:
-    """Return the sizes (bytes) of objects in folders with many of the keys, from listings of these folders."""
+    """Return the sizes (bytes) of objects from listings of the folders that contain many of the keys."""
     folders: dict[str, int] = {}
     for key in keys:
         folder = key.rpartition("/")[0]
@@ -141,7 +141,7 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
-    """Raise unless this increment builds on the previous commit, which has not been deleted in the meantime."""
+    """Raise unless this increment builds on the previous commit, and that has not been deleted in the meantime."""
     check_not_deleted(store, commit.snapshot)
     if commit.previous is None:
         return

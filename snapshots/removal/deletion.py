@@ -448,7 +448,7 @@ def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mappi
 
 
 def _has_tombstone(store: ObjectStore, name: str, *, force: bool) -> bool:
-    """Whether the snapshot has a tombstone; raise ManifestError if the tombstone can't be read, unless `force`."""
+    """Whether the snapshot has a tombstone; raise ManifestError if it can't be read, unless `force` is set."""
     try:
         return is_deleted(store, name)
     except ManifestError:

@@ -315,7 +315,7 @@ def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts
 
 
 def read_properties(node: Node, connection: psycopg.Connection[Any]) -> DatabaseProperties:
-    """Read the properties of the session's database itself, with its settings from before a terminal snapshot."""
+    """Read the properties of the session's database itself, without a terminal snapshot's read-only settings."""
     ((owner, comment, tablespace, limit, is_template, has_privileges),) = fetch_texts(connection, DATABASE_QUERY)
     privileges = tuple(DatabasePrivilege(*row) for row in fetch_texts(connection, PRIVILEGES_QUERY))
     settings = (DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))

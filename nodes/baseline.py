@@ -163,9 +163,9 @@ def check_presence(
 ) -> tuple[Node, ...]:
     """Return the nodes in fleet.toml that the full snapshot copied, without contacting them.
 
-    If the snapshot contains only primaries, standbys are ignored. So are the standbys in `too_old`, as (primary,
-    standby), which the snapshot left out. Raises BaselineChangedError if a node was added or removed, or if its role in
-    fleet.toml has changed.
+    If the snapshot contains only primaries, standbys are ignored. Standbys in `too_old`, given as (primary, standby),
+    were left out of the snapshot and are ignored, too. Raises BaselineChangedError if a node was added or removed, or
+    if its role in fleet.toml has changed.
     """
     listed = {node.id: node for node in fleet.nodes}
     only_primaries = all(identity.backup_of is None for identity in was.values())

@@ -52,17 +52,17 @@ class ClockReading:
 
     @property
     def ahead_seconds(self) -> float:
-        """The node's lead over this machine's clock, assuming that it was read midway between the two times."""
+        """How far the node's clock is ahead of this machine's, assuming it was read midway between the two times."""
         return (self.least_seconds + self.most_seconds) / 2
 
     @property
     def least_seconds(self) -> float:
-        """The least possible lead over this machine's clock."""
+        """The least that the node's clock can be ahead of this machine's."""
         return (self.time - self.answered_at).total_seconds()
 
     @property
     def most_seconds(self) -> float:
-        """The greatest possible lead over this machine's clock."""
+        """The most that the node's clock can be ahead of this machine's."""
         return (self.time - self.asked_at).total_seconds()
 
 

@@ -3,11 +3,11 @@
 COPY and logical decoding print values under the session's settings: a row read by COPY and the same row read from WAL
 have the same bytes only because both sessions are opened here.
 
-A session requests its settings when it begins, in the startup parameter `options`. A server applies them or refuses the
+A session requests its settings when it starts, in the startup parameter `options`. A server applies them or refuses the
 session. A connection pooler in between may drop them, and a login trigger may change them, so every new session is
 queried once to verify them.
 
-Behind a pooler, the process id reported when the session begins differs from the server's pg_backend_pid(), because
+Behind a pooler, the process id reported when the session starts differs from the server's pg_backend_pid(), because
 poolers make up the key with which their clients cancel queries. A pooler that may run each transaction in a different
 server session (PgBouncer: pool_mode = transaction) can't be used: settings, locks and prepared statements don't last.
 A pooler that does not reset sessions before it reuses them would pass ours on to the application.
@@ -117,7 +117,7 @@ class SessionState(NamedTuple):
 def startup_options(given: str) -> str:
     """Return the startup parameter `options` with the pinned settings, which override the `given` options.
 
-    Only a role among the `given` options takes precedence.
+    Of the `given` options, only a role takes precedence.
     """
     pinned = " ".join(option(name, value) for name, value in (PINNED_SETTINGS | KEEPALIVES).items())
     return " ".join(part for part in (option("role", ROLE["role"]), given.strip(), pinned) if part)
@@ -141,7 +141,7 @@ def read_options(options: str) -> dict[str, str]:
 
 
 def wanted_settings(conninfo: str) -> dict[str, str]:
-    """Return the settings of a session with this connection string, including those that are set after it begins."""
+    """Return the settings of a session with this connection string, including those that are set after it starts."""
     parameters = conninfo_to_dict(conninfo)
     encoding = {"client_encoding": str(parameters["client_encoding"])} if parameters.get("client_encoding") else {}
     return read_options(str(parameters.get("options") or "")) | LATER_SETTINGS | encoding
@@ -290,7 +290,7 @@ Open = Callable[[], psycopg.Connection[Any]]
 
 PROCESS_QUERY = "SELECT pg_catalog.pg_backend_pid()"
 # A pooler hands out its most recently used idle server session, its least recently used, or any. While this many other
-# sessions are held, a client that shares server sessions is sure to get a different one.
+# sessions are open, a client that shares server sessions is sure to get a different one.
 HELD = 3
 # A pooler resets a session in the background.
 RESET_TRIES, RESET_SECONDS = 3, 0.05
@@ -449,8 +449,8 @@ LOOK_SECONDS = 1.0
 def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) -> list[threading.Thread]:
     """Start up to THREADS_MAX threads that take items from `left` and call `work` on each; return the threads.
 
-    The threads end once `left` is empty; the caller may clear it. They are daemons, because a node that accepts a
-    connection and never answers must not keep the command from ending.
+    The threads end once `left` is empty; the caller may clear it. The threads are daemons, because a node that accepts
+    a connection and never answers must not keep the command from ending.
     """
 
     def run() -> None:
@@ -492,7 +492,7 @@ TRANSACTION_TIMEOUT_VERSION = 170000
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
-NO_REPLICATION = f"{DIRECT} (PgBouncer passes replication connections on since 1.23)"
+NO_REPLICATION = f"{DIRECT} (PgBouncer 1.23 and later pass replication connections on)"
 # The values of the parameter `replication` that mean an ordinary session.
 NO_REPLICATION_VALUES = (None, b"", b"0", b"f", b"n", b"false", b"no", b"off")
 ONE_SERVER = "make its dsn lead to one server: name one host, or add target_session_attrs=primary to several"
@@ -500,12 +500,12 @@ ONE_SERVER = "make its dsn lead to one server: name one host, or add target_sess
 # The values of sslmode with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
 
-# The passphrase to give OpenSSL if the dsn names none.
+# The passphrase to give OpenSSL if the dsn does not contain one.
 NO_PASSPHRASE = "none"
 
 # libpq's message for a connection that ended without a message from the server.
 CUT_OFF = "server closed the connection unexpectedly"
-# A server's English messages when no connection is free: libpq reports no SQLSTATE before the session begins.
+# A server's English messages when no connection is free: libpq does not report an SQLSTATE before the session starts.
 ALL_USED = (
     "sorry, too many clients already",
     "remaining connection slots are reserved",
@@ -514,7 +514,7 @@ ALL_USED = (
 
 
 class Passage(NamedTuple):
-    """How a session reached its server: whether through a pooler, and which settings it lacked when it began."""
+    """How a session reached its server: whether through a pooler, and which settings it lacked when it started."""
 
     pooled: bool
     lacking: Mapping[str, str]
@@ -522,7 +522,7 @@ class Passage(NamedTuple):
 
 DIRECTLY = Passage(pooled=False, lacking={})
 _nodes: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
-# Sessions that came through a pooler or began without some of their settings.
+# Sessions that came through a pooler or started without some of their settings.
 _passages: WeakKeyDictionary[psycopg.Connection[Any], Passage] = WeakKeyDictionary()
 
 
@@ -762,7 +762,7 @@ def check_server(node: Node, state: SessionState) -> None:
 
 
 def lacking_at_start(connection: psycopg.Connection[Any]) -> Mapping[str, str]:
-    """Return the requested settings that the session lacked when it began; client programs lack them, too."""
+    """Return the requested settings that the session lacked when it started; client programs lack them, too."""
     return _passages.get(connection, DIRECTLY).lacking
 
 
@@ -795,7 +795,7 @@ def refuse_views(connection: psycopg.Connection[Any]) -> None:
 
 
 def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
-    """Return the node with a dsn that leads client programs to the server of `connection`, even with several hosts.
+    """Return the node with a dsn that leads client programs to `connection`'s server, even if it names several hosts.
 
     Over a Unix socket sslmode is disabled: libpq ignores it there, but a program that is built without TLS refuses it.
     The host's name stays, because certificates and password files use it.

@@ -19,7 +19,7 @@ from cutline.storage.errors import RefusedError
 # and a session that queries its progress; its DDL runs in no more sessions than there are tasks. One session is spare,
 # for occasional queries.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
-# The sessions that a command still has to open when it checks, and one session for a task.
+# How many sessions a command still has to open after the check, plus one for a task.
 STILL_NEEDED = 3
 SHOWN_MAX = 10
 # Some roles can't see the backend_type of other roles' sessions. Reserved connections are not counted as free, even for

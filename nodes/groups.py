@@ -77,7 +77,7 @@ NO_SPECIAL_COLUMNS = SpecialColumns()
 
 
 def read_special_columns(connection: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, SpecialColumns]:
-    """Return the special columns by table oid, for the tables that have any."""
+    """Return the special columns, keyed by table oid, for the tables that have any."""
     rows = connection.execute(TYPES_QUERY, (list(oids),)).fetchall()
     refusing = {name for name in {row[3] for row in rows} - {XML} if not _has_input(connection, name)}
     by_table: dict[int, SpecialColumns] = {}
@@ -294,7 +294,7 @@ class Table:
 
 
 def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
-    """Read the tables of the connection's database that `rules` include, sorted by name; all group numbers are 0."""
+    """Read the tables of the connection's database that `rules` include, sorted by name, with group number 0."""
     rows = [row for row in connection.execute(TABLES_QUERY) if is_included(table_name(row[1], row[2]), rules)]
     columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in rows}
     for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
@@ -341,8 +341,9 @@ def copy_line(text: str) -> bytes:
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
     """Number the groups of all shards by name, and choose each group's partitions by its largest shard.
 
-    The number of partitions is a power of two from 1 to 1,024, for about `partition_rows` rows each. A table with a key
-    on one shard and none on another gets two numbers, because folding treats the two kinds of groups differently.
+    The number of partitions is a power of two from 1 to 1,024, chosen for about `partition_rows` rows each. A table
+    with a key on one shard and none on another gets two numbers, because folding treats the two kinds of groups
+    differently.
     """
     largest: dict[str, int] = {}
     for some in tables.values():

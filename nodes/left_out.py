@@ -39,7 +39,7 @@ SELECT DISTINCT p.relid::bigint
 
 
 def find_planned_code(connection: psycopg.Connection[Any], oids: Collection[int]) -> frozenset[int]:
-    """Select the tables, by oid, whose indexes or statistics call user-defined functions or operators."""
+    """Return the oids of the tables whose indexes or statistics call user-defined functions or operators."""
     if not oids:
         return frozenset()
     return frozenset(oid for (oid,) in connection.execute(CODE_QUERY, {"tables": list(oids)}))
@@ -69,13 +69,13 @@ class LeftOutKind(StrEnum):
 WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
     LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
-    LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: none comes back",
+    LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: they are not restored",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
-    LeftOutKind.LARGE_OBJECTS: "logical decoding does not include them: none comes back",
-    LeftOutKind.EXTENSION_TABLE: "extension {} creates it again: rows that were added to it do not come back",
+    LeftOutKind.LARGE_OBJECTS: "logical decoding does not include them: they are not restored",
+    LeftOutKind.EXTENSION_TABLE: "extension {} creates it again: rows that were added to it are not restored",
     LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it comes back as its extension creates it",
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start value",
-    LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
+    LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe as well: it is not restored",
     LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if any, only to superusers: it comes back without them",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not captured. If you give it one"
     " (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key), the next increment copies it again and captures them",

@@ -1,12 +1,13 @@
 """The fleet lock: advisory locks on all primaries, so that only one operation at a time changes a fleet.
 
-The operation's own sessions hold the locks, so the locks end with its process, however it ends. The application_name of
-these sessions names the operation in the errors of all other operations.
+The operation's own sessions hold the locks, so the locks are released when its process ends, no matter how. The
+application_name of these sessions names the operation in the errors of all other operations.
 
 Every role that may connect may take advisory locks, and sees those of other roles. So each operation registers with a
 number that nobody can predict, in a class of numbers that derives from the lock's name, and then reads all
-registrations. It holds the lock if there is no other registration. Registrations of roles that can't run any Cutline
-command are ignored. If two operations register at the same time, each sees the other, and the lower number wins.
+registrations. An operation holds the lock if there is no other registration. Registrations of roles that can't run any
+Cutline command are ignored. If two operations register at the same time, each sees the other, and the lower number
+wins.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class FleetLock:
         """End our sessions on the nodes for which this or another thread is waiting."""
         self._is_interrupted = True
         ends = time.monotonic() + INTERRUPTED_SECONDS_MAX
-        # Repeat this, because a thread may just have begun to connect.
+        # Repeat this, because a thread may have just started to connect.
         while self._pending and time.monotonic() < ends:
             for node in list(self._pending.values()):
                 shut_down_sessions(node)

@@ -17,7 +17,7 @@ from cutline.nodes.connections import database_name
 
 NAME_BYTES_MAX = 63
 LOADING, REHEARSING, ASIDE = "_restoring_", "_rehearsing_", "_before_"
-# A restore into existing tables uses a schema whose name begins with this and ends with the restore's suffix.
+# A restore into existing tables uses a schema whose name is this prefix and the restore's suffix.
 FILLING = "cutline_restoring_"
 # The random part of an operation's id.
 SUFFIX_LENGTH = 10

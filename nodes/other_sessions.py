@@ -1,8 +1,8 @@
 """End other clients' sessions on a database: a changed database setting applies only to new sessions.
 
 A session reads the settings while it starts. It locks its database before that, and releases the lock only after
-pg_stat_activity shows the session (postinit.c, InitPostgres). So starting sessions are found by their locks, and none
-is missed.
+pg_stat_activity shows the session (postinit.c, InitPostgres). So sessions that are starting are found by their locks,
+and no session is missed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def end_sessions(
 ) -> tuple[int, list[OtherSession]]:
     """End every other session that may have started before the new setting was committed.
 
-    With `since`, end only sessions that began after it, and none of Cutline's, which don't depend on the setting.
+    With `since`, end only sessions that started after it, but not Cutline's own, which don't depend on the setting.
     Returns how many sessions ended, and the sessions that remain after `seconds_max` or that our role may not end.
     """
     chosen = SessionFilter(since, server_time(connection), spares_ours=since is not None)
@@ -128,7 +128,7 @@ def end_sessions(
             return len(seen - {session.pid for session in left}), left
         if waited > NOTE_SECONDS and not is_noted and left:
             is_noted = True
-            progress.note(News(f"sessions have not ended yet: {sessions_text(left)}"))
+            progress.note(News(f"these sessions are still open: {sessions_text(left)}"))
         time.sleep(POLL_SECONDS)
 
 

@@ -195,10 +195,10 @@ def find_fillings(sessions: Sessions) -> list[NodeProblem]:
     problems: list[NodeProblem] = []
     for node, connection in sessions.primaries.items():
         for (schema,) in connection.execute(FILLINGS_QUERY):
-            what = f"schema {schema} belongs to a restore into existing tables that has not ended"
+            what = f"schema {schema} belongs to an unfinished restore into existing tables"
             remedy = (
-                f"if the schema was copied from another database: DROP SCHEMA {schema} CASCADE; otherwise the command"
-                " that ends the restore is named by: snapshot list"
+                f"if the schema was copied from another database: DROP SCHEMA {schema} CASCADE; otherwise finish the"
+                " restore with the command that is shown by: snapshot list"
             )
             problems.append(NodeProblem(node, what, remedy))
     return problems
@@ -242,7 +242,7 @@ def _find_setting_problems(node: Node, connection: psycopg.Connection[Any], slot
     (receivers,) = connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() or (0,)
     if not receivers:
         remedy = "check primary_conninfo and the standby's log"
-        yield NodeProblem(node.id, "it does not stream from its primary", remedy)
+        yield NodeProblem(node.id, "it is not streaming from its primary", remedy)
 
 
 def _find_level_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:

@@ -138,8 +138,8 @@ def _find_reading(
         if connection.execute(READS_BY_GRANTS_QUERY).fetchone() == (True,):
             # An administrator has decided that the role does not need to read everything.
             instead = (
-                f"role {role.name} reads by grants on tables; to let it read all present and future tables instead of"
-                " granting more"
+                f"role {role.name} reads through grants on tables; to let it read all present and future tables"
+                " instead of granting more"
             )
             yield NodeProblem(node.id, problem, f"{instead}: {' '.join(statements)}")
             statements = list(_grant_reading(unreadable, role))

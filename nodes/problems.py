@@ -233,12 +233,12 @@ def script_of(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | No
 
 
 def comment(text: str) -> str:
-    """Format the text as a one-line SQL comment, safe with any names in it."""
+    """Format the text as a one-line SQL comment that is safe whatever names it contains."""
     return "-- " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 ADDRESS_PARAMETERS = ("host", "hostaddr", "port", "service", "sslmode", "sslrootcert")
-# A grant to a NOINHERIT role has no effect without WITH INHERIT TRUE, which exists since this version.
+# A grant to a NOINHERIT role has no effect without WITH INHERIT TRUE, which was added in this version.
 INHERIT_OPTION_VERSION = 160000
 STANDBY_SNAPSHOT_VERSION = 160000
 # A server that has just refused a connection is expected to answer again quickly.

@@ -177,7 +177,7 @@ class Programs:
     def run(self, name: str, *arguments: str, seconds_max: float = 120) -> str:
         """Run program `name` and return its standard output.
 
-        It runs in `/`, without the caller's secrets. Raises ProgramFailedError with the program's last output.
+        The program runs in `/`, without the caller's secrets. Raises ProgramFailedError with the program's last output.
         """
         command = [*self.confined, str(self.bin_directory / name), *arguments]
         completed = run_as(self.account, command, seconds_max=seconds_max)
@@ -398,9 +398,9 @@ class ClientPrograms:
 def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPrograms:
     """Return the programs to dump the node's DDL with.
 
-    They are the programs that fleet.toml names. Otherwise they are those in the wheel or on the machine whose version
-    is nearest to the server's. They are never older than the server, and can use TLS if the session `connection` does.
-    Raises ProgramsUnfitError.
+    If fleet.toml names programs, only those are considered, otherwise the wheel's and the machine's. The oldest that
+    fit are returned: they are not older than the server, and can use TLS if the session `connection` does. Raises
+    ProgramsUnfitError.
     """
     server, needs_tls = connection.info.server_version // 10000, bool(connection.pgconn.ssl_in_use)
     fit = [
@@ -421,8 +421,8 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
 def archive_reader(node: Node, writer: int) -> ClientPrograms:
     """Return the programs whose pg_restore can read an archive of pg_dump `writer` (a major version).
 
-    They are the programs that fleet.toml names for the node, else the wheel's, else the newest on the machine. Raises
-    ProgramsUnfitError if none can.
+    If fleet.toml names programs for the node, only those are considered; otherwise the wheel's, then the machine's,
+    newest first. Raises ProgramsUnfitError if none can.
     """
     for programs in _find_programs(node):
         if programs.version >= writer:

@@ -311,7 +311,7 @@ def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> lis
 
 
 def operations_of(fleet_id: str) -> dict[str, str]:
-    """Return the operations that each of the fleet's publications publishes, by name."""
+    """Return the operations that each of the fleet's publications publishes, keyed by its name."""
     return dict(zip(publication_names(fleet_id), (KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS), strict=True))
 
 
@@ -358,9 +358,9 @@ def check_published(
     *,
     unpublished_too: bool = False,
 ) -> dict[str, Membership]:
-    """Return the groups' memberships by table; raise PublicationChangedError unless all their changes are published.
+    """Return the groups' memberships, keyed by table; raise PublicationChangedError unless all changes are published.
 
-    With `unpublished_too`, groups that are in none of Cutline's publications are left out of the result instead.
+    With `unpublished_too`, groups that are not in any of Cutline's publications are left out of the result instead.
     """
     options, members = _options(connection, fleet_id), _members(connection, fleet_id)
     wanted: dict[str, list[str]] = {}

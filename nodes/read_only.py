@@ -201,7 +201,7 @@ def freeze(node: Node, connection: psycopg.Connection[Any], fleet_id: str, opera
 def thaw(
     node: Node, connection: psycopg.Connection[Any], progress: Progress, operation: str | None = None
 ) -> ThawResult | None:
-    """Restore the previous settings, and end the sessions that began read-only; return None if nothing is frozen.
+    """Restore the previous settings, and end the sessions that started read-only; return None if nothing is frozen.
 
     With `operation`, undo only a freeze by that operation. A setting that is no longer on has been changed since, and
     is left alone.

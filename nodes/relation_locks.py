@@ -1,7 +1,7 @@
 """Bounded waits for the lock of a table, view or sequence; the error names the lock's holders.
 
 A reader of a relation waits for sessions and prepared transactions that hold ACCESS EXCLUSIVE (ALTER TABLE, TRUNCATE,
-VACUUM FULL, REFRESH MATERIALIZED VIEW and so on). It also waits behind sessions that are waiting for that lock
+VACUUM FULL, REFRESH MATERIALIZED VIEW and so on). A reader also waits behind sessions that are waiting for that lock
 themselves (PostgreSQL manual, "Explicit Locking").
 """
 

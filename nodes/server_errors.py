@@ -1,7 +1,7 @@
 """Errors of servers: their wording, errors that a row may have caused, and errors unrelated to the statement.
 
-After an unrelated error the statement may succeed if it is repeated. It does not count as refused, so a restore must
-not continue without it.
+After an unrelated error the statement may succeed if it is repeated. Such a statement does not count as refused, so a
+restore must not continue without it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Sessions:
     """One open session per node, and the nodes' identities. `renew` replaces a lost session.
 
     `too_old` are standbys that can't decode their WAL: they have no session here and are not copied. `clocks` are the
-    primaries' clocks, read when the sessions began.
+    primaries' clocks, read when the sessions started.
     """
 
     fleet: Fleet
@@ -97,9 +97,9 @@ class Sessions:
 def in_parallel(
     work: Callable[[Item], Result], items: Iterable[Item], interrupted: Callable[[], object] | None = None
 ) -> list[Result]:
-    """Do `work` on all items, up to THREADS_MAX at a time; wait for all calls, then raise the first error.
+    """Call `work` on all items, up to THREADS_MAX at a time; wait for all calls, then raise the first error.
 
-    If this thread is interrupted while it waits, call `interrupted`, which should end the calls that have begun.
+    If this thread is interrupted while it waits, call `interrupted`, which should end the calls in progress.
     Without `interrupted`, the calls' statements are cancelled.
     """
     ordered = list(items)
@@ -124,7 +124,7 @@ def in_parallel(
 
 
 def let_end() -> None:
-    """Do nothing: passed to `in_parallel` as `interrupted`, it lets the calls that have begun finish."""
+    """Do nothing: passed to `in_parallel` as `interrupted`, it lets the calls in progress finish."""
 
 
 @contextmanager

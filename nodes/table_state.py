@@ -15,7 +15,7 @@ whether older rows and later changes fit together:
 - Whether types whose values are printed as names (enum labels, fields of composites) are still printed in the same way.
 
 An append-only table's state includes PostgreSQL's counters of updates and deletes (PostgreSQL manual, "The Cumulative
-Statistics System"). They count attempts: they include rows of transactions that were rolled back, and changes by
+Statistics System"). These count attempts, including rows of transactions that were rolled back, and changes made by
 logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is captured. A row that moves to a
 different partition counts as deleted from the old partition.
 
@@ -25,7 +25,7 @@ it or rolls it back. So an UPDATE before a cut may be counted after the cut; the
 
 The counters are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets
 all counters of the server including the archiver's, and resetting a table's counters updates the reset time of its
-database. After such a reset, equal counters prove nothing. That is only a warning, because no change is known. With
+database. After such a reset, equal counters prove nothing. This only causes a warning, because no change is known. With
 track_counts off nothing is counted.
 """
 
@@ -205,7 +205,7 @@ class TableState(Record, frozen=True):
 
     @property
     def printed(self) -> frozenset[str]:
-        """The stamps of how values are printed."""
+        """Stamps that change if values would be printed differently."""
         return frozenset(stamp for stamp in self.types if not stamp.startswith(XML_STAMP))
 
     @property
@@ -224,7 +224,7 @@ def read_table_states(
 ) -> dict[str, TableState]:
     """Return the states of `tables`, keyed by name; raise PublicationChangedError if changes are not published.
 
-    With `unpublished_too`, a table that is in none of Cutline's publications has a state with an empty membership.
+    With `unpublished_too`, a table that is not in any of Cutline's publications has a state with an empty membership.
     """
     tables = list(tables)
     groups = [table.group for table in tables]

@@ -263,8 +263,8 @@ class _Probe:
             # If a limit of this process was reached, the node is not silent.
             return error.sqlstate is not None or "FATAL" in str(error) or is_used_up(error)
         except (OSError, RuntimeError):
-            # This is also a limit of this process: for example, no thread can be started to resolve a host name. If the
-            # watch ended because of the error, it would no longer notice silent nodes.
+            # Such an error is also due to a limit of this process: for example, no thread can be started to resolve a
+            # host name. If the watch ended because of the error, it would no longer notice silent nodes.
             return True
         return True
 

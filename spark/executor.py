@@ -36,8 +36,8 @@ MEMORY = "SPARK_EXECUTOR_MEMORY"
 # the real master later, over a connection that needs the secret.
 MASTER = "-Dspark.master=k8s://executor"
 JAVA_OPTION = "SPARK_JAVA_OPT_"
-# Hadoop looks up the name of the current user in the system unless a name is set first. Spark's class sets none, and
-# has no setting for it. Spark ships a Java compiler, which compiles and runs this class.
+# Hadoop looks up the name of the current user in the system unless a name is set first. Spark's class does not set one,
+# and offers no setting for it. Spark ships a Java compiler, which compiles and runs this class.
 NAMING_CLASS = "NamedExecutor"
 NAMING = f"""import org.apache.hadoop.security.UserGroupInformation;
 

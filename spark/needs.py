@@ -107,7 +107,7 @@ class ExecutorPythonError(RefusedError):
 
 
 class ExecutorTaskError(Exception):
-    """Ends a task with a SnapshotError, which the driver raises again."""
+    """Ends a task with a SnapshotError, which the driver re-raises."""
 
     def __init__(self, error: SnapshotError) -> None:
         super().__init__(f"{MARK}{json.dumps(report_of(error))}")

@@ -53,7 +53,7 @@ def read_offer(session: SparkSession) -> str:
     master = str(session.sparkContext.master)
     if not master.startswith("spark://"):
         return ""
-    # Spark asks a master that does not answer for two minutes.
+    # Spark keeps asking an unresponsive master for two minutes.
     threads = ThreadPoolExecutor(max_workers=1)
     try:
         return threads.submit(_read, session, master).result(ANSWER_SECONDS_MAX)

@@ -126,7 +126,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
     for name, required in REQUIRED_ON_A_CLUSTER.items():
         if given.get(name, required).strip().lower() != required:
             raise SparkUnprotectedError(
-                f"{name} must be {required} at {master}: rows and credentials travel to its executors",
+                f"{name} must be {required} at {master}, because rows and credentials are sent to its executors",
                 hint=f"remove {name.removeprefix('spark.')} from [spark] in fleet.toml;"
                 " the cluster needs the same settings: docs/spark.md",
                 details={"setting": name},
@@ -135,7 +135,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
         return
     if not given.get(SECRET_FILE):
         raise SparkUnprotectedError(
-            f"there is no {SECRET} for {master}: rows and credentials travel to its executors",
+            f"there is no {SECRET} for {master}, but rows and credentials are sent to its executors",
             hint='set authenticate.secret = "${VARIABLE}" or authenticate.secret.file in [spark] of fleet.toml to the'
             " cluster's secret: docs/spark.md",
             details={"setting": SECRET},

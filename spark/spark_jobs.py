@@ -160,7 +160,7 @@ class NodeShares(Generic[Task]):
 LANE_BYTES = 4 << 20
 # Enough lanes per core for their different lengths to even out.
 LANES_PER_CORE_MIN, LANES_PER_CORE_MAX = 4, 16
-# This many lanes cost little and show a job's progress.
+# This many lanes are cheap, and enough to show a job's progress.
 LANES_AT_LEAST = 256
 LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 

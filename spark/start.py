@@ -347,11 +347,11 @@ def _reason(error: Exception, log: Path) -> str:
     logged = log.read_text(errors="replace").splitlines() if log.exists() else []
     if any(EXECUTORS_FAILED in line for line in logged):
         return (
-            "its executors end as soon as they begin; see their pods' logs, which are kept if"
+            "its executors end as soon as they start; see their pods' logs, which are kept if"
             ' "kubernetes.executor.deleteOnTermination" = "false" in [spark]'
         )
     if any(APPLICATION_REMOVED in line for line in logged):
-        return "its executors end as soon as they begin; see the logs of the cluster's workers"
+        return "its executors end as soon as they start; see the logs of the cluster's workers"
     if any(map(says_used_up, logged)):
         return "too many open files"
     if lacking := next(filter(says_no_memory, [*logged, *lines]), ""):

@@ -33,7 +33,7 @@ def steady_seconds() -> float:
 
 
 def set_time(moment: datetime, steady: float) -> None:
-    """Define the time as `moment` at the reading `steady` of `steady_seconds`, regardless of the machine's clock."""
+    """Set the time to `moment` as of the reading `steady` of `steady_seconds`, whatever the machine's clock says."""
     global _anchor  # the state of this process
     _anchor = (moment, steady)
 

@@ -109,7 +109,7 @@ class UsageError(SnapshotError):
 
 
 class RefusedError(SnapshotError):
-    """A precondition does not hold, and nothing was changed."""
+    """A precondition is not met; nothing was changed."""
 
     exit_code = 3
 

@@ -35,8 +35,8 @@ AUTHORITY_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 class StoreLocation:
     """A store's URL, its options, which may contain secrets, and its encryption.
 
-    It can be pickled; an open store can't. The pickle contains the data key, but not the operator's key. str() and
-    repr() show only the URL without credentials.
+    A location can be pickled; an open store can't. The pickle contains the data key, but not the operator's key. str()
+    and repr() show only the URL without credentials.
     """
 
     url: str

@@ -67,14 +67,14 @@ def probe_reading(store: ObjectStore, folder: str) -> None:
     store.create(key, FIRST)
     try:
         checks = {
-            "it was read back changed": store.read(key) == FIRST,
+            "it was different when read back": store.read(key) == FIRST,
             "its size is wrong": store.size(key) == len(FIRST),
             "its digest is wrong": store.digest(key) == digest(FIRST),
             "a range of it is wrong": store.read_range(key, 4, 5) == FIRST[4:9],
             "a range past its end is wrong": store.read_range(key, len(FIRST) - 2, 5) == FIRST[-2:],
             "it does not exist": store.exists(key),
             "it was not listed": store.list(folder) == [key] and store.list_children(folder) == ["read"],
-            "its size was listed wrong": [listed.size for listed in store.inventory(folder)] == [len(FIRST)],
+            "its listed size is wrong": [listed.size for listed in store.inventory(folder)] == [len(FIRST)],
         }
     except ObjectMissingError as error:
         raise StoreUnfitError(url=store.url, lack="an object just created is missing") from error

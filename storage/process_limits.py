@@ -3,7 +3,7 @@
 Libraries and executors report such errors only as text.
 
 A command has about five open files for each node. The soft limit set by a shell or cron is often 1,024, under a hard
-limit of a million. It is that low for the sake of programs that call select(), which Cutline does not.
+limit of a million. It is kept low for the sake of programs that call select(); Cutline does not.
 
 Python's `Thread.start` waits until the new thread reports that it has started. A thread that gets no memory for its
 first call dies before that, and the wait never ends. This affects Cutline's own threads as well as those of libraries,

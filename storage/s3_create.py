@@ -179,7 +179,7 @@ class _Underway:
         atexit.register(self.abort_all)
 
     def abort_all(self) -> None:
-        """When the process exits, abort uploads that its daemon threads left behind, but none of a parent process."""
+        """At exit, abort the uploads that this process's daemon threads left behind, but not a parent process's."""
         for upload, (client, process_id) in list(self.uploads.items()):
             if process_id == os.getpid():
                 wait_for(client, try_abort(client, upload))

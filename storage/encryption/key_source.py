@@ -118,8 +118,8 @@ def _run(command: tuple[str, ...]) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise KeyCommandError(
-            f"the encryption key's command {name} did not end within {COMMAND_SECONDS_MAX:.0f} s",
-            hint="run it by hand; it must print the key without asking anything",
+            f"the encryption key's command {name} did not finish within {COMMAND_SECONDS_MAX:.0f} s",
+            hint="run it by hand; it must print the key without asking for input",
         ) from None
     if run.returncode:
         # A command that traces itself prints the key to stderr, too.

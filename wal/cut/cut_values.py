@@ -40,10 +40,10 @@ class InDoubt(Record, frozen=True):
 class NodeCut(Record, frozen=True):
     """One node's part of a resolved cut: the state is every change before `position`, with two exceptions.
 
-    The transactions in `undecided` are not part of the state, but may be part of a later cut's state. Those in
-    `rolled_back` (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the
-    previous cut that were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at
-    the cut.
+    The transactions in `undecided` are not part of the state, but may be part of a later cut's state. The transactions
+    in `rolled_back`, given by the positions of their PREPAREs, never will be. `local_transactions` counts the commits
+    since the previous cut that were not two-phase. `in_doubt` lists the parts of transactions that are not decided
+    everywhere at the cut.
 
     `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` when the start
     marker was written, both by the node's clock. If the clock was set back between a commit and the marker, the

@@ -2,7 +2,7 @@
 
 A Decoder receives a node's messages in order. Between batches it keeps only the open transaction and the last
 description of each table. Changes of tables that are not in a group are dropped and counted. A Decoder never guesses: a
-changed table that matches none of its definitions raises SchemaMovedError.
+changed table that does not match any of its definitions raises SchemaMovedError.
 
 If a prepared transaction was rolled back before it is decoded, PostgreSQL may omit any of its changes, or the whole
 transaction if it made no changes. Callers must allow for both.

@@ -1,8 +1,8 @@
 """Find the table definition under which a decoded change was made.
 
 A relation message describes a table as it was when the changes after it were made. It is compared with the known
-definitions by oid and by its whole content: name, columns with their types, key, replica identity. If it matches no
-definition, changes are dropped only if nothing needs them: those of a dropped table, and those before the copy of a
+definitions by oid and by its whole content: name, columns with their types, key, replica identity. If it does not match
+any definition, changes are dropped only if nothing needs them: those of a dropped table, and those before the copy of a
 table that is copied again. All other changes raise SchemaMovedError.
 """
 

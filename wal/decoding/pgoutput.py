@@ -183,7 +183,8 @@ def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_l
     offset = at + 2
     columns: list[Values] = []
     for _ in range(width):
-        # A row that runs past its message may yield garbage here. It is refused below, because offsets only grow.
+        # A row that runs past its message may yield garbage here. Such a row is refused below, because offsets only
+        # grow.
         read = np.minimum(offset, messages.data_bytes)
         kinds = messages.u8(read)
         is_text = kinds == ord("t")

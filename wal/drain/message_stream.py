@@ -166,7 +166,7 @@ class _Ahead:
 def read_ahead(read: Callable[[], Batches]) -> Iterator[Iterator[pa.Array[Any]]]:
     """Yield an iterator over the batches of `read`, which a thread reads in advance.
 
-    The thread has ended when the block ends.
+    The thread ends before the block does.
     """
     ahead = _Ahead(read)
     try:
@@ -192,7 +192,7 @@ class BackgroundCalls:
         self._running = self._threads.submit(copy_context().run, call)
 
     def wait(self) -> None:
-        """Wait until the last call has ended."""
+        """Wait for the last call to finish."""
         running, self._running = self._running, None
         if running is not None:
             running.result()

@@ -12,7 +12,7 @@ transaction (PostgreSQL 18, reorderbuffer.c: RBTXN_IS_PREPARED is a flag of the 
 ReorderBufferProcessTXN tests it on the subtransaction). If a table was truncated, rewritten or created there, reading
 the slot fails with "could not open relation" or "could not map filenumber". This may happen on one node but not on its
 standby, and usually happens every time. If a table's columns or replica identity were changed there, its rows are
-decoded with the wrong table description: the result does not match the description, or is wrong.
+decoded with the wrong table description: either the result does not match the description, or it is wrong.
 
 Such a transaction is not part of any state. It is skipped as if PostgreSQL had noticed the rollback before its first
 change: in that case PostgreSQL sends the PREPARE without changes.
@@ -131,7 +131,7 @@ def find_undecodable(
     """Find the transaction at which reading the slot up to `finish` fails; return None unless it was rolled back.
 
     With `lsn`, check the transaction prepared there instead, because its messages are invalid. Reads the slot message
-    by message, as a standby does, because a query that fails returns none of the messages that it read. Does not
+    by message, as a standby does, because a query that fails does not return any of the messages that it read. Does not
     advance the slot. Raises NodeUnreachableError.
     """
     begin, before = b"", ORIGIN

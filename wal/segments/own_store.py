@@ -13,7 +13,7 @@ HINT = "put the store back, or mount its file system; then repeat the command"
 
 
 class StoreGoneError(RefusedError):
-    """The store with which this command began is no longer there."""
+    """The store that this command started with is no longer there."""
 
 
 def check_own_store(store: ObjectStore, fleet_id: str) -> None:

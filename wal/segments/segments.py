@@ -52,7 +52,7 @@ INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE = (ord(letter) for letter in "IUuDT")
 COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for letter in "CPKRM")
 
 # op, an ASCII code:
-#   I  insert of a row of a group without a key; `row` is its line
+#   I  insert of a row into a group without a key; `row` is its line
 #   U  insert or update; `row` is the complete new line
 #   u  update; `row` is the new line, in which \u marks values that are unchanged
 #   D  delete of the row with this `key` (in a group without a key: with the line `row`). If an update changed the key
@@ -65,7 +65,7 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 # node's clock, in microseconds since 2000, as in PostgreSQL. 0 for markers.
 #
 # global_id: for changes and events of a two-phase transaction, its global id. For a COMMIT, the transaction's tag
-# (wal.decoding.transactions): the distributed transaction of which this node committed a part in one phase.
+# (wal.decoding.transactions), which names the distributed transaction whose part this node committed in one phase.
 SEGMENT_SCHEMA = pa.schema(
     [
         pa.field("lsn", pa.int64(), nullable=False),
@@ -186,7 +186,7 @@ class TailFile(io.RawIOBase):
 
 
 class Definition(Record, frozen=True):
-    """A definition of the table with this `oid`; if `oid` is 0, the table is identified by its name.
+    """A definition of the table `oid`; if `oid` is 0, the table is identified by its name.
 
     `copied_from` is the position of the node's base copy under this definition; None if there is no separate base copy.
     `is_gone`: the table no longer exists.
@@ -302,8 +302,8 @@ FORMAT = "cutline/segment/3"
 NO_SEAL = "0" * 64
 # A reader of changes holds one row group in memory at a time.
 ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
-# No segment is larger. It ends soon after 40 MiB of changes (drain.py); its last message is at most 1 GiB, and escaping
-# at most doubles its size.
+# The maximum size of a segment. A segment ends soon after 40 MiB of changes (drain.py); its last message is at most 1
+# GiB, and escaping at most doubles that.
 SEGMENT_BYTES_MAX = 4 << 30
 # A segment up to this size is read in one request even if only its events are needed.
 READ_WHOLE_BYTES_MAX = 4 << 20
@@ -434,7 +434,7 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
 def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
     """Yield the segments after `after_number`, which is the last segment that a commit lists.
 
-    They are read by key, because a listing may lag behind. Raises ArchiveError.
+    Segments are read by key, because a listing may lag behind. Raises ArchiveError.
     """
     number = after_number + 1
     while True:
@@ -461,7 +461,7 @@ def _read_archived(
 ) -> ArchivedSegment:
     file = pq.read_metadata(pa.BufferReader(body))
     groups = _event_row_groups(file, metadata.changes)
-    # Without events only the footer is needed. Its length and 4 bytes of magic follow it.
+    # Without events only the footer is needed. It is followed by its length and 4 bytes of magic.
     events_at = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
     for column in range(file.num_columns if groups else 0):
         chunk = file.row_group(groups[0]).column(column)

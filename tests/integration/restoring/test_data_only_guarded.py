@@ -270,7 +270,7 @@ def test_no_snapshot_is_taken_of_tables_that_are_half_filled(place: Place, fille
     leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
     code, refused = run_here(place.target, "create", "half", "--dry-run")
     assert (code, refused["error"]) == (3, "node-unfit"), refused
-    assert "belongs to a restore into existing tables that has not ended" in refused["message"]
+    assert "belongs to an unfinished restore into existing tables" in refused["message"]
     assert f"snapshot --fleet {place.target.path} list" in refused["hint"]
     abandon(place)
     assert_empty(place)

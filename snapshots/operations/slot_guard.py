@@ -111,7 +111,7 @@ def guard_nodes(
             progress.note(News(f"{kept.removal_text} but still has slots"))
             _drop_kept_slots(kept, sessions, progress)
         elif kept.snapshot and _is_lost(store, kept.snapshot, kept.chain, progress):
-            progress.note(News(f"{kept.label} gets no more increments but still has slots"))
+            progress.note(News(f"{kept.label} will get no more increments but still has slots"))
             _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
@@ -244,7 +244,7 @@ def over_limit_text(kept: KeptChain) -> str:
 def ended_text(kept: KeptChain) -> str:
     """Return the message about a chain that will get no more increments."""
     nodes = sorted({retained.node for retained in kept.retained})
-    return f"{_wal_text(kept, kept.worst)}, which gets no more increments; it has slots on {', '.join(nodes)}"
+    return f"{_wal_text(kept, kept.worst)}, which will get no more increments; it has slots on {', '.join(nodes)}"
 
 
 def _wal_text(kept: KeptChain, worst: Retained) -> str:

@@ -471,7 +471,7 @@ def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) 
 
 
 def await_futures(futures: Collection[Future[Any]], threads: Collection[threading.Thread]) -> None:
-    """Wait until the threads have set all futures; raise TooLittleMemoryError if they end earlier."""
+    """Wait until the threads have set all futures; raise TooLittleMemoryError if they end before that."""
     while wait(futures, LOOK_SECONDS).not_done:
         if not any(thread.is_alive() for thread in threads) and wait(futures, 0).not_done:
             raise TooLittleMemoryError("a thread has ended before its work was done")
@@ -905,7 +905,7 @@ def refuses_database(node: Node, error: BaseException | None) -> bool:
 
 @contextmanager
 def raising_unreachable(node: Node) -> Iterator[None]:
-    """Raise NodeUnreachableError naming `node` if its session is lost in the block."""
+    """Raise NodeUnreachableError naming `node` if its session is lost during the block."""
     try:
         yield
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):

@@ -260,7 +260,7 @@ class Table:
 
     @property
     def is_admissible(self) -> bool:
-        """Whether its updates still succeed once they are published (PostgreSQL manual, "Replica Identity").
+        """Whether updates of the table still succeed once they are published (PostgreSQL manual, "Replica Identity").
 
         If a generated column is part of the identity, an UPDATE fails in 18 and later; before 18, the WAL lacks the
         column.

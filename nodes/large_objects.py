@@ -11,7 +11,7 @@ from cutline.storage.errors import RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# Only its owner can read a large object without an ACL (PostgreSQL manual, "Large Objects").
+# A large object without an ACL can be read only by its owner (PostgreSQL manual, "Large Objects").
 UNREADABLE_QUERY = """
 SELECT m.oid::bigint FROM pg_largeobject_metadata m
  WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)

@@ -59,7 +59,7 @@ PUBLICATIONS_QUERY = """
 SELECT pubname, pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = ANY (%s) ORDER BY 1
 """
 MAY_CREATE_QUERY = "SELECT has_database_privilege(current_database(), 'CREATE')"
-# Only its owner can read a large object without an ACL (PostgreSQL manual, "Large Objects").
+# A large object without an ACL can be read only by its owner (PostgreSQL manual, "Large Objects").
 LARGE_OBJECTS_QUERY = """
 SELECT m.oid::bigint, o.rolname, o.rolsuper
   FROM pg_largeobject_metadata m JOIN pg_roles o ON o.oid = m.lomowner

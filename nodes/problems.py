@@ -190,7 +190,7 @@ def connect_line(address: str, database: str) -> str:
 def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, str]) -> list[str]:
     """List the statements by place and purpose; each place begins with the command that connects psql to it.
 
-    If some statements are required, all others become comments, so that nobody grants them without need.
+    If some statements are required, all others become comments, so that nobody grants them unnecessarily.
     """
     problems = list(problems)
     is_required = any(problem.purpose == Purpose.EVERYTHING for problem in problems)

@@ -230,8 +230,8 @@ def run_tool(
 
     `environment` contains additional variables; secrets belong there, never in `arguments`. The program's output is raw
     text (nodes.encodings), and its messages are in English. `ended_by` receives a function that kills the program, and
-    returns a context manager that may call it while the program runs. Raises ProgramFailedError if the program fails or
-    takes longer than `seconds_max`.
+    returns a context manager that may call it while the program is running. Raises ProgramFailedError if the program
+    fails or takes longer than `seconds_max`.
     """
     command = [*(tool(name) if folder is None else [str(folder / name)]), *arguments]
     with (

@@ -66,7 +66,7 @@ class _Trigger(NamedTuple):
     bare: str
 
     def last_called(self, context: str) -> int:
-        """Return where an error's context, which servers translate, last names the function; -1 if it does not."""
+        """Return the offset at which an error's context (servers translate it) last names the function, or -1."""
         names = "|".join(map(re.escape, (self.function, self.bare)))
         return max((match.start() for match in re.finditer(rf'(?<![\w$.")])(?:{names})', context)), default=-1)
 
@@ -179,7 +179,7 @@ class Membership:
 
 
 NOWHERE = Membership("", "", "")
-# Memberships by publication, then by table.
+# Memberships, keyed by publication, then by table.
 Members = dict[str, dict[str, Membership]]
 
 

@@ -103,7 +103,7 @@ ARCHIVE_HINT = (
 
 
 class NoExecutorError(UnreachableError):
-    """The cluster's master grants no executor."""
+    """The cluster's master has not granted any executors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progr
         raise _combine(problems, len(answers))
     session.conf.set(WAIT_SETTING, str(needs.wait_seconds))
     # Executors that are added later only read the store's fleet file. Their needs are sent with every task, so they
-    # contain no node's password.
+    # don't contain node passwords.
     return replace(needs, nodes=(), key=FLEET_KEY, body=store.read(FLEET_KEY))
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
-# All loaded error classes by name; tests/test_tidy.py checks that names are unique.
+# All loaded error classes, keyed by name; tests/test_tidy.py checks that names are unique.
 ERRORS: dict[str, type[SnapshotError]] = {}
 
 # A shorter secret occurs inside many words, and is easily guessed anyway.

@@ -15,7 +15,7 @@ def new_operation_id(now: datetime) -> str:
 
     Ids of different seconds sort by time. The random part contains a letter, so that a name that ends with a date
     can't be mistaken for one that ends with an id. Raises ValueError if `now` has no time zone: Python would read it as
-    local time, which breaks the order.
+    local time, which would break the order.
     """
     if now.tzinfo is None:
         raise ValueError("an operation id needs a time with a time zone")

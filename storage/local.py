@@ -62,7 +62,7 @@ LINK_ATTEMPTS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class LocalStore:
-    """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store.
+    """An ObjectStore in the folder `root`, which is made by the first create. A missing folder is an empty store.
 
     A folder that existed before is not created again, because its file system may have been unmounted.
     """
@@ -200,7 +200,7 @@ class LocalStore:
             yield file
 
     def _require_root(self) -> None:
-        """Create the folder if it never existed; raise StoreUnreachableError if it existed and is gone."""
+        """Create the folder if it never existed; raise StoreUnreachableError if it existed and has disappeared."""
         # Read this first: another thread may be creating the folder.
         was_there = self._was_there.is_set()
         if not self.root.exists():
@@ -212,7 +212,7 @@ class LocalStore:
 
     @contextmanager
     def _translate_refused_deletions(self, key: str) -> Iterator[None]:
-        """Raise DeletionRefusedError if the block may not remove a file."""
+        """Raise DeletionRefusedError if the block is not allowed to remove a file."""
         try:
             yield
         except OSError as error:
@@ -222,7 +222,7 @@ class LocalStore:
 
     @contextmanager
     def _translate_refused_writes(self) -> Iterator[None]:
-        """Raise WritingRefusedError if the block may not create a file."""
+        """Raise WritingRefusedError if the block is not allowed to create a file."""
         try:
             yield
         except OSError as error:

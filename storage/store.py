@@ -42,7 +42,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unfinished:
-    """What a dead create left behind. It is not an object and is not listed, but it takes up space.
+    """The leftover of a dead create. It is not an object and is not listed, but it takes up space.
 
     `id` is meaningful only to the store. `key` is the key of the create, "" if unknown. `size_bytes` is the known size.
     `began_at` is when the create began, or when the last part arrived if the store reports that.

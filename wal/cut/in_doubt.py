@@ -1,8 +1,8 @@
 """The transactions in doubt at a cut: prepared but not yet decided at the position of some node.
 
-On a server recovered to the position they are prepared transactions, and a coordinator may still ask for them. Parts
-are identified by xid, because several parts on one node may share a global id. The list is carried from cut to cut,
-because a transaction that is part of one cut may stay prepared on a node for many later cuts.
+On a server recovered to that position, they are prepared transactions, and a coordinator may still ask about them.
+Parts are identified by xid, because several parts on one node may share a global id. The list is carried from cut to
+cut, because a transaction that is part of one cut may stay prepared on a node for many later cuts.
 """
 
 from __future__ import annotations

@@ -44,10 +44,11 @@ _stream: int | None = None
 def quiet_connecting() -> Iterator[None]:
     """Keep C code from writing to stderr while the block runs, in any number of threads.
 
-    While libpq opens a session, the server may warn, for example about a database whose collation version differs. It
-    ignores the session's client_min_messages, which it reads later (PostgreSQL's postinit.c). libpq writes such a
-    warning to C's `stderr`, because the driver sets a function for warnings only after the session is open. Between
-    lines of progress or JSON the warning has no context; Cutline reports it itself (nodes/collation_versions.py).
+    While libpq opens a session, the server may warn, for example about a database whose collation version differs. The
+    server ignores the session's client_min_messages at that point, because it reads the setting later (PostgreSQL's
+    postinit.c). libpq writes such a warning to C's `stderr`, because the driver sets a function for warnings only after
+    the session is open. Between lines of progress or JSON the warning has no context; Cutline reports it itself
+    (nodes/collation_versions.py).
 
     The file descriptor does not change: Python and child processes write as before.
     """

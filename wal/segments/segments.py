@@ -253,7 +253,7 @@ class ArchivedSegment:
     """A segment with the metadata that commits don't contain.
 
     `definitions` are those that no commit listed yet when the segment was written. `first_changes` are the positions of
-    the first changes under them, by group number.
+    the first changes under them, keyed by group number.
     """
 
     segment: Segment
@@ -552,7 +552,7 @@ def _event_row_groups(metadata: Any, changes: int) -> list[int]:
 
 
 def _first_changes(changes: pa.Table, definitions: Iterable[Definition]) -> dict[int, Lsn]:
-    """Return the position of the first change under each used definition, by group number."""
+    """Return the position of the first change under each definition that was used, keyed by group number."""
     groups, lsns = to_numpy(changes["group"]), to_numpy(changes["lsn"])
     positions = ((definition.group.number, lsns[groups == definition.group.number]) for definition in definitions)
     return {number: Lsn(found.min()) for number, found in positions if len(found)}

@@ -179,8 +179,8 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
 class Refreshed:
     """The result of refreshing materialized views.
 
-    `problems` has one line, with the reason, for each view that could not be refreshed. `helped` are the views that
-    could be refreshed only while functions had a temporary search_path, with these functions.
+    `problems` has one line, with the reason, for each view that could not be refreshed. `helped` pairs each view that
+    could be refreshed only with a temporary search_path for its functions with those functions.
     """
 
     problems: list[str] = field(default_factory=list)

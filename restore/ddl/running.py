@@ -137,7 +137,7 @@ def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
 
 
 def read_table_sizes(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], int]:
-    """Read the sizes of the database's tables in bytes, by schema and name (raw text)."""
+    """Read the sizes of the database's tables in bytes, keyed by schema and name (raw text)."""
     rows = connection.execute(SIZES_QUERY).fetchall()
     return {(raw_text(bytes(schema)), raw_text(bytes(name))): size for schema, name, size in rows}
 
@@ -267,9 +267,9 @@ PINNED_PATH = PINNED_SETTINGS["search_path"]
 AFTER_EXTENSION = "SELECT pg_catalog.set_config('search_path', '', false);\n"
 # The entries of archives have lower numbers.
 DATABASE_NUMBER = 1 << 40
-# pg_dump 18 writes this for servers of every version.
+# pg_dump 18 writes this regardless of the server's version.
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
-# privilege_not_granted and privilege_not_revoked: a GRANT without effect is only a warning.
+# privilege_not_granted and privilege_not_revoked: if a GRANT or REVOKE has no effect, the server only warns.
 NOT_GRANTED = ("01007", "01006")
 EARLIER = "the server refused it in an earlier process of this restore"
 
@@ -278,8 +278,8 @@ EARLIER = "the server refused it in an earlier process of this restore"
 class DdlRun:
     """Runs a shard's DDL in the database of `node`.
 
-    `refusals` are keyed by entry number. `helped` are entries that could be created only while functions had a
-    temporary search_path, with these functions. If `is_strict`, a grant that has no effect counts as refused.
+    `refusals` are keyed by entry number. `helped` pairs each entry that could be created only with a temporary
+    search_path for its functions with those functions. If `is_strict`, a grant that has no effect counts as refused.
     """
 
     node: Node
@@ -296,7 +296,7 @@ class DdlRun:
         """
         numbers = [number for number, entry in enumerate(self.ddl.pre_data, 1) if entry.kind == EXTENSION]
         first = max(numbers, default=0)
-        # Extensions' scripts read the session's initial search_path and append to it.
+        # Extension scripts read the session's initial search_path and append to it.
         for entries, path in ((self.ddl.pre_data[:first], DEFAULT), (self.ddl.pre_data[first:], PINNED_PATH)):
             if entries:
                 with self._session(path) as connection:
@@ -345,8 +345,8 @@ class DdlRun:
     def last(self, ledger: str, first: str = "", *, allows_refused: bool = False) -> bool:
         """In one transaction, run `first`, drop the ledger, create event triggers and alter the database.
 
-        Rolls everything back if any entry is refused, unless it `allows_refused`. Returns whether the transaction was
-        committed. Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
+        Rolls everything back if any entry is refused, unless `allows_refused` is set. Returns whether the transaction
+        was committed. Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
         """
         with self._session() as connection, connection.transaction() as transaction:
             try:
@@ -560,7 +560,7 @@ class DdlRun:
 class _Queue:
     """A queue of entries for several sessions: each entry waits for the entries it needs and the tables it locks.
 
-    Iterating takes ready entries, waiting if necessary; the caller must return each entry by `end`.
+    Iterating takes ready entries, waiting if necessary; the caller must return each entry with `end`.
     """
 
     waiting: list[DdlEntry]

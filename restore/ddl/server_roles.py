@@ -22,7 +22,7 @@ from cutline.snapshots.records.server_globals import (
     ServerTablespace,
 )
 
-# The keywords for a role with and without the attribute, by field.
+# The keywords for a role that has or lacks the attribute, keyed by field.
 ATTRIBUTES = {
     "superuser": ("SUPERUSER", "NOSUPERUSER"),
     "inherit": ("INHERIT", "NOINHERIT"),
@@ -78,7 +78,7 @@ def attributes_statement(role: ServerRole, attributes: Iterable[str]) -> str:
 
 
 def membership_statement(membership: RoleMembership, *, grantor: bool = True) -> str:
-    """Return the GRANT of a role to another, with its options."""
+    """Return the GRANT of one role to another, with its options."""
     if membership.inherit is None and membership.set is None:
         option = " WITH ADMIN OPTION" if membership.admin else ""
     else:

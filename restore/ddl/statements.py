@@ -6,10 +6,11 @@ wrong split does not go unnoticed, because the server refuses the halves.
 
 DDL runs with an empty search_path, so that its names mean the same as at the time of the dump, even if other users have
 created objects since. But functions called by an index, a constraint or a view may use names without a schema. They
-worked on the source because its sessions have a search_path. PostgreSQL 17 and newer give such functions no search_path
-at all while they build an index, refresh a view or analyze (PostgreSQL manual, "Maintenance Commands").
+worked on the source because its sessions have a search_path. In PostgreSQL 17 and newer, such functions have no
+search_path at all while an index is built, a view is refreshed or a table is analyzed (PostgreSQL manual, "Maintenance
+Commands").
 
-So the functions themselves get a search_path by `ALTER ROUTINE … SET search_path`, which is reset in the same
+So the functions themselves get a search_path, set by `ALTER ROUTINE … SET search_path` and reset in the same
 transaction. No other session ever sees this setting, and the names in the statement are resolved as before.
 """
 
@@ -50,8 +51,8 @@ ROUTINES = [["create", *words, kind] for words in ([], ["or", "replace"]) for ki
 ROUTINE_WORDS_MAX = 4
 # The comments that pg_dump writes before a statement.
 COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n\r]*[\n\r])*")
-# The beginnings of all statements that pg_dump or a restore writes. None begins a transaction or reads the following
-# lines as data.
+# The beginnings of all statements that pg_dump or a restore writes. None of them begins a transaction or reads the
+# following lines as data.
 BEGINNING = re.compile(
     r"(?:ALTER|COMMENT|CREATE|DO|GRANT|INSERT|LOAD|REFRESH|REVOKE|SECURITY|SELECT"
     r"|(?:RE)?SET (?:ROLE|SESSION AUTHORIZATION)|SET default_table(?:space|_access_method))\b",
@@ -197,7 +198,7 @@ def literal(text: str) -> str:
 # fix.
 NOT_FOUND = re.compile(r"3F000|42(?!501|710|701|P04|P05|P06|P07|723)...")
 USER = "$user"
-# From this version on, maintenance commands give functions no search_path.
+# Since this version, functions have no search_path during maintenance commands.
 RESTRICTED_VERSION = 170000
 # Functions whose bodies are parsed when they run. Functions that belong to other roles are excluded, because our role
 # can't alter them.

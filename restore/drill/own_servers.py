@@ -130,7 +130,7 @@ def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
             )
     if supers and len(supers) < len(targets):
         raise DrillUnfitError(
-            f"the roles of {', '.join(supers)} are superusers, those of other nodes are not",
+            f"the roles of {', '.join(supers)} are superusers, but those of the other nodes are not",
             hint="name superusers for all nodes of the file, or for none",
         )
     return bool(supers)
@@ -210,7 +210,7 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
 def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
     """Return the roles that drills created, with their marks; a drill whose role is not a superuser creates none.
 
-    The restoring role comes last, because its drill's other roles are recognized by it.
+    The restoring role comes last, because it identifies its drill's other roles.
     """
     return find_marked(session) if read_role(target.node, session).is_super else []
 
@@ -220,7 +220,7 @@ def _drop_databases(
 ) -> Iterator[tuple[str, str]]:
     """Drop the databases and all others owned by the restoring roles; yield those that remain, with the reasons.
 
-    First disables logins as such roles. Raises an error if the session is lost.
+    First disables login for these roles. Raises an error if the session is lost.
     """
     logins = [role for role, mark in roles if role == mark]
     for role in logins:
@@ -246,7 +246,7 @@ def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str
     for role, mark in roles:
         statement = sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role))
         if mark in left and role == mark:
-            yield f"role {role}", "the drill's other roles are recognized by it"
+            yield f"role {role}", "it identifies the drill's other roles"
         elif why := _why_left(session, partial(session.execute, statement)):
             left.add(mark)
             yield f"role {role}", why

@@ -100,7 +100,7 @@ class ShardVolume:
 
 @dataclass(frozen=True, slots=True)
 class BegunShard:
-    """What earlier processes did for a shard: they loaded `rows` rows, which are all if `is_loaded`.
+    """What earlier processes did for a shard: they loaded `rows` rows (all of them if `is_loaded`).
 
     `phase` is the phase of its database (restore/targets/databases.py).
     """

@@ -188,7 +188,7 @@ def _find_extension_rows(
 
 
 def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator[str]:
-    """Yield hints that name the newest earlier increment with undamaged rows; every commit stores all of them."""
+    """Yield hints naming the newest earlier increment with undamaged rows; every commit stores all extension rows."""
     for commit in reversed(plan.chain.commits[:-1]):
         with suppress(ObjectDamagedError):
             read_extension_rows(store, commit, shard)

@@ -233,7 +233,7 @@ class CopyChoice:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """A part that is in no usable copy: a group (with its number of partitions), the DDL or the large objects."""
+    """A part that no usable copy contains: a group (with its number of partitions), the DDL or the large objects."""
 
     shard: str
     what: str
@@ -426,7 +426,7 @@ class VerifyReport:
 def verify_copies(
     session: SparkSession, chain: Chain, wanted: Wanted, store: StoreLocation, progress: Progress
 ) -> CopyChoice:
-    """Read the needed objects and choose the copies; standbys' objects are read only where a primary's are damaged.
+    """Read the needed objects and choose the copies; standbys' objects are read only if a primary's are damaged.
 
     Raises ObjectDamagedError if no copy contains a needed part.
     """

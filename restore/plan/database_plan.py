@@ -51,7 +51,7 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
     owner = "" if scope.no_owner else changed.owner
     if owner and not ours.is_super:
         able = connection.execute(ABLE_QUERY, (_membership(connection), owner)).fetchone()
-        # If the owner is missing on the server, that is an obstacle, or the role will be created with ours as a member.
+        # If the server lacks the owner, either that is an obstacle or the role will be created with ours as a member.
         if able == (False,):
             left_out.append(f"owner {owner} of the database: role {ours.name} can't transfer ownership to that role")
             owner = ""

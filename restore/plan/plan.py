@@ -113,7 +113,7 @@ class RestorePlan:
         return tuple(dict.fromkeys(role for source in sources for role in self.chain.roles(source)))
 
     def moves(self, target: Target) -> list[TableMove]:
-        """Return a target's tables that get new names."""
+        """Return the tables of a target that will get new names."""
         tables = {(group.schema, group.table) for group in self.groups[target.shard]}
         return [move for move in self.request.scope.moves if (move.schema, move.table) in tables]
 
@@ -130,7 +130,7 @@ class RestorePlan:
 
     @property
     def borrowed_rows(self) -> tuple[BorrowedRows, ...]:
-        """The rows that are taken from standbys' copies, by name."""
+        """The rows that are taken from standbys' copies, with the names of their groups."""
         return tuple(
             BorrowedRows(
                 shard, node, tuple(group.name for group in self.chain.groups(shard) if group.number in numbers)
@@ -151,7 +151,7 @@ class RestorePlan:
         return find_ddl(self.chain, shard).key in keys
 
     def report(self) -> RestoreReport:
-        """Return the report of this restore as it is before the start."""
+        """Return the report of this restore before it starts."""
         return RestoreReport(
             snapshot=self.request.name,
             increment=self.chain.last.increment,

@@ -67,7 +67,7 @@ class RestoreRequest:
     def into_tables(self) -> str:
         """The command that loads the same rows into existing tables; "" if no command can do that.
 
-        It omits options that change databases, roles or tables.
+        The command omits options that change databases, roles or tables.
         """
         scope = self.scope
         if not self.tables.is_partial or scope.moves or self.routes or self.is_drill:

@@ -149,7 +149,7 @@ def missing_roles(
     if not by_superuser and (drilled := sorted(existing.intersection(role for role, _ in find_marked(connection)))):
         raise TargetUnfitError(
             f"node {node}: a drill has created roles that the restore needs, and will drop them: {', '.join(drilled)}",
-            hint="wait for the drill to end; if it was killed, the next one there drops them:"
+            hint="wait for the drill to end; if it was killed, the next drill there drops them:"
             " snapshot drill NAME --to FILE",
             details={"node": node, "roles": drilled},
         )
@@ -160,9 +160,10 @@ def missing_roles(
         raise TargetUnfitError(
             f"node {node} lacks roles that own the snapshot's objects or have privileges on them: {', '.join(missing)}",
             hint=[
-                f"restore with --create-roles, which creates them as they were; or create them bare{where}:",
+                "restore with --create-roles, which creates them as they were;"
+                f" or create them without properties{where}:",
                 *statements,
-                *["or leave the database's owner, privileges and settings: --no-database-settings"]
+                *["or omit the database's owner, privileges and settings: --no-database-settings"]
                 * may_do_without.issuperset(missing),
             ],
             details=details,
@@ -197,8 +198,8 @@ def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encodi
         return [bytes(name) for (name,) in connection.execute(BYTES_QUERY, (encoding, names))]
     except psycopg.errors.UntranslatableCharacter as error:
         raise TargetUnfitError(
-            f"encoding {encoding} of the database lacks characters of --role-map or --group: {shorten_message(error)}",
-            hint="choose a name with characters of that encoding",
+            f"the database's encoding {encoding} lacks characters in --role-map or --group: {shorten_message(error)}",
+            hint="choose a name whose characters are in that encoding",
         ) from error
 
 
@@ -286,7 +287,7 @@ def _create_missing(
                     if superusers and superusers.mark:
                         mark_role(connection, role, superusers.mark)
             except EXISTS as error:
-                # Another shard's target is on the same server, or another session is creating the role.
+                # Either another shard's target is on the same server, or another session is creating the role.
                 _check_made_here(target, connection, role, superusers)
                 if isinstance(error, psycopg.errors.UniqueViolation):
                     notes.append(f"role {role} was created by another session at the same time, and was left unchanged")
@@ -321,7 +322,7 @@ def _check_made_here(
     if superusers and superusers.mark and (role, superusers.mark) not in find_marked(connection):
         raise TargetUnfitError(
             f"node {target.node.id}: another session has just created role {role}",
-            hint="if another drill is running there, wait for its end; then repeat the command",
+            hint="if another drill is running there, wait for it to end; then repeat the command",
             details={"node": target.node.id, "roles": [role]},
         )
 

@@ -192,7 +192,7 @@ class Topology:
         return {name: route.share(number, len(self.targets), is_first=is_first) for name, route in self.routes.items()}
 
     def shown(self, groups: Sequence[Group]) -> list[ShownRoute]:
-        """Return the routes of the restored tables, in their order."""
+        """Return the routes of the restored tables, in table order."""
         return [ShownRoute(group.name, self.routes[group.name].text) for group in groups]
 
     def remarks(self, chain: Chain, groups: Sequence[Group]) -> list[str]:

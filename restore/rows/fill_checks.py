@@ -189,7 +189,8 @@ def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> t
     referring = find_referring(connection, [table.oid for table in tables])
     if referring.filled:
         return (
-            f"rows of {named(referring.filled)} may reference theirs; if neither are needed, empty all these tables",
+            f"rows of {named(referring.filled)} may reference their rows; if none of these rows are needed, empty all"
+            " these tables",
             f"TRUNCATE {', '.join([*names, *referring.to_truncate])}",
         )
     hint = "if their rows are not needed, empty them"
@@ -283,7 +284,7 @@ def _check_constraints(
     if acting := find_acting(connection, [*oids, *find_oids(connection, roots)]):
         turn = {"A": "ENABLE", "R": "DISABLE"}
         checker.add(
-            f"triggers or rules of {checker.label} would fire for the rows, because they are ENABLE ALWAYS or REPLICA:"
+            f"triggers or rules of {checker.label} would fire for the rows, because they are enabled ALWAYS or REPLICA:"
             f" {named([trigger.label for trigger in acting])}",
             "disable them until the restore is done",
             [

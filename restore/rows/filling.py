@@ -184,7 +184,7 @@ class Filling:
         return [table.name for table in tables]
 
     def start_again(self) -> None:
-        """Empty the tables and the ledger in one transaction; raise the errors of `undo`."""
+        """Empty the tables and the ledger in one transaction; raise any error of `undo`."""
         self._empty(f"TRUNCATE {self.ledger}")
 
     def _empty(self, last: str) -> list[_Filled]:
@@ -260,7 +260,7 @@ class Filling:
 def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], list[str]]:
     """Read the records of running and unfinished restores that fill the database, keyed by the suffix of their ids.
 
-    Also list similarly named schemas that belong to others, which are not read.
+    Also list similarly named schemas of other roles, which are not read.
     """
     records: dict[str, str] = {}
     own, others = _find_schemas(connection)

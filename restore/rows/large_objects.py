@@ -60,7 +60,7 @@ class LargeLoadTask:
 
     @property
     def size(self) -> int:
-        """The bytes of its objects."""
+        """The size of its objects in bytes."""
         return sum(stored_object.size for stored_object in self.objects)
 
 

@@ -18,8 +18,8 @@ from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.storage.errors import RefusedError
 
 # The foreign keys of the tables and of the partitioned tables above them, and the keys that reference these tables. A
-# partitioned table's key is verified as a whole. A referenced value must be equal by the constraint's operator
-# (conpfeqop).
+# partitioned table's key is verified as a whole. A referenced value must be equal according to the constraint's
+# operator (conpfeqop).
 KEYS = f"""
 WITH RECURSIVE {OWN},
 keys AS (
@@ -235,7 +235,7 @@ def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) 
     Other tables are neither read nor reported if their owners own none of these tables.
     """
     with connection.transaction():
-        # At any time the name may be given to a different table, with any owner.
+        # Someone may give the name to a different table, with any owner, at any time.
         refuse_views(connection)
         path, rows = read_search_path(connection), connection.execute(REFERENCED_QUERY, (oids,)).fetchall()
         with having_path(connection, path):
@@ -257,7 +257,7 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
         if orphan := find_orphan(node.id, connection, oids):
             raise ForeignKeyViolatedError(
                 f"node {node.id}: foreign key {orphan.name} of table {orphan.table} is violated: the row with"
-                f" ({orphan.columns}) = ({orphan.values}) references no row of {orphan.referenced}",
+                f" ({orphan.columns}) = ({orphan.values}) references a missing row of {orphan.referenced}",
                 hint="restore the referenced tables together with it, at the same increment; or load their rows first;"
                 " or drop the constraint",
                 details={"node": node.id, "constraint": orphan.name, "table": orphan.table, "key": orphan.values},
@@ -303,7 +303,7 @@ def find_referring(connection: psycopg.Connection[Any], oids: list[int]) -> Refe
     """
     tables = ReferringTables([], [])
     with connection.transaction():
-        # At any time the name may be given to a different table, with any owner.
+        # Someone may give the name to a different table, with any owner, at any time.
         refuse_views(connection)
         path, rows = read_search_path(connection), connection.execute(REFERRING_QUERY, (oids, oids, oids)).fetchall()
         with having_path(connection, path):

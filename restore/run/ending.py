@@ -52,7 +52,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
             if isinstance(error, DdlRefusedError):
                 error.hint = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
             if isinstance(error, KeyboardInterrupt):
-                raise StoppedError("everything that the drill had created is removed") from error
+                raise StoppedError("everything that the drill created was removed") from error
             raise
         # Assume that objects remain until their removal is complete, because the removal may also be interrupted.
         lease.stays_open = True
@@ -65,7 +65,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         elif run.undo_created():
             lease.stays_open = False
             if isinstance(error, KeyboardInterrupt):
-                raise StoppedError("everything that the restore had created is removed") from error
+                raise StoppedError("everything that the restore created was removed") from error
         else:
             say_open(run, error)
         raise
@@ -114,7 +114,7 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
         error.hint = "\n".join(filter(None, [error.hint, *lines]))
         error.details["unfinished"] = run.operation
     elif isinstance(error, KeyboardInterrupt):
-        message = f"{ALL_RESTORED}, but not recorded" if run.is_published else "the restore is left unfinished"
+        message = f"{ALL_RESTORED}, but not recorded" if run.is_published else "the restore was left unfinished"
         raise StoppedError(message, hint=lines, details={"unfinished": run.operation}) from error
     else:
         run.progress.note("; ".join(["the restore ended unfinished", *lines]))
@@ -164,7 +164,7 @@ def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport
         nodes,
         scope=record.scope,
         warnings=[
-            f"rows of {len(numbers)} tables were taken from the copy of {node}; their names are unknown, as the"
+            f"rows of {len(numbers)} tables were taken from the copy of {node}; their names are unknown because the"
             " snapshot can't be read"
             for node, numbers in record.borrowed.items()
         ],

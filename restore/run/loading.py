@@ -108,7 +108,7 @@ def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[obj
         scope = structs.replace(plan.request.scope, nodes=(target.shard,))
         steps = replace(plan, request=replace(plan.request, scope=scope)).steps
         raise TablesUnfitError(
-            f"node {node.id}: there is no database {name}, whose tables --data-only needs",
+            f"node {node.id}: there is no database {name}, but --data-only needs its tables",
             hint=[*([f"to create it, without rows: {steps[0]}"] if steps else []), SAME_TARGET],
             details={"database": name},
         )
@@ -124,7 +124,7 @@ def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[obj
 
 @contextmanager
 def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[None]:
-    """Raise TablesInUseError if the block waits for a lock for LOCK_SECONDS_MAX."""
+    """Raise TablesInUseError if the block waits for a lock longer than LOCK_SECONDS_MAX."""
     session.execute(f"SET lock_timeout = '{LOCK_SECONDS_MAX}s'")
     try:
         yield

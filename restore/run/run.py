@@ -149,7 +149,7 @@ class RestoreRun(LockedTargets):
             drop_database(target, self.connections[target.shard], target.loading)
 
     def undo_created(self) -> bool:
-        """Undo the work of this process and report that; return whether nothing remains.
+        """Undo what this process did, and note that; return whether nothing remains.
 
         If the session that holds a target's lock is lost, nothing is dropped there, because another process may have
         continued.
@@ -166,11 +166,11 @@ class RestoreRun(LockedTargets):
             what = (
                 "the tables that it filled are empty again"
                 if is_filling
-                else "the databases that it created are dropped"
+                else "the databases that it created were dropped"
             )
             roles = self.report.roles_created
             stay = f"; roles that it created remain: {', '.join(roles)}" if roles else ""
-            self.progress.note(News(f"the restore is undone: {what}{stay}"))
+            self.progress.note(News(f"the restore was undone: {what}{stay}"))
         return True
 
     def is_renamed(self, target: Target) -> bool:

@@ -53,7 +53,7 @@ from cutline.wal.drain.slots import list_own_slots
 
 
 class RestoreCrashPoint(StrEnum):
-    """A point after an effect that is visible outside the process; the value is the text that `--verbose` prints.
+    """A point after an externally visible effect of a restore; the value is the text that `--verbose` prints.
 
     Each point is reported to `Progress.reached` after its effect. There may be further effects on each node between two
     points: each database is created before its record, and databases are closed, put back or dropped one by one.
@@ -397,7 +397,7 @@ def is_empty(database: Node) -> bool:
 
 @contextmanager
 def refusing(node: Node, what: str) -> Iterator[None]:
-    """Raise TargetUnfitError if the server refuses the block, and NodeUnreachableError if the session is lost."""
+    """Raise TargetUnfitError if the server refuses the block's work, or NodeUnreachableError if the session is lost."""
     try:
         yield
     except REFUSALS as error:

@@ -33,7 +33,7 @@ SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version),
 """
 TABLESPACES_QUERY = "SELECT namesend(spcname) FROM pg_tablespace"
 COLLATIONS_QUERY = "SELECT collname FROM pg_collation WHERE collnamespace = 'pg_catalog'::regnamespace"
-# Before PostgreSQL 17, this function does not exist. An ICU collation may exist without ICU support (16 has one), but
+# This function does not exist before PostgreSQL 17. An ICU collation may exist without ICU support (16 has one), but
 # then it has no version.
 ICU_VERSION = 170000
 HAS_ICU_QUERY = "SELECT icu_unicode_version() IS NOT NULL"

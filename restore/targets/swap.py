@@ -28,7 +28,7 @@ PREPARED_QUERY = "SELECT count(*) FROM pg_prepared_xacts WHERE database = %s"
 
 
 class RestoredMissingError(TargetUnfitError):
-    """The restore that is being finished is missing a database."""
+    """A restore that is being finished is missing one of its databases."""
 
 
 def is_restored(databases: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:

@@ -213,7 +213,7 @@ def lock_target(target: Target, connection: psycopg.Connection[Any]) -> None:
 
 
 def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: Obstacles) -> list[Target]:
-    """Return the targets with distinct databases; add an obstacle for each target that repeats an earlier target's."""
+    """Return the targets with distinct databases; add an obstacle for each target whose database is taken."""
     apart: dict[str, Target] = {}
     for target in targets:
         first = apart.setdefault(place_of(target, connections[target.shard]), target)
@@ -248,7 +248,7 @@ def databases(connection: psycopg.Connection[Any]) -> set[str]:
     return {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
 
 
-# Extensions' scripts read the session's initial search_path, and may change the search_path.
+# Extension scripts read the session's initial search_path, and may change the search_path.
 SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
 
 # The comment on a drill's roles, which is also the random name of its restoring role.

@@ -134,7 +134,7 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
             hint=f"run: {found.record.abandon_command}",
         )
     if not found.may_be_undone(store):
-        what = "has decided that its rows stay" if found.is_filling else "has published all databases"
+        what = "has decided to keep its rows" if found.is_filling else "has published all databases"
         raise UnfinishedRestoreError(
             f"{found.label()} {what}, and can't be undone",
             hint=f"to end it: {resume_command(name, found.scope.nodes)}",
@@ -218,7 +218,7 @@ def abandon_restore(
                 _abandon(undoable, restore, progress, report)
         _open_left(undoable, progress)
         report.done, made_nothing = settle_recorded(store, undoable.targets, undoable.connections)
-        # Replace the labels of restores without a record, of which only the suffix was known.
+        # Replace the labels of restores without a record, for which only the suffix was known.
         report.operations = [
             operation for operation in report.operations if not _is_named(operation, made_nothing)
         ] + made_nothing
@@ -303,7 +303,7 @@ def _label_of(found: UnfinishedRestore) -> str:
 
 
 def _is_named(label: str, operations: Iterable[str]) -> bool:
-    """Whether the label, of a restore without a record, refers to one of these operations."""
+    """Whether this label of a restore without a record refers to one of these operations."""
     return label.startswith(CUT) and any(label == f"{CUT}{suffix_of(operation)}" for operation in operations)
 
 
@@ -314,7 +314,7 @@ def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progre
         intent = read_intent(store, record.operation)
         if decide_restore(store, intent, ABANDON) == PUBLISH and found.may_be_decided:
             raise UnfinishedRestoreError(
-                f"{found.label()} has decided that its rows stay, and can't be undone",
+                f"{found.label()} has decided to keep its rows, and can't be undone",
                 hint=f"to end it: {record.resume_command}",
             )
 
@@ -380,7 +380,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     try:
         mark_ended(store, {slot: node for node, slot in slots}, operation)
     except (UnreachableError, IndeterminateError) as error:
-        progress.note(f"the end of the dropped databases' chains could not be stored: {error.message}")
+        progress.note(f"the end of the dropped databases' chains could not be recorded: {error.message}")
     in_parallel(drop, targets, undoable.watch.end_all)
     report.slots_dropped += [f"{node}: {slot}" for node, slot in slots]
     end()
@@ -431,7 +431,7 @@ def discard_old(
             in_parallel(drop, list(aside.found), aside.watch.end_all)
         except KeyboardInterrupt as error:
             again = f"to drop the rest: {discard_command(nodes)}"
-            raise StoppedError("some of the old databases may be dropped", hint=[again, SAME_TARGET]) from error
+            raise StoppedError("some of the old databases may have been dropped", hint=[again, SAME_TARGET]) from error
     return listed
 
 

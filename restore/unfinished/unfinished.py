@@ -93,9 +93,9 @@ class UnfinishedRestore:
 
     `databases` are the current names of its databases, keyed by shard, and `records` are their records. A database has
     no record if the process ended before writing it. `is_filling`: the restore loads rows into tables that existed
-    before. `foreign`: for shards without a database of the restore, a database with the right name and its owner, a
-    role whose records are not trusted. `doubled`: shards where two databases claim to belong to the restore, which no
-    restore causes.
+    before. `foreign`: for shards where no database of the restore was found, a database with the right name and its
+    owner, a role whose records are not trusted. `doubled`: shards where two databases claim to belong to the restore,
+    which no restore causes.
     """
 
     suffix: str
@@ -268,7 +268,7 @@ def _find_filled(
         # Don't refuse: otherwise anyone who may create schemas could block restores.
         progress.note(
             f"{target.node.id}: database {target.database} has schemas that are named like a restore's but belong to"
-            f" others, and are ignored: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
+            f" other roles, so they are ignored: {list_some(others, OTHERS_MAX)}; if nobody needs them, drop them"
         )
     return {suffix: parse_record(text) for suffix, text in records.items()}
 
@@ -326,7 +326,7 @@ READ_MAX = 20
 
 
 class NothingUnfinishedError(UnfinishedRestoreError):
-    """A command should end a restore, but no restore is unfinished. For `closed`, see find_closed."""
+    """A command was to end a restore, but no restore is unfinished. For `closed`, see find_closed."""
 
     def __init__(self, store: ObjectStore, name: str, closed: Mapping[str, str]) -> None:
         last, details = "", dict[str, object]()
@@ -396,8 +396,8 @@ def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
                 raise UnfinishedRestoreError(
                     f"restore {intent.operation} has decided to publish, but its record, the comment of {where}, is"
                     " missing",
-                    hint="if it is the restored database, rename it to its real name, else drop it; then repeat the"
-                    " command",
+                    hint="if it is the restored database, rename it to its real name, otherwise drop it; then repeat"
+                    " the command",
                     details={"operation": intent.operation},
                 )
         return
@@ -482,7 +482,7 @@ def _check_unrecorded_empty(
             raise UnfinishedRestoreError(
                 f"node {target.node.id}: database {target.loading} is named like a restore's database, but has no"
                 " record of a restore and is not empty",
-                hint=["if nobody needs it, drop it, else rename it; then repeat the command:", *lines],
+                hint=["if nobody needs it, drop it, otherwise rename it; then repeat the command:", *lines],
                 details={"node": target.node.id, "database": target.loading},
             )
 
@@ -512,10 +512,12 @@ def _lost_filling(restore: UnfinishedRestore, target: Target, connection: psycop
     """Return the reason, if any, why it is unknown what the restore left in existing tables."""
     node, database = target.node.id, target.database
     if is_shut(target, connection):
-        what = f"node {node}: our role can't connect to database {database}, so the remains there are unknown"
+        what = (
+            f"node {node}: our role can't connect to database {database}, so it is unknown what the restore left there"
+        )
         return _Lost(what, ["allow the role to connect, then repeat the command"])
     if restore.fills_all:
-        what = f"node {node}: its schema in database {database} is missing, so the tables that it filled are unknown"
+        what = f"node {node}: its schema in database {database} is missing, so it is unknown which tables it filled"
         return _Lost(what, ["if the database that it filled was renamed, rename it back, then repeat the command"])
     return None
 
@@ -531,7 +533,7 @@ def _lost_published(
     exists, again = database in databases, "then repeat the command"
     unknown = f"node {node}: database {database} has no record of the restore, so its origin is unknown"
     gone = f"node {node}: database {database}, which the restore created, is missing"
-    bring_back = f"bring back the server or the database of the restore, {again}"
+    bring_back = f"bring back the server or the restored database, {again}"
     if restore.is_published:
         if exists and not record.in_store:
             # If the outcome can't be stored, all that remains is to remove the records one by one.
@@ -549,7 +551,7 @@ def _lost_published(
         # The name alone does not justify dropping the database or loading it again.
         lines = [f"if it is the restored one, drop it: DROP DATABASE {quote(database)};   {again}"]
         if not undoes:
-            lines = ["if it is the restored database, it must be loaded again and loses later writes:"]
+            lines = ["if it is the restored database, it must be loaded again and will lose later writes:"]
             lines += [*_empty_again(database, target), again]
         if record.replace and target.aside not in databases:
             lines.append(f"if it is the previous database, rename it to {target.aside}, {again}")

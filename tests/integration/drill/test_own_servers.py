@@ -296,7 +296,7 @@ def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_kil
     )  # fmt: skip
     if signal_name == "SIGINT":
         assert (done.returncode, left_on(shared_fleet)) == (130, before), done.stderr
-        assert "everything that the drill had created is removed" in done.stderr
+        assert "everything that the drill created was removed" in done.stderr
         assert ADVICE.search(done.stderr) is None
         return
     assert done.returncode == -9, done.stderr

@@ -74,7 +74,7 @@ def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None
         with pytest.raises(ForeignKeyViolatedError) as raised:
             load(place)
         assert "foreign key item_n_fkey of table public.item is violated" in raised.value.message
-        assert "(n) = (1) references no row of public.kind" in raised.value.message
+        assert "(n) = (1) references a missing row of public.kind" in raised.value.message
         execute(last.dsn, "INSERT INTO kind VALUES (1)")
         assert_empty(place)
 
@@ -106,7 +106,7 @@ def test_a_row_that_somebody_else_writes_meanwhile_is_found(place: Place) -> Non
         watching = Watching(write)
         with pytest.raises(LoadError, match=found):
             load(place, watching)
-        assert watching.notes[-1] == "the restore is undone: the tables that it filled are empty again"
+        assert watching.notes[-1] == "the restore was undone: the tables that it filled are empty again"
         assert_empty(place)
 
 

@@ -202,7 +202,7 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
     error = in_use_by(place, filled.dsn, dump, RestoreCrashPoint.DECIDED)
     assert (open_restores(place) != []) == is_stored
     # That of the first node, with the decision if the store has none, is removed by now.
-    with pytest.raises(UnfinishedRestoreError, match="has decided that its rows stay, and can't be undone"):
+    with pytest.raises(UnfinishedRestoreError, match="has decided to keep its rows, and can't be undone"):
         abandon(place)
     with pytest.raises(UnfinishedRestoreError) as raised:
         load(place)
@@ -214,7 +214,9 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize(("closed", "said"), [(1, "so the remains there are unknown"), (SHARDS, "no restore")])
+@pytest.mark.parametrize(
+    ("closed", "said"), [(1, "so it is unknown what the restore left there"), (SHARDS, "no restore")]
+)
 def test_nothing_is_said_of_rows_in_a_database_that_refuses_our_role(place: Place, closed: int, said: str) -> None:
     leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
     shut = place.target.primaries[:closed]

@@ -74,7 +74,7 @@ def test_tables_that_do_not_fit_are_named_at_once_on_all_nodes(place: Place) -> 
             "columns of tables in database shop differ from the snapshot's:"
             " public.account.id is integer instead of bigint, public.item.body is missing or generated",
             "tables of database shop have NOT NULL columns for which the snapshot has no values: public.account.needed",
-            "triggers or rules of database shop would fire for the rows, because they are ENABLE ALWAYS or REPLICA:"
+            "triggers or rules of database shop would fire for the rows, because they are enabled ALWAYS or REPLICA:"
             " trigger acts of public.account",
             "deferrable constraints of database shop are not enforced while rows are loaded:"
             " account_balance_key of public.account",
@@ -82,7 +82,7 @@ def test_tables_that_do_not_fit_are_named_at_once_on_all_nodes(place: Place) -> 
             "database shop lacks sequences that the snapshot has: public.numbers",
         ]
         (gone,) = [one for one in found if one["node"] == "s3"]
-        assert gone["message"] == "node s3: there is no database shop, whose tables --data-only needs"
+        assert gone["message"] == "node s3: there is no database shop, but --data-only needs its tables"
         # The others have theirs, so only this one is made.
         assert f"snapshot restore {NAME} --node s3 --schema-only --increment 1\n" in gone["hint"]
 

@@ -88,7 +88,7 @@ def test_a_row_that_is_being_deleted_at_the_other_end_of_a_key_is_waited_for(
     """While the table that refers to it is empty, nothing forbids it."""
     with psycopg.connect(filled.dsn) as other:
         wait_then(monkeypatch, other.commit)
-        with pytest.raises(ForeignKeyViolatedError, match=r"\(n\) = \(1\) references no row of public.kind"):
+        with pytest.raises(ForeignKeyViolatedError, match=r"\(n\) = \(1\) references a missing row of public.kind"):
             load(
                 place,
                 acting_at(RestoreCrashPoint.LOADING, lambda: other.execute("DELETE FROM kind WHERE id = 1"), SHARDS),
@@ -109,7 +109,7 @@ def test_rows_that_are_being_inserted_when_it_begins_are_waited_for_and_kept(
         watching = Watching()
         with pytest.raises(TablesUnfitError, match=r"node s[123]: .*are not empty any more: public\.item"):
             load(place, watching)
-    assert not [one for one in watching.notes if "the restore is undone" in one]
+    assert not [one for one in watching.notes if "the restore was undone" in one]
     assert rows_of(filled.dsn)["public.item"] == b"999\t1\t\\N\n"
 
 

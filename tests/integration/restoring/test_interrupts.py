@@ -63,9 +63,9 @@ def interrupted(place: Place, point: RestoreCrashPoint) -> tuple[StoppedError, W
 def test_before_the_decision_all_is_removed_and_no_database_is_closed(place: Place, point: RestoreCrashPoint) -> None:
     with old_databases(place):
         error, watching = interrupted(place, point)
-        assert error.message == "everything that the restore had created is removed"
+        assert error.message == "everything that the restore created was removed"
         assert "unfinished" not in error.details
-        assert watching.notes[-1] == "the restore is undone: the databases that it created are dropped"
+        assert watching.notes[-1] == "the restore was undone: the databases that it created were dropped"
         assert place.states() == ["old"] * SHARDS
         assert open_restores(place) == []
         assert_old(place)
@@ -87,7 +87,7 @@ def test_from_the_decision_on_the_error_says_what_is_open_and_what_is_done(
             # Before all are marked as published, another command may still undo it.
             is_last = point == RestoreCrashPoint.SLOTS_RELEASED
             assert error.message == (
-                f"{ALL_RESTORED}, but not recorded" if is_last else "the restore is left unfinished"
+                f"{ALL_RESTORED}, but not recorded" if is_last else "the restore was left unfinished"
             )
             assert (f"snapshot restore-abandon {NAME}" in error.hint) is not is_last
             resume(place)
@@ -125,7 +125,7 @@ def test_a_signal_ends_the_command_with_that_in_its_document(
         assert done.returncode == found["code"] == (130 if number == signal.SIGINT else 8), done.stderr
         by = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         if point == RestoreCrashPoint.DECIDED:
-            assert found["message"] == f"stopped by {by}: the restore is left unfinished"
+            assert found["message"] == f"stopped by {by}: the restore was left unfinished"
             again = f"snapshot --fleet {place.fleet.path} restore-resume {NAME} --to {place.target.path}"
             assert f"to finish it: {again}" in found["hint"].split("\n")
             assert open_restores(place) == [found["details"]["unfinished"]]
@@ -144,7 +144,7 @@ def test_a_removal_of_old_databases_that_is_interrupted_says_so(place: Place, mo
         restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         with monkeypatch.context() as patch:
             patch.setattr("cutline.restore.unfinished.undoing.drop_database", interrupt)
-            with pytest.raises(StoppedError, match="some of the old databases may be dropped") as raised:
+            with pytest.raises(StoppedError, match="some of the old databases may have been dropped") as raised:
                 discard_old(place.fleet, place.target, lambda _: None, Silent())
         assert "snapshot restore-discard" in raised.value.hint
         assert len(discard_old(place.fleet, place.target, lambda _: None, Silent())) == SHARDS

@@ -161,7 +161,7 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
 def check_presence(
     was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
 ) -> tuple[Node, ...]:
-    """Return the nodes in fleet.toml that the full snapshot copied, without contacting them.
+    """Return, without contacting them, the nodes in fleet.toml that the full snapshot copied.
 
     If the snapshot contains only primaries, standbys are ignored. Standbys in `too_old`, given as (primary, standby),
     were left out of the snapshot and are ignored, too. Raises BaselineChangedError if a node was added or removed, or

@@ -43,7 +43,7 @@ WITHIN = """JOIN pg_type t ON t.oid = u.typid
                       WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
            ) part (oid)
      WHERE u.typid >= 16384 OR t.typcategory = 'A'"""
-# Each type is expanded once, for all its columns.
+# Each type is expanded once, for all columns of that type.
 TYPES_QUERY = f"""
 WITH RECURSIVE columns AS (
     SELECT a.attrelid, a.attnum, a.attname, a.atttypid FROM pg_attribute a

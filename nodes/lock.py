@@ -136,7 +136,7 @@ class FleetLock:
         """Check every primary's lock; replace a lost session, check that its node is the same, and take its lock again.
 
         Afterwards no other operation is running on this fleet. Raises NodeUnreachableError, BaselineChangedError,
-        FleetBusyError or FleetLockLostError. On an interrupt, it does not wait for a silent node.
+        FleetBusyError or FleetLockLostError. If interrupted, this does not wait for a silent node.
         """
         self._on_all(self._renew, self._primaries)
 
@@ -244,7 +244,7 @@ def _shown(name: str) -> int:
 
 
 def draw_number() -> int:
-    """Draw a number that nobody else can predict and take."""
+    """Draw a number that nobody else can predict."""
     return secrets.randbelow(NUMBER_MAX) + 1
 
 

@@ -32,7 +32,7 @@ SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_databas
 
 @dataclass(frozen=True, slots=True)
 class OldDatabase:
-    """A database that a restore put aside, and its size, None if our role may not query it."""
+    """A database that a restore put aside. Its size is None if our role may not query it."""
 
     node: str
     database: str

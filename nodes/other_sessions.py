@@ -42,7 +42,7 @@ SELECT l.pid FROM pg_locks l
 
 
 class SessionsLeftError(RefusedError):
-    """Sessions of other clients did not end, or our role may not end them."""
+    """Sessions of other clients are still open, or our role may not end them."""
 
 
 @dataclass(frozen=True, slots=True)

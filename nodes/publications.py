@@ -3,8 +3,8 @@
 An event trigger's function runs in our session, as our role. Many such functions name tables without a schema, which
 works under the database's default search_path but not under ours. So each DDL statement on publications runs under the
 default path, in its own transaction or savepoint. No other statement does: a role that may create objects in a schema
-of that path could create functions for the statement to call, which would run as our role. The DDL statements call
-nothing, and qualify all names.
+of that path could create functions for the statement to call, which would run as our role. The DDL statements don't
+call any functions, and qualify all names.
 
 PostgreSQL rejects UPDATEs of a published table that has no replica identity. So such tables are never added to the
 publication of updates; append-only tables have a separate publication of inserts and truncates only. A table may still
@@ -72,7 +72,7 @@ class _Trigger(NamedTuple):
 
 
 def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
-    """Run a DDL statement that calls nothing and qualifies its names; raise EventTriggerError or psycopg.Error.
+    """Run a DDL statement that calls no functions and qualifies its names; raise EventTriggerError or psycopg.Error.
 
     An error aborts the transaction that is open, if any.
     """

@@ -99,7 +99,7 @@ def raising_locked(
 
 
 class LockWatch:
-    """Detects that a program's session waits too long for a lock, because pg_dump disables lock_timeout in its session.
+    """Detects when a program's session waits too long for a lock; pg_dump disables lock_timeout in its session.
 
     `found` are the relations that the session was waiting for when the program was ended.
     """

@@ -45,7 +45,7 @@ def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[st
 
 
 def is_recording(options: list[str]) -> bool:
-    """Whether a JVM with these options writes an archive when it ends, which takes some seconds."""
+    """Whether a JVM with these options writes an archive when it ends, which takes a few seconds."""
     return any(option.startswith("-XX:ArchiveClassesAtExit") for option in options)
 
 

@@ -1,6 +1,6 @@
 """The current time: by this machine's clock, unless the nodes' clocks show that it is wrong.
 
-Every time that is stored or that a decision depends on is from `utc_now`. Durations use time.monotonic. nodes/clocks.py
+Use `utc_now` for every time that is stored or that a decision depends on. Durations use time.monotonic. nodes/clocks.py
 reads the nodes' clocks.
 """
 

@@ -250,7 +250,8 @@ class LocalStore:
 
     def _explain_link(self, error: OSError, written: os.stat_result, key: str) -> None:
         """Raise the error for a failed link; return if the link was created after all."""
-        # NFS may repeat a request whose answer was lost, and then report the name as taken, by this very link.
+        # NFS may repeat a request whose answer was lost, and then report the name as taken, although this very link
+        # took it.
         if written.st_nlink > 1:
             return
         if isinstance(error, FileExistsError):

@@ -136,7 +136,7 @@ class S3Store:
         return {"Bucket": bucket, "Key": name}
 
     def _prefix(self, folder: str) -> str:
-        """Return the prefix, in the bucket, of the names of all objects in a folder."""
+        """Return the prefix that the names of all objects in a folder have in the bucket."""
         name = self._address(folder)["Key"]
         return f"{name}/" if name else ""
 

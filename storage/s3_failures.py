@@ -1,8 +1,8 @@
 """Classify failed S3 requests by the server's answer, or by the lack of one.
 
-All other S3 modules use this one, so that a failure means the same in a put, a read, a listing and a deletion. Text
-from the server or a library is never shown, because it may quote credentials. Source: Amazon S3 API Reference, "Error
-responses".
+All other S3 modules use this one, so that a failure means the same thing in a put, a read, a listing and a deletion.
+Text from the server or a library is never shown, because it may quote credentials. Source: Amazon S3 API Reference,
+"Error responses".
 """
 
 from __future__ import annotations

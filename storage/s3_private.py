@@ -1,4 +1,4 @@
-"""Contains every private member of a library that the S3 store depends on.
+"""Every private member of a library that the S3 store depends on.
 
 Everything else in storage/ uses what s3fs, aiobotocore, botocore and aiohttp document. pyproject.toml bounds their
 versions, and tests/unit/test_storage_s3_private.py fails if a member named here changes, or if another module uses one.

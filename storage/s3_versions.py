@@ -22,7 +22,7 @@ from cutline.storage.store import DeletionRefusedError
 
 # The version id of an object that was stored without versioning.
 NULL = "null"
-# The answers of servers without versioning, and for credentials that may not list versions.
+# The answers from servers without versioning, and to credentials that may not list versions.
 UNLISTED_STATUSES = (400, 403, 405, 501)
 # The error codes when a policy or a lock protects an object; MinIO's code for a lock is InvalidRequest.
 REFUSALS = {"AccessDenied", "InvalidRequest", "MethodNotAllowed", "ObjectLocked"}

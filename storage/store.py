@@ -116,7 +116,7 @@ class ObjectStore(Protocol):
         """Return every key below the folder `prefix` at any depth, sorted; "" is the whole store.
 
         `a/b` lists `a/b/c` but neither `a/bc` nor an object `a/b` itself. All objects created before the call are
-        listed, and no unfinished objects.
+        listed; unfinished objects are not.
         """
         ...
 

@@ -57,7 +57,7 @@ def tell(text: str) -> None:
     if listeners:
         listeners[-1](text)
     elif file := os.environ.get(VARIABLE):
-        # A short line is appended by one write, so lines of several processes don't mix.
+        # A short line is appended in one write, so lines from several processes don't mix.
         with suppress(OSError), Path(file).open("a", encoding="utf-8") as out:
             out.write(f"{text}\n")
     else:

@@ -46,7 +46,7 @@ class Cipher:
         salt = self._salt(place, plain)
         frames = self._object_key(place, salt)
         whole, size = memoryview(plain), stored_size(len(plain))
-        # This memory is untouched before it is written, and not copied afterwards: copying takes longer than
+        # This memory is not touched before it is written, and not copied afterwards: copying takes longer than
         # encryption.
         sink = BytesIO(bytes(size))
         with sink.getbuffer() as stored:

@@ -5,7 +5,7 @@ kinds of messages: relation and type messages, and TRUNCATEs. Source: PostgreSQL
 Formats"; flags that it calls unused must be zero.
 
 A slot yields each transaction in one piece, in the order of the records that ended the transactions. Between
-transactions there may be other messages. Relation and type messages may be anywhere, because they change no rows.
+transactions there may be other messages. Relation and type messages may be anywhere, because they don't change rows.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from cutline.wal.segments.segments import (
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
 CHUNK_BYTES = 256 << 20
-# The size of a segment's rows in memory. Creating the segment takes several times as much.
+# The size of a segment's rows in memory. Creating the segment takes several times as much memory.
 SEGMENT_BYTES_MAX = 40 << 20
 # While rows larger than this are stored, no other rows are held.
 LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
@@ -254,7 +254,7 @@ class _Chunk:
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
 
     def _is_idle(self, task: DrainTask) -> bool:
-        """Whether the node's WAL from the end of its archive to `task.finish` has only markers, and little else."""
+        """Whether the node's WAL from the end of its archive to `task.finish` is small and contains only markers."""
         archive = self.archive
         return (
             task.may_be_idle

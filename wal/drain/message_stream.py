@@ -138,7 +138,7 @@ class _Ahead:
         """Yield the batches; raise the reading thread's error."""
         self._thread.start()
         while (size_bytes := self._next()) is not None:
-            # Hold no reference to a batch, which may be 100 MB.
+            # Don't keep a reference to a batch, which may be 100 MB.
             yield self._next()
             self._released.put(size_bytes)
         if self._error is not None:
@@ -155,7 +155,7 @@ class _Ahead:
     def stop(self) -> None:
         """Stop reading after the current batch, and wait for the thread.
 
-        After an interrupt while the thread was starting, it can't be joined; it ends after its first batch.
+        If an interrupt came while the thread was starting, the thread can't be joined; it ends after its first batch.
         """
         self._released.put(None)
         if self._thread.is_alive():
@@ -187,7 +187,7 @@ class BackgroundCalls:
         self._running: Future[None] | None = None
 
     def run(self, call: Callable[[], None]) -> None:
-        """Wait for the previous call, and start `call` in this thread's context, for `stoppable_requests`."""
+        """Wait for the previous call, then start `call` in this thread's context, so its requests can be stopped."""
         self.wait()
         self._running = self._threads.submit(copy_context().run, call)
 

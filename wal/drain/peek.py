@@ -113,10 +113,10 @@ def peek(
             )
             statement.set_sql_query(query)
             stream, _ = statement.execute_query()
-            # Hold no reference to a batch, which may be 100 MB.
+            # Don't keep a reference to a batch, which may be 100 MB.
             yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        # During the transfer, errors of the server are raised by the stream, as Arrow errors.
+        # During the transfer, the stream raises the server's errors as Arrow errors.
         raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
 
 

@@ -70,7 +70,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     for group in groups:
         created = present.get(group.name)
         if created is None:
-            raise _contradiction(shard, f"its DDL has no table {group.name}, although the commit lists rows for it")
+            raise _contradiction(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
             raise _contradiction(shard, f"table {group.name} has different columns in the DDL and in the commit")
     # A commit does not contain tables that were dropped while it was created. Tables that the rules exclude have no
@@ -78,7 +78,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     listed = {group.name for group in chain.groups(shard)}
     left_out = {out.name for out in chain.left_out if out.node == shard}
     if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
-        raise _contradiction(shard, f"its commit lists no rows for table {', '.join(unknown[:NAMED_MAX])}")
+        raise _contradiction(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
     sequences = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
     created_sequences = {(schema, name) for schema, name in connection.execute(SEQUENCES_QUERY)}
     if missing := sorted(table_name(*created_sequence) for created_sequence in created_sequences - sequences):

@@ -155,7 +155,7 @@ def test_a_locked_sequence_is_not_waited_for_without_end(
 ) -> None:
     monkeypatch.setattr("cutline.restore.run.loading.LOCK_SECONDS_MAX", 1)
     error = in_use_by(place, filled.dsn, lock_sequence, RestoreCrashPoint.DECIDED)
-    assert re.match(r"node s2: .*or sequences, locked for 1 s", error.message)
+    assert re.match(r"node s2: .*or on sequences, for 1 s", error.message)
     assert "restore-abandon" not in error.hint
     resume(place)
     assert_filled(place)

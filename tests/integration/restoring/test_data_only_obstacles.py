@@ -109,7 +109,7 @@ def test_tables_with_rows_are_emptied_as_the_hint_says(place: Place) -> None:
             (hint,) = [one["hint"] for one in refusals(place, place.target) if one["node"] == "s3"]
             said, *statements = hint.split("\n")
             assert said.startswith(
-                f"rows of {referring} may reference theirs; if" if count else "if their rows are not"
+                f"rows of {referring} may reference their rows; if" if count else "if their rows are not"
             )
             assert [one.split()[0] for one in statements] == ["TRUNCATE" if count else "DELETE"]
             execute(third, *statements)

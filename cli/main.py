@@ -259,7 +259,7 @@ def snapshot(
 def hoist_shared_options(arguments: Sequence[str]) -> list[str]:
     """Move the shared options to the front, so that they are accepted both before and after the command.
 
-    Words after `--` are not moved. Raises UsageError if `--fleet` is the last word, without a file.
+    Words after `--` are not moved. Raises UsageError if `--fleet` is the last word, so that the file is missing.
     """
     shared: list[str] = []
     rest: list[str] = []

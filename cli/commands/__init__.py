@@ -1,1 +1,4 @@
-"""Commands: one module per subcommand. Each reads its options, calls a function below `cli`, and renders its report."""
+"""Commands: one module per subcommand.
+
+Each module reads its options, calls a function below `cli`, and renders its report.
+"""

@@ -72,7 +72,7 @@ def init(
 
 
 def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> list[str]:
-    """Return the human-readable output; `addresses` are those at which psql reaches the primaries."""
+    """Return the human-readable output; `addresses` are the addresses at which psql reaches the primaries."""
     lines = [
         f"fleet {report.store.name} ({report.store.fleet_id}): {quantity_is(len(report.nodes), 'nodes')}"
         " ready for snapshots",

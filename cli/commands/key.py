@@ -103,7 +103,7 @@ def add(
         str | None, typer.Option(metavar="TEXT", help="The command that prints the new key, quoted as for a shell.")
     ] = None,
 ) -> None:
-    """Let another key open the store, too. No object is rewritten. Safe to repeat."""
+    """Add another key that opens the store. No object is rewritten. Safe to repeat."""
     try:
         command = tuple(shlex.split(key_command or ""))
     except ValueError as error:
@@ -124,7 +124,7 @@ def add(
 
 @key_app.command()
 def remove(context: typer.Context, key: KeyId) -> None:
-    """Stop a key from opening the store. The key that fleet.toml names can't be removed."""
+    """Remove a key, so that it no longer opens the store. The key that fleet.toml names can't be removed."""
     fleet, encryption = _encrypted_fleet(context)
     from cutline.storage.encryption.key_documents import remove_key
 

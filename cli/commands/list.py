@@ -62,7 +62,7 @@ COLUMNS = (
 
 NUMBERS = {"increment", "changes", "transactions", "size"}
 IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "checked")
-# `show` and --flat print these columns.
+# Columns to leave out first, because `show` and --flat also print them.
 SPARED = {"transactions", "sizes"}
 
 
@@ -88,7 +88,7 @@ def list_snapshots(
 ) -> None:
     """List the snapshots in the store and their newest increments, newest first.
 
-    The column "checked" shows the age of the last full check, and its result unless that was valid. Conflicts that
+    The column "checked" shows the age of the last full check, and its result unless it was valid. Conflicts that
     another check found come first. The column "sizes" is a chart of the sizes of the newest increments.
     """
     options = command_context(context)

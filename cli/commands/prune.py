@@ -86,7 +86,7 @@ def prune(
                 if plan.steps:
                     recorded.begin()
 
-            # Record what was removed even if the prune is stopped during the next removal.
+            # Record what has been removed, even if the prune is stopped during the next removal.
             volumes = recorded.volumes = Counter(objects=0, bytes=0)
 
             def count(one: RemovalResult) -> None:
@@ -116,7 +116,7 @@ def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
     """Return the plan's JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
 
-    `checked` is the check whose result applies to a snapshot; null if none is known.
+    `checked` is the check whose result applies to a snapshot; null if no such check is known.
     """
     return {
         "schema": SCHEMA,

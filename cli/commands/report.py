@@ -108,7 +108,7 @@ def _place(place: RestorePlace) -> dict[str, Any]:
 
 
 def _check(one: EndedCheck) -> dict[str, Any]:
-    """Return the JSON of a check; `figures` is null if it did not record how much it compared and skipped."""
+    """Return the JSON of a check; `figures` is null if the check did not record how much it compared and skipped."""
     figures = one.point.figures
     found = to_builtins(figures) if isinstance(figures, CheckFigures) else None
     return {**one.to_json(), "snapshot": one.point.snapshot, "figures": found}
@@ -133,7 +133,7 @@ def report(
         typer.Option("--html", metavar="FILE", help="Write the report to FILE as an HTML page without scripts."),
     ] = None,
 ) -> None:
-    """Report on snapshots over time: cuts, sizes, durations, checks, lag of nodes and gaps.
+    """Report on snapshots over time: cuts, sizes, durations, checks, node lag and gaps.
 
     Only commits and the records of operations are read. --json prints the same figures.
     """

@@ -137,8 +137,8 @@ def restore_resume(
 ) -> None:
     """Finish an interrupted restore of this snapshot. Rows that are already loaded are kept.
 
-    Run it on any machine that can reach the targets and the store. Give the same --to and --node as for the restore;
-    its other options are recorded.
+    You can run it on any machine that can reach the targets and the store. Give the same --to and --node as for the
+    restore; its other options are recorded.
     """
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)

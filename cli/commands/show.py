@@ -128,7 +128,7 @@ def show(
 
 
 def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:
-    """Return the statements for every shard's server, its database, and its extensions' rows at the restore point.
+    """Return the statements for every shard's server, database and extension rows at the restore point.
 
     Statements for roles include passwords only with `verifiers`. Raises ObjectDamagedError.
     """
@@ -215,7 +215,7 @@ def _escape_quoted(quoted: re.Match[str]) -> str:
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
-    """Return the command's JSON: the entry of `list`, and the other contents of the commits."""
+    """Return the command's JSON: the entry as in `list`, and the other contents of the commits."""
     return {
         "schema": SCHEMA,
         **entry_document(entry),

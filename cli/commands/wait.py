@@ -34,7 +34,7 @@ class NoSuchOperationError(RefusedError):
 
 
 class OperationDeadError(RefusedError):
-    """The operation shows no sign of life, and will not end on its own."""
+    """The operation shows no sign of life, so it will not end on its own."""
 
 
 class OperationFailedError(SnapshotError):

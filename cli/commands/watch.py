@@ -36,7 +36,8 @@ STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 def watch(context: typer.Context) -> None:
     """Run increments, full snapshots, checks, drills and pruning on the schedule in fleet.toml, until SIGTERM.
 
-    Only one watch works for a fleet at a time; others stand by. It writes a line to stderr for everything that it does.
+    Only one watch works for a fleet at a time; others stand by. The watch writes a line to stderr for everything that
+    it does.
     """
     options = command_context(context)
     source = FleetSource.read(options.load_fleet().path)
@@ -112,7 +113,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
 
 
 def obstacle_of(watcher: Watcher, error: SnapshotError, silent: SilentWatch) -> SnapshotError | None:
-    """Return the error that keeps the watch from working; None if another watch works, which reports failures."""
+    """Return the error that keeps the watch from working; None if another watch is working, which reports failures."""
     if isinstance(error, BusyError):
         return silent.find(watcher.source, error)
     return None if isinstance(error, UnreachableError) and is_another_at_work(watcher) else error

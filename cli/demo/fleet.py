@@ -56,7 +56,7 @@ def up(
     backups: Backups = None,
     postgresql: PostgreSQL = None,
 ) -> None:
-    """Create and start primaries and standbys in DIR, or restart those that exist there."""
+    """Create and start primaries and standbys in DIR, or restart the servers that already exist there."""
     began = time.monotonic()
     programs = check_programs_folder(postgresql) if postgresql else None
     existing = open_fleet(directory) if is_fleet(directory) else None
@@ -102,7 +102,7 @@ def load(
 ) -> None:
     """Run the bank workload on the fleet in DIR, then verify that the books balance.
 
-    Every other transfer spans two shards by two-phase commit. Ctrl-C ends the workload early and cleanly.
+    Every other transfer spans two shards, using two-phase commit. Ctrl-C ends the workload early and cleanly.
     """
     dsns = open_fleet(directory).dsns()
     workload = BankWorkload(dsns, clients=clients)

@@ -29,7 +29,8 @@ BACKUPS = 1
 CLIENTS = 8
 # Clients pause like people at a till, to leave processor time for the snapshots.
 CLIENT_PAUSE_SECONDS = 0.01
-# The first Spark on a machine writes its class archive when it ends. The demo waits for it, to leave no process behind.
+# The first Spark on a machine writes its class archive when it ends. The demo waits for that, so that no process is
+# left behind.
 ARCHIVE_SECONDS_MAX = 30
 SPARK_MASTER = "local[*]"
 # The data is small and every job runs once, so the JVM's optimising compiler costs more than it saves
@@ -73,7 +74,8 @@ class Stage:
         self._opened.__exit__(error, value, trace)
         interrupt = self._interrupts.raised
         if interrupt is not None and value is not interrupt:
-            # The interrupt may have caused another error, such as an aborted call into the JVM; raise the interrupt.
+            # The interrupt may have caused a different error, such as an aborted call into the JVM. Raise the interrupt
+            # instead.
             raise interrupt from value
 
     def start_source(self) -> EmbeddedFleet:
@@ -158,8 +160,9 @@ class Interrupts:
 def _folder() -> Iterator[Path]:
     """Make a temporary folder; on exit, stop its fleets and delete everything.
 
-    Servers that root starts run under another account, which can't enter this folder: their data is elsewhere
-    (embedded/folder.py). If the demo is killed, the next command deletes everything (spark/session_folder.py).
+    If root starts the servers, they run under a different account, which can't enter this folder, so their data is
+    elsewhere (embedded/folder.py). If the demo is killed, the next command will delete everything
+    (spark/session_folder.py).
     """
     folder = Path(tempfile.mkdtemp(prefix="cutline-demo-"))
     try:

@@ -1,6 +1,6 @@
 """The demo's story, chapter by chapter; every figure in it is measured during the run.
 
-Colour is never the only carrier of information.
+Nothing is conveyed by colour alone.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ ACCOUNTS = count_text(SHARDS * ACCOUNTS_PER_SHARD)
 def tell_story(lines: StoryLines, programs: Path | None = None) -> StoryReport:
     """Play the whole story and return the measurements. Everything that it started is always stopped and deleted.
 
-    `programs` is the folder of the servers' programs; None: the wheel's. Raises the errors of the operations: an
-    interrupted story has no report.
+    `programs` is the folder of the servers' programs; None means the wheel's programs. Raises the errors of the
+    operations: an interrupted story has no report.
     """
     story = Story(lines)
     with Stage(programs) as stage:
@@ -176,7 +176,7 @@ class Story:
             self._take(stage, fleet, bank)
 
     def increments(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Take the increments, with some transfers before each."""
+        """Take the increments, and let some transfers happen before each."""
         text = (
             "An increment contains the changes from the previous cut to a new cut. "
             "The fleet can be restored to any of the cuts."
@@ -187,7 +187,7 @@ class Story:
                 self._take(stage, fleet, bank)
 
     def check(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Read everything back, while the bank works and the servers to restore into start in the background."""
+        """Read everything back while the bank is working, and start the servers to restore into in the background."""
         text = (
             "A backup that nobody has read back is only a hope. The check reads every stored object and compares "
             "primary with standby and shard with shard, down to each row and each transfer."

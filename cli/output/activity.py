@@ -33,7 +33,7 @@ UNSHOWN = ("groups",)
 
 
 def check_operation(text: str) -> str:
-    """Return the given id of an operation; raise UsageError if it is not a valid id."""
+    """Return the given operation id; raise UsageError if it is not valid."""
     if not OPERATION_ID.fullmatch(text):
         raise UsageError(
             f"{text[:100]!r} is not the id of an operation",
@@ -43,7 +43,7 @@ def check_operation(text: str) -> str:
 
 
 def check_snapshot(name: str | None) -> str | None:
-    """Return the given name of a snapshot; raise UsageError if it is not a valid name."""
+    """Return the given snapshot name; raise UsageError if it is not valid."""
     if name is not None:
         check_name(name)
     return name
@@ -65,7 +65,7 @@ def result_text(one: Ended) -> str:
 
 
 def result_cell(one: Ended) -> Shorter:
-    """Return a cell with `result_text`; on narrow terminals the reason of a failure is below the row."""
+    """Return a cell with `result_text`; on narrow terminals, the reason for a failure goes below the row."""
     if one.outcome is None:
         return Shorter(result_text(one), "unknown", one.problem)
     if one.outcome.state == "done":
@@ -96,7 +96,8 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
 class RecordedCommand:
     """The activity of a command without an intent, and the fields of its outcome.
 
-    Once it `is_begun`, others see it as `operation`. If it raises, only `volumes` are recorded: the work it had done.
+    Once it `is_begun`, others see it as `operation`. If the command raises, only `volumes` are recorded, the work that
+    it had done.
     """
 
     activity: Activity

@@ -30,8 +30,8 @@ PROGRESS_SCHEMA = "cutline/progress/1"
 class CommandContext:
     """The global options of an invocation. If `json` is set, stdout is exactly one JSON document.
 
-    `given_fleet` is the file of `--fleet`. `warnings` are those about fleet.toml, known once it is loaded; JSON results
-    include them.
+    `given_fleet` is the file of `--fleet`. `warnings` are the warnings about fleet.toml, which are known once it is
+    loaded; JSON results include them.
     """
 
     fleet_path: Path = field(default_factory=default_fleet_path)

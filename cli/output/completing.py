@@ -1,4 +1,4 @@
-"""Shell completion of the names of snapshots, and of the ids of operations without an outcome.
+"""Shell completion of snapshot names, and of the ids of operations without an outcome.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -78,5 +78,5 @@ def _open_store() -> ObjectStore:
 def _words_of(line: str) -> Sequence[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # a quotation that is still open
+    except ValueError:  # an unterminated quotation
         return line.split()

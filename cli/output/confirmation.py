@@ -1,12 +1,11 @@
 """The one rule for destructive commands: print the plan, then ask at a terminal, or require --yes in a script.
 
-`delete`, `prune`, `gc`, `restore --replace` and the commands that undo a restore or drop old databases follow it.
-Without a terminal they need --yes. If it is missing, they end before they contact anything, with the exit code of a
-usage error, so that cron reports a line that can never work. --dry-run prints the plan and asks nothing.
-
-The question is asked before any lock is taken, so that nobody waits for the answer. The plan is therefore made again
-under the lock, and must destroy the same things. Only gc does not compare the plans: it first settles dead operations,
-whose objects then become garbage, too, and it never removes an object that a commit lists.
+`delete`, `prune`, `gc`, `restore --replace` and the commands that undo a restore or drop old databases follow this
+rule. Without a terminal they need --yes. If --yes is missing, they end before they contact anything, with the exit code
+of a usage error, so that cron reports a line that can never work. --dry-run prints the plan and does not ask. The
+question is asked before any lock is taken, so that no other operation waits for the answer. The plan is therefore made
+again under the lock, and must then destroy the same things. Only gc does not compare the plans: it first settles dead
+operations, whose objects then become garbage, too, and it never removes an object that a commit lists.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Confirmation:
             raise NotConfirmedError("not confirmed; nothing was changed", hint="to see the plan again, add --dry-run")
 
     def check(self, losses: Iterable[str]) -> None:
-        """Raise PlanChangedError unless the losses of the plan made under the lock are those that were confirmed."""
+        """Raise PlanChangedError unless the plan made under the lock has the losses that were confirmed."""
         if not self.is_given and list(losses) != self.confirmed:
             raise PlanChangedError(
                 "the plan has changed since it was confirmed; nothing was changed",

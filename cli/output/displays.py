@@ -28,7 +28,7 @@ from cutline.cli.output.tables import printable, quantity_text, seconds_text, ti
 from cutline.fleet.progress import COUNTED_DOWN, Reading, Silent, StepPace
 from cutline.storage.clock import utc_now
 
-# Nobody reads more bars than this, and drawing them takes time. `status` shows the least advanced nodes.
+# Nobody reads more bars than this, and drawing them takes time. `status` shows the nodes that are furthest behind.
 NODES_MAX = 20
 
 
@@ -55,7 +55,7 @@ class StepProgress:
 
 @dataclass(frozen=True, slots=True)
 class PointLines:
-    """The lines about reached points, shown if `wanted`; `began_seconds` is on the monotonic clock."""
+    """Lines about the points reached, shown if `wanted`; `began_seconds` is on the monotonic clock."""
 
     wanted: bool
     began_seconds: float = field(default_factory=time.monotonic)
@@ -239,7 +239,7 @@ class _ShownStep(StepPace):
 
 
 class JsonProgress(Silent):
-    """Writes one JSON object per line. Notes are separate lines; `verbose` adds reached points."""
+    """Writes one JSON object per line. Notes are separate lines; `verbose` adds the points reached."""
 
     def __init__(self, stream: TextIO, command: str, *, verbose: bool = False) -> None:
         self._stream, self._command, self._verbose = stream, command, verbose

@@ -1,6 +1,6 @@
 """`list --flat`: one row per restore point, as JSON, as CSV or as a table.
 
-Rows are made one at a time from the listing, so that for 10,000 increments only the summaries are in memory.
+Rows are created one at a time from the listing, so that for 10,000 increments only the summaries are in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COLUMNS = (
     "comment",
     "checked_increment",
 )
-# For a spreadsheet, a text that begins with one of these characters is a formula.
+# Spreadsheets read a text that begins with one of these characters as a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
 TITLES = (
     "snapshot",
@@ -83,7 +83,7 @@ IMPORTANT = ("snapshot", "increment", "type", "cut made", "state", "size", "chan
 def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
     """Yield a row with COLUMNS per restore point, by snapshot and increment; an unreadable snapshot has one row.
 
-    Unknown values are None; the problem of a snapshot is in each of its rows.
+    Unknown values are None; a snapshot's problem is repeated in each of its rows.
     """
     for entry in listing.entries:
         if entry.chain is None:
@@ -151,7 +151,10 @@ def csv_rows(rows: Iterable[dict[str, Any]]) -> Iterator[list[object]]:
 
 
 def _cell(value: object) -> object:
-    """Return the value as a cell, without control characters; an apostrophe keeps it from being a formula."""
+    """Return the value as a cell without control characters.
+
+    A leading apostrophe keeps spreadsheets from reading it as a formula.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     text = ", ".join(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The fleet file of a command line: that of --fleet, else $SNAPSHOT_FLEET, else ./fleet.toml.
+"""The fleet file of a command line: the one that --fleet names, else $SNAPSHOT_FLEET, else ./fleet.toml.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -37,7 +37,7 @@ def check_found(path: Path) -> None:
     try:
         owner = path.stat().st_uid
     except OSError:
-        # The reader of the file reports this error.
+        # The code that reads the file will report this error.
         return
     if owner not in {0, os.geteuid(), Path("/").stat().st_uid}:
         raise UsageError(

@@ -12,7 +12,7 @@ from typing import Any
 
 WIDTH_MAX = 100
 INDENT = "  "
-# The text of a wider name is on the next line.
+# If a name is wider than this, its text goes on the next line.
 NAME_WIDTH_MAX = 24
 HELP_OPTION = "--help"
 # A title, and pairs of a name and its text.
@@ -20,7 +20,7 @@ Section = tuple[str, Sequence[tuple[str, str]]]
 
 
 def usage_of(command: Any, path: str) -> str:
-    """Return the first line: the command with its arguments; those in brackets are optional."""
+    """Return the first line: the command with its arguments, of which those in brackets are optional."""
     words = [path, *(_argument(one) for one in command.params if one.param_type_name == "argument")]
     if hasattr(command, "commands"):
         words.append("[COMMAND …]" if command.invoke_without_command else "COMMAND …")

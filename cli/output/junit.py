@@ -1,8 +1,8 @@
 """JUnit reports of checks and drills.
 
 The report of a check contains one suite per snapshot, with one failure per conflict and one skipped case per skipped
-item. That of a drill contains one suite, with a case for the restore, a skipped case for each refused statement, and a
-case for each assertion. For a command that did not end, the report is one case with an error.
+item. The report of a drill contains one suite, with a case for the restore, a skipped case for each refused statement,
+and a case for each assertion. For a command that did not end, the report is one case with an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def junit_of_drill(report: DrillReport) -> str:
 
 
 def junit_of_error(what: str, message: str, kind: str) -> str:
-    """Return the report of a command that did not end, as XML; `kind` is the stable name of the reason."""
+    """Return the report of a command that did not end, as XML; `kind` is a stable name for the reason."""
     suites, name = ElementTree.Element("testsuites", name=what), what
     suite = ElementTree.SubElement(suites, "testsuite", name=name, tests="1", failures="0", errors="1", skipped="0")
     case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"the {what.rpartition(' ')[2]} ends")

@@ -67,7 +67,7 @@ def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
 
 
 def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snapshot: str) -> list[str]:
-    """Return `left_out_lines` for an increment; items that the restore point `before` left out, too, are only counted.
+    """Return `left_out_lines` for an increment; items that were already left out `before` are only counted.
 
     An item is named in the first commit that leaves it out: somebody reads these lines every night.
     """
@@ -98,7 +98,7 @@ def warning_lines(left_out: Iterable[LeftOut], *, remedy: bool = True) -> list[s
 
 
 def warnings_of_several(left_out: Mapping[str, Iterable[LeftOut]]) -> list[str]:
-    """Return the warnings of several snapshots by name: each line once, with the snapshots that it applies to."""
+    """Return the warnings of several snapshots, given by name: each line once, with the snapshots that it concerns."""
     snapshots: dict[str, list[str]] = {}
     for name, found in left_out.items():
         for line in warning_lines(found, remedy=False):

@@ -1,4 +1,4 @@
-"""`--metrics FILE` and `[metrics] file`: at the end of a command, the metrics of its fleet replace the file.
+"""`--metrics FILE` and `[metrics] file`: when a command ends, the metrics of its fleet replace the file.
 
 This also happens if the command failed or was interrupted. If the file can't be written, the command warns, but does
 not fail.
@@ -35,9 +35,9 @@ MetricsFile = Annotated[
         show_default=False,
     ),
 ]
-# The collector that reads the file runs as another user.
+# The collector that reads the file runs as a different user.
 FILE_MODE = 0o644
-# After Ctrl-C the user waits for the command to end.
+# After Ctrl-C, the user is waiting for the command to end.
 INTERRUPTED_SECONDS_MAX = 3.0
 
 
@@ -71,7 +71,7 @@ def leaving_metrics(
 
 
 def replace_metrics(path: Path, text: bytes) -> None:
-    """Replace the file by these metrics, atomically; raises UsageError, and leaves the old file.
+    """Replace the file with these metrics, atomically; on failure, leave the old file and raise UsageError.
 
     The temporary file is hidden and has a different extension: otherwise node_exporter would read it, too.
     """

@@ -32,7 +32,7 @@ class NodeStatus:
 
     @property
     def lock_state(self) -> str | None:
-        """Whether the fleet's lock is free or held on the node; None if the node was not asked or gave no answer."""
+        """Whether the fleet's lock is free or held on the node; None if the node was not asked or did not answer."""
         if self.lock is None or self.lock.problem:
             return None
         return "held" if self.lock.holder else "free"

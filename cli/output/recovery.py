@@ -57,7 +57,7 @@ def write_transactions(
 ) -> list[str]:
     """Write the transactions in doubt at the cut of an increment to a file in `folder`; return lines that name it.
 
-    Writes nothing if none was in doubt, or if it is unknown (None) whether any was.
+    Writes nothing if no transaction was in doubt, or if that is unknown (None).
     """
     name, increment = label
     if not transactions:

@@ -24,10 +24,11 @@ UNFINISHED = f"""\
 -- --allow-refused-ddl it rewrites this file.
 {QUIT}
 """
-# Until the last \unrestrict, psql runs no command in the statements, however they quote: psql's parser follows the
-# session's settings, and psql substitutes its variables in statements. A psql without \restrict stops at the first
-# \restrict, and a psql that can't connect at \connect. The caller's ON_ERROR_STOP applies only to the statements. The
-# settings for transactions and lines in the caller's ~/.psqlrc don't apply: each statement is committed by itself.
+# Until the last \unrestrict, psql does not run any psql commands in the statements, however they are quoted. Otherwise
+# it could: psql's parser follows the session's settings, and psql substitutes its variables in statements. A psql
+# without \restrict stops at the first \restrict, and a psql that can't connect at \connect. The caller's ON_ERROR_STOP
+# applies only to the statements. The settings for transactions and lines in the caller's ~/.psqlrc don't apply: each
+# statement is committed separately.
 BEGIN = """\
 \\set AUTOCOMMIT on
 \\set ON_ERROR_ROLLBACK off
@@ -62,13 +63,13 @@ SET search_path = '';
 def write_refused(
     operation: str, refused: Iterable[RefusedStatement], folder: Path, *, is_published: bool
 ) -> tuple[str | None, str]:
-    """Write the statements to a file in `folder`; return its path, None if it can't be written, and a line about it.
+    """Write the statements to a file in `folder`; return its path (None if it can't be written) and a line about it.
 
-    The file is a script for psql, which connects to each database before its statements, so that none can run in
-    another database. Unless the restore `is_published`, the script runs nothing.
+    The file is a psql script, which connects to each database before that database's statements, so that no statement
+    can run in a different database. Unless the restore `is_published`, the script stops before the statements.
     """
     path, refused = folder / f"{operation}-refused.sql", list(refused)
-    # The token is unknown to anyone who can write to the store.
+    # The token must be unknown to anyone who can write to the store.
     token = secrets.token_hex()
     lines = [] if is_published else [UNFINISHED]
     for (node, database, access), statements in groupby(refused, lambda one: (one.node, one.database, one.access)):

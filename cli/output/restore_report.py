@@ -55,7 +55,7 @@ def borrowed_lines(report: RestoreReport, *, is_done: bool = True) -> list[str]:
 
 
 def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    """Return the first lines of a restore."""
+    """Return the first lines of a restore's plan."""
     chain, volumes, now = plan.chain, preview.volumes, utc_now()
     made_at = cut_time(chain.last)
     number = f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
@@ -286,7 +286,7 @@ def _by_name(places: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def difference_lines(found: Sequence[str], shown: int = DIFFERENCES_SHOWN_MAX) -> list[str]:
-    """Describe how roles differ, at most `shown` differences; JSON contains all."""
+    """Describe how roles differ, with at most `shown` differences; JSON contains all of them."""
     return _shorten([f"differs: {one}" for one in found], shown, "differences of roles: --json lists all")
 
 
@@ -306,7 +306,7 @@ def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: s
 
 
 def _counted_lines(found: Iterable[tuple[str, str]], all_of_them: str = ALL_IN_JSON) -> list[str]:
-    """Return the texts, with many of a kind replaced by their number; the kind "" is never counted."""
+    """Return the texts; if there are many of one kind, return their number instead. The kind "" is never counted."""
     crowds: dict[tuple[str, str], list[str]] = {}
     for text, counted in found:
         crowds.setdefault((counted, "" if counted else text), []).append(text)

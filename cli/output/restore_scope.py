@@ -41,7 +41,7 @@ def parse_role_map(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMove, ...]]:
-    """Parse the patterns of --group, and the tables that get other names; raise UsageError."""
+    """Parse the patterns of --group, and the tables that get new names; raise UsageError."""
     patterns, moves = list[str](), list[TableMove]()
     for value in values:
         if "=" not in value:

@@ -44,7 +44,7 @@ def emit(
     """Write the result of a command that does something, as `answer` does.
 
     With `--quiet`, a successful command prints nothing. A command succeeds if its exit code is 0; its warnings still go
-    to stderr. The document of `--json` is always written.
+    to stderr. With `--json`, the document is always written.
     """
     options = command_context(context)
     if options.json or not options.quiet or code:
@@ -59,8 +59,8 @@ def answer(context: typer.Context, document: Mapping[str, object], lines: Iterab
     """Write the result of a command: `document` with `--json`, otherwise `lines`, even with `--quiet`.
 
     The document's `warnings` begin with those about fleet.toml, which stderr has already shown. Strings are written as
-    they are; rich draws anything else. Times in `document` become RFC 3339, paths become text; any other value without
-    a JSON form raises TypeError. A failed write is reported when the command ends (cli/process/streams.py).
+    they are; rich draws anything else. Times in `document` are written as RFC 3339, and paths as text; any other value
+    without a JSON form raises TypeError. A failed write is reported when the command ends (cli/process/streams.py).
     """
     options = command_context(context)
     if options.json:
@@ -141,7 +141,7 @@ def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
 
 @contextmanager
 def drawn_live() -> Iterator[Callable[[Iterable[str | RenderableType]], None]]:
-    """Yield a function that draws lines: on a terminal they replace the previous lines, elsewhere they follow them."""
+    """Yield a function that draws lines: on a terminal they replace the previous lines; elsewhere they are appended."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Characters that a terminal does not show, in addition to those of the category Cf: fillers and variation selectors
 # (Unicode's property Default_Ignorable_Code_Point).
 INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
-# The invisible characters that are part of words and emoji: zero-width joiner and non-joiner, variation selectors.
+# Invisible characters that are part of words and emoji: zero-width joiner and non-joiner, variation selectors.
 JOINERS = "\u200c\u200d\ufe0e\ufe0f"
 # The scripts whose letters a joiner or a non-joiner changes (The Unicode Standard, 23.2).
 JOINING_SCRIPTS = (
@@ -166,7 +166,7 @@ def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> s
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Replace control and invisible characters, except those of `keep`, by Python's escape sequences.
+    """Replace control and invisible characters, except those in `keep`, with Python's escape sequences.
 
     Names, comments and messages come from databases, whose owners could otherwise move a terminal's cursor, hide text
     (also by marks that change its direction), start new lines, or make two names look the same. Joiners stay in scripts
@@ -259,7 +259,7 @@ class FittingTable:
             yield from _packed(values, width, INDENT, INDENT)
 
     def _columns(self, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-        """Return the columns to show, from the left: the first, and by importance as many more as fit."""
+        """Return the columns to show, from the left: the first, and as many of the most important others as fit."""
         candidates = [
             number
             for number, title in enumerate(self.titles)
@@ -363,7 +363,7 @@ CELLS_MAX = 12
 
 
 def sparkline(values: Sequence[int], levels: str) -> str:
-    """Draw the last CELLS_MAX values as levels, relative to the greatest of them; "" without values."""
+    """Draw the last CELLS_MAX values as levels, relative to the greatest of them; return "" if there are no values."""
     shown = values[-CELLS_MAX:]
     top = max(shown, default=0)
     return "".join(levels[max(-(-len(levels) * value // top) - 1, 0) if top else 0] for value in shown)
@@ -373,7 +373,7 @@ def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:
     """Return the characters for levels, lowest first, that the encoding contains and the terminal (TERM) can show.
 
     They are blocks only if the encoding also contains the other characters of the drawing (`beside`). A stream without
-    an encoding takes any text.
+    an encoding accepts any text.
     """
     if terminal.startswith(WITHOUT_BLOCKS):
         return ASCII

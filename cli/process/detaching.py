@@ -35,7 +35,7 @@ VARIABLE = "CUTLINE_STARTED_BY"
 
 @dataclass(slots=True)
 class _Starter:
-    """The process that started this process. `pipe` is None once the operation was reported."""
+    """The process that started this process. `pipe` is None once the operation has been reported."""
 
     pipe: int | None
 
@@ -44,7 +44,7 @@ _starters: list[_Starter] = []
 
 
 def find_starter() -> None:
-    """Find out whether this process runs in the background; child processes do not inherit the information."""
+    """Find out whether this process runs in the background; hide this from its child processes."""
     if (pipe := os.environ.pop(VARIABLE, None)) is None:
         return
     os.set_inheritable(int(pipe), False)  # noqa: FBT003  # it takes no keyword
@@ -121,7 +121,7 @@ class EndedEarly:
 
 
 def detach_command(words: Sequence[str], stderr: TextIO) -> DetachedCommand | EndedEarly:
-    """Run `snapshot` with these words in the background; return when its operation has begun, or when it has ended.
+    """Run `snapshot` with these words in the background; return when its operation has started, or when it has ended.
 
     Until then its output is shown on `stderr`, and Ctrl-C and SIGTERM stop it. Raises NoStateFolderError and
     BackgroundDiedError.
@@ -185,7 +185,7 @@ def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay
                 return ""
         except KeyboardInterrupt as interrupt:
             number = interrupt.args[0] if interrupt.args else signal.SIGINT
-            # The end of the terminal does not concern a background process, and its files must still be renamed.
+            # A background process is not affected when the terminal ends, but its files must still be renamed.
             if number != signal.SIGHUP:
                 is_ended = True
                 process.send_signal(number)

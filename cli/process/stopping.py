@@ -2,8 +2,8 @@
 
 Python runs a signal's handler in the main thread, between two instructions. If a signal arrives after the last
 instruction before a blocking call, nothing interrupts the call: the handler runs when the call returns, which may take
-an hour. And an interrupt that a handler raises in a finalizer, or in the callback of a weak reference, is lost: Python
-prints it and continues.
+an hour. Also, if a handler raises an interrupt in a finalizer or in the callback of a weak reference, the interrupt is
+lost: Python prints it and continues.
 
 So each signal also wakes a thread, which nudges the main thread until it has run all handlers. A nudge raises a lost
 interrupt again.
@@ -138,7 +138,7 @@ def is_asked_to_stop(operation: str) -> bool:
 
 def forget_requests(*, kept: str) -> None:
     """Continue after a request has stopped one of several operations of this process; keep requests to stop `kept`."""
-    # From here on, another request interrupts again.
+    # From here on, a new request interrupts again.
     _is_stopping.clear()
     stop_hurrying()
     _requests[:] = [request for request in _requests if request.operation == kept]
@@ -146,7 +146,7 @@ def forget_requests(*, kept: str) -> None:
 
 def owner_text(label: str) -> str:
     """Return the `user@host` of a label."""
-    # Imported here to keep `snapshot --help` fast, which imports this module.
+    # Imported here because `snapshot --help` imports this module and must be fast.
     from cutline.fleet.own_process import read_label
 
     owner = read_label(label)

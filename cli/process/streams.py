@@ -111,7 +111,7 @@ class _Unfailing(io.RawIOBase):
         return size
 
 
-# The stream below stdout, once secure_streams was called.
+# The stream below stdout, once secure_streams has been called.
 _stdout: list[_Unfailing] = []
 
 
@@ -152,7 +152,7 @@ def _text_of(raw: _Unfailing, before: TextIO | None, *, is_unbuffered: bool = Fa
 
 
 def unwritten() -> str:
-    """Return why the result could not be written to stdout, "" if it was written, or if its reader has exited."""
+    """Return why the result could not be written to stdout; "" if it was written or its reader has exited."""
     for raw in _stdout:
         sys.stdout.flush()
         if raw.problem is not None:

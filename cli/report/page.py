@@ -1,7 +1,7 @@
 """The HTML page: one file that loads nothing, runs nothing, and fits the screen of a phone.
 
-A chart is stretched to the width of the page. Its text is outside, so that it stays legible on any screen. A chart has
-a limited number of columns, however many marks there are.
+A chart is stretched to the width of the page. A chart's text is outside the chart, so that it stays legible on any
+screen. A chart has a limited number of columns, however many marks there are.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def content_policy() -> str:
 
 COLUMNS = 240
 HEIGHT = 100
-# A cut with nothing in flight is still visible, as a low column. Columns are wider where there is room.
+# Draw a cut with nothing in flight as a low column, so that it is still visible. Columns are wider where there is room.
 LEAST_HEIGHT, WIDE = 4, 3
 SHADE_HEIGHT = 25
 

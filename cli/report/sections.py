@@ -36,7 +36,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimeMark:
-    """A value at a time."""
+    """A value at a point in time."""
 
     at: datetime
     value: float
@@ -146,7 +146,7 @@ def columns_of(row: TimeRow, extent: Extent, count: int) -> list[float | None]:
 
 
 def shaded_columns(row: TimeRow, extent: Extent, count: int) -> list[bool]:
-    """Return for each of `count` columns whether it is shaded."""
+    """Return whether each of `count` columns is shaded."""
     shaded = [False] * count
     for shade in row.shades:
         for number in range(extent.column(shade.begin, count), extent.column(shade.end, count) + 1):
@@ -155,7 +155,7 @@ def shaded_columns(row: TimeRow, extent: Extent, count: int) -> list[bool]:
 
 
 def heights_of(columns: Sequence[float | None]) -> list[float | None]:
-    """Return the values as fractions of the greatest; negative values, which are possible for lags, count as zero."""
+    """Return the values as fractions of the greatest value; negative values, which lags can have, count as zero."""
     peak = max((column for column in columns if column is not None), default=0.0)
     return [None if column is None else max(column, 0.0) / peak if peak > 0 else 0.0 for column in columns]
 
@@ -637,5 +637,5 @@ def counts_text(figures: StoreFigures) -> str:
 
 
 def extent_of_points(figures: StoreFigures) -> Extent | None:
-    """Return the period from the first cut to the newest; None without cuts."""
+    """Return the period from the first cut to the newest; None if there are no cuts."""
     return extent_of(point.cut_at for point in figures.points)

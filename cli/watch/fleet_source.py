@@ -18,7 +18,7 @@ from cutline.wal.segments.own_store import store_gone_error
 
 # How often WAL is archived between increments that are further apart, and how often snapshots are pruned.
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
-# The number of failed reads in a row after which they are reported.
+# How many reads must fail in a row before the failures are reported.
 MISSING_TIMES = 5
 WATCH_GONE_HINT = "put it back, or mount its file system; to use the store as it is now, restart the watch"
 
@@ -61,7 +61,7 @@ class FleetSource:
         return rules_of(self.fleet)
 
     def open_store(self) -> ObjectStore:
-        """Open the store; raise StoreGoneError if it is not the same as before, and the errors of read_identity."""
+        """Open the store; raise StoreGoneError if it is a different store, and the errors of read_identity."""
         store = self.fleet.store.open()
         try:
             fleet_id = read_identity(store, self.fleet).fleet_id

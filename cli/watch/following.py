@@ -67,7 +67,7 @@ def matching_names(store: ObjectStore, template: str) -> tuple[str, ...]:
 
 
 def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> WatchedChain | None:
-    """Find the chain of the newest of these snapshots that has rows; None if none has.
+    """Find the chain of the newest of these snapshots that has rows; None if no snapshot has rows.
 
     The newest snapshot is the one whose first cut is the latest: the time in a name may be in the future. Raises
     StoreEncryptedError, and the errors of the store.
@@ -139,7 +139,7 @@ class Following:
     tasks: dict[TaskKind, Task]
     notices: Notices
     chain: WatchedChain | None = None
-    # For each task, how often in a row it has failed with an error that may mean the end of the chain.
+    # For each task, how often in a row it has failed with an error that may mean that the chain has ended.
     doubts: Counter[TaskKind] = field(default_factory=Counter)
     _pauses: FullPauses = field(default_factory=FullPauses)
     # The ended chain that the due full snapshot will replace; "" if there was no chain, None if a chain continues.
@@ -266,7 +266,7 @@ class Following:
         If `is_done`, the caller has just ended them, and will report it.
         """
         seconds = DAY_SECONDS if self.chain is not None and self.chain.goes_on and self.chain.replaced else 0.0
-        # A failed task keeps its pauses, even if there is more to replace.
+        # A failed task keeps its pauses, even if there are now more chains to replace.
         before = self.tasks.get(TaskKind.REPLACE)
         if not seconds and not is_done and before is not None and before.failing_since is not None:
             self.notices.is_not_needed(before, self.chain.name if self.chain else None)
@@ -298,7 +298,10 @@ class Following:
 
 
 def _with_way_out(error: ManifestError, name: str) -> ManifestError:
-    """Add to the error of a replaced chain's damaged commit how to delete it: until then, nodes retain WAL."""
+    """Add to the error of a replaced chain's damaged commit how to delete the chain.
+
+    Until then, nodes retain WAL for it.
+    """
     is_of_it = str(error.details.get("object", "")).startswith(f"snapshots/{name}/")
     if is_of_it and NEWER_HINT not in error.hint and not isinstance(error, StoreEncryptedError):
         error.hint += f"\nor give it up, with all its restore points: snapshot delete {name} --force"

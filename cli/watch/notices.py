@@ -98,7 +98,7 @@ OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
 
 
 def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
-    """Return the failing `tasks`, about which a watch has sent notices."""
+    """Return the state of a watch with its failing `tasks`, about which it has sent notices."""
     failing = ((task, task.failing_since) for task in tasks if task.failing_since)
     told = tuple(FailingTask(task.kind.value, Time.of(at), task.problem) for task, at in failing)
     return WatchState(Time.of(utc_now()), had_turn, told)
@@ -168,7 +168,7 @@ def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
 
 @dataclass(slots=True)
 class Notices:
-    """Sends notices to the command of the fleet's file; problems of that command are logged."""
+    """Sends notices to the command in the fleet's file; problems with that command are logged."""
 
     source: FleetSource
     log: Callable[..., None]
@@ -185,13 +185,13 @@ class Notices:
 
     @property
     def failures(self) -> int:
-        """The number of times in a row that the watch could not work at all."""
+        """How many times in a row the watch could not work at all."""
         # The metrics thread reads this, too.
         trouble = self._troubles.get(TaskKind.WATCH)
         return trouble.failures if trouble else 0
 
     def waits(self, error: SnapshotError | None, recovered: str = "the watch works again") -> None:
-        """Report a problem that keeps the watch from working at all, once; None: report its end."""
+        """Report a problem that keeps the watch from working at all, only once; with None, report that it ended."""
         self._tell(TaskKind.WATCH, error, recovered)
 
     def adopt(self, told: dict[TaskKind, Task], not_needed: Iterable[Task]) -> None:
@@ -206,7 +206,7 @@ class Notices:
         return list(self._troubles.values())
 
     def refuses_file(self, error: SnapshotError | None) -> None:
-        """Report a problem of fleet.toml, once; None: report its end."""
+        """Report a problem with fleet.toml, only once; with None, report that it ended."""
         if not self.is_beside or TaskKind.FILE in self._troubles:
             self._tell(TaskKind.FILE, error, "the watch uses the current fleet.toml again")
 

@@ -57,7 +57,7 @@ class RunningCommand:
     output: IO[bytes]
 
     def result(self) -> CommandResult | None:
-        """Return the result, None while the command runs."""
+        """Return the result; None while the command is running."""
         code = self.process.poll()
         if code is None:
             return None

@@ -1,6 +1,6 @@
 """The schedule of `watch`: a task is due an interval after it was last done, or later after failures.
 
-Pure values and arithmetic on them. A task that was missed, no matter how often, is due once.
+Pure values and arithmetic on them. A missed task is due once, no matter how often it was missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TaskKind(StrEnum):
     When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 
     REPLACE ends the chains that a new full snapshot has replaced. WATCH and FILE are never due: they represent problems
-    of the watch itself, and of a fleet.toml that it can't use.
+    of the watch itself, and with a fleet.toml that it can't use.
     """
 
     FULL = "full"
@@ -65,7 +65,7 @@ class Task:
     waiting_since: datetime | None = None
 
     def due_at(self, begun_at: datetime, now: datetime) -> datetime | None:
-        """Return when the task is next due, None if never; a task that was never done is due from `begun_at` on.
+        """Return when the task is next due; None if never. A task that has never been done is due from `begun_at` on.
 
         A clock that was ahead, here or on the machine that did the task, delays the task by at most one interval.
         """
@@ -130,15 +130,15 @@ def retry_now(tasks: dict[TaskKind, Task], now: datetime) -> None:
 
 @dataclass(slots=True)
 class FullPauses:
-    """The pauses before full snapshots after the end of a chain; they grow if several chains in a row end young."""
+    """The pauses between a chain's end and the next full snapshot; they grow if several chains in a row end young."""
 
     _young_ends: int = 0
     _ended: str = ""
 
     def next_seconds(self, name: str, age_seconds: float | None) -> float:
-        """Return the seconds to wait after the end of a chain of this age; None: there was no chain.
+        """Return the seconds to wait after a chain has ended at this age; None means that there was no chain.
 
-        A chain whose end is found again, after the watch has started over, counts once.
+        If the end of a chain is found again after the watch has started over, the chain counts only once.
         """
         if name and name == self._ended:
             return self._seconds

@@ -1,4 +1,4 @@
-"""The tasks of `watch`: increments in this process, the rest by other commands; and results of checks and drills."""
+"""The tasks of `watch`: increments in this process, the rest in other commands; and results of checks and drills."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, RefusedError, SnapshotError
 
-# The exit codes of checks and drills that found something. They have not failed, and are not repeated soon.
+# The exit codes of checks and drills that found something. Such checks and drills did not fail, and are not repeated
+# soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
 
 
@@ -62,9 +63,9 @@ class CommandNotStartedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The result of a task that was done, for the log. `finding` is a problem that it found, None if it found none.
+    """The result of a task that was done, for the log.
 
-    `done_at` is the time when it was done, None if just now.
+    `finding` is a problem that the task found, or None. `done_at` is the time when it was done, None if just now.
     """
 
     text: str
@@ -122,7 +123,7 @@ def start_drill(source: FleetSource, name: str) -> RunningCommand:
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
-    """Raise BusyError if a check or a drill of the snapshot is running that this watch did not start."""
+    """Raise BusyError if a check or a drill of the snapshot that this watch did not start is running."""
     now = utc_now()
     for way in read_under_way(source.open_store()):
         is_drill = way.intent is not None and way.intent.is_drill
@@ -134,7 +135,7 @@ def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
 
 
 def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
-    """Archive WAL ahead of the next increment; also return whether an increment is due now because WAL waits for it."""
+    """Archive WAL ahead of the next increment; also return whether WAL waits for an increment, which is due then."""
     ahead = archive_ahead(fleet, name, Silent())
     # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:
@@ -224,7 +225,7 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
     if ended.code and ended.code not in verdicts:
         slug = str(ended.document.get("error") or CommandFailedError._slug)
         details = ended.document.get("details", {})
-        # The commands in the hint name the copy of the file, which is deleted at the end of the watch.
+        # The commands in the hint name the copy of the file, which is deleted when the watch ends.
         hint = re.sub(r" --fleet \S+", "", ended.hint)
         raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, hint, details))
     return ended.document
@@ -238,8 +239,8 @@ DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
 def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
     """Plan the `tasks` from the store's records; mark tasks with findings as failing; return the failures to report.
 
-    Conflicts are reported twice rather than never. A drill of any snapshot counts as done, but its findings count only
-    if it restored `snapshot`.
+    It is better to report conflicts twice than not at all. A drill of any snapshot counts as done, but its findings
+    count only if it restored `snapshot`.
     """
     told: list[tuple[Task, CommandFailure]] = []
     for kind, (name, result) in {
@@ -249,7 +250,7 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
         if result is None or result.done_at is None:
             continue
         tasks[kind] = task = tasks[kind].last_done(result.done_at)
-        # A task that is never done here could not recover.
+        # A task that is never due here could not recover.
         if name != snapshot or task.problem or task.interval_seconds <= 0:
             continue
         tasks[kind] = with_finding(task, result)

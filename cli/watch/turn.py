@@ -1,8 +1,8 @@
 """The turn of a watch: at most one `watch` of a fleet works; others stand by until it ends.
 
-The watch has its own lock, separate from the fleet's, so that other commands can run between its tasks. The lock ends
-with the sessions of the process, however the process ends. Two watches at once would do no harm, because every task
-takes the fleet's lock.
+The watch has its own lock, separate from the fleet's, so that other commands can run between its tasks. The lock is
+released with the sessions of the process, however the process ends. Two watches at once would do no harm, because every
+task takes the fleet's lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SilentWatch:
     _found: SilentWatchError | None = None
 
     def find(self, source: FleetSource, busy: BusyError) -> SilentWatchError | None:
-        """Return an error if the watch that `busy` names sends no heartbeats; if that is unknown, the last answer."""
+        """Return an error if the watch that `busy` names sends no heartbeats; if unknown, return the last answer."""
         # Compare processes: the error may name any session of the same watch.
         if self._found is not None and _process_of(self._found) != _process_of(busy):
             self._found = None
@@ -79,7 +79,7 @@ FORGET_SECONDS = 180.0
 
 @dataclass(slots=True)
 class DeadWatches:
-    """Records dead watches once, some time after this watch got its turn."""
+    """Records dead watches once, a while after this watch got its turn."""
 
     _due_at: float | None = field(default_factory=lambda: time.monotonic() + FORGET_SECONDS)
 
@@ -141,7 +141,7 @@ class Turn:
         return True
 
     def end(self) -> None:
-        """Stop waiting for a node that was asked."""
+        """Stop waiting for a node's answer."""
         if self._renewal is not None and not self._renewal.done():
             self.lock.interrupt()
 

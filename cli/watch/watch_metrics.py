@@ -1,7 +1,8 @@
 """The metrics of a fleet while `watch` runs: a thread gathers them regularly, serves them and writes them to the file.
 
-A task may take hours, so the thread does not wait for it. A problem is logged when it begins, and never fails a task. A
-watch that stands by or waits serves metrics, but does not write the file, which belongs to the active watch.
+A task may take hours, so the thread does not wait for it. A problem is logged when it first occurs, and never makes a
+task fail. A watch that stands by or waits serves metrics, but does not write the file, which belongs to the active
+watch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The loop of `watch`: does each task when it is due, waits longer after each failure, and reports its work.
+"""The loop of `watch`: it does each task when it is due, waits longer after each failure, and reports its work.
 
-An interrupted task leaves the same state as an interrupted command, and the next attempt settles it. So the loop keeps
-no state on disk: when it starts, it reads its state from the store. A failure never ends the loop. A signal ends it at
-once between two tasks, and during a task as soon as the task has cleaned up.
+An interrupted task leaves the same state behind as an interrupted command, and the next attempt settles it. So the loop
+keeps no state on disk: when it starts, it reads its state from the store. A failure never ends the loop. A signal ends
+the loop at once between two tasks, and during a task as soon as the task has cleaned up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Watcher:
     following: Following = field(init=False)
     # Whether this watch has the turn; otherwise it stands by.
     is_active: bool = False
-    # Whether this watch had the turn and no other has had it since, so that its own view of the tasks is current.
+    # Whether this watch had the turn and no other watch has had it since, so that its own view of the tasks is current.
     had_turn: bool = False
     _told: WatchState | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
@@ -130,7 +130,8 @@ class Watcher:
         name = self.chain.name if self.chain else ""
 
         def run() -> TaskResult | None:
-            # Make sure that it is still the same store: the contents of another must not end or begin a chain.
+            # Make sure that it is still the same store: the contents of a different store must not end or begin a
+            # chain.
             self.source.open_store()
             return self._start_beside(task.kind, name) if task.kind in BESIDE else self._run(task.kind, name)
 
@@ -146,7 +147,7 @@ class Watcher:
         return None
 
     def _settle(self, task: Task, run: Callable[[], TaskResult | None]) -> None:
-        """Run the task and record its result; a result of None means that it continues."""
+        """Run the task and record its result; a result of None means that the task continues."""
         try:
             result = run()
         except BusyError as error:
@@ -218,7 +219,7 @@ class Watcher:
             )
             text = f"{task.kind} works again; it had failed: {task.problem}"
             self._tell("recovered", task, CommandFailure(0, "", text))
-        # If the task was replanned in the meantime, keep the new plan.
+        # If the task has been replanned since, keep the new plan.
         if task.kind is TaskKind.INCREMENT or self.tasks[task.kind] is task:
             self.tasks[task.kind] = done
 
@@ -281,7 +282,7 @@ class Watcher:
         self._phase = phase
 
     def hand_over(self) -> None:
-        """Give up the turn: from now on, another watch reports failures."""
+        """Give up the turn: from now on, another watch will report failures."""
         self._told, self.had_turn = self.state(), False
         for kind, task in self.tasks.items():
             # The results of checks and drills are in the store.

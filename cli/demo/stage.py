@@ -1,6 +1,6 @@
 """The demo's resources: a folder, two embedded fleets, one Spark session, the bank workload.
 
-However the story ends, all of them are removed: no process and no file remains. The first Ctrl-C, SIGTERM or SIGHUP
+However the story ends, all of them are removed: no process or file is left behind. The first Ctrl-C, SIGTERM or SIGHUP
 starts the cleanup, and later signals do not interrupt it. Each step of the cleanup has a time limit.
 """
 

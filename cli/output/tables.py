@@ -332,7 +332,7 @@ def _padding(text: str, width: int) -> str:
 
 
 def cells_of(text: str) -> int:
-    """Return how many columns of a terminal the text takes."""
+    """Return how many columns of a terminal the text takes up."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

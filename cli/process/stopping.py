@@ -132,7 +132,7 @@ def cancel_request() -> CancelRequest | None:
 
 
 def is_asked_to_stop(operation: str) -> bool:
-    """Whether this operation of the process was asked to stop."""
+    """Whether the process was asked to stop this operation."""
     return any(request.operation == operation for request in _requests)
 
 

@@ -133,7 +133,7 @@ def move_statements(node: Node, moves: Iterable[TableMove]) -> str:
 def _statements_of(connection: psycopg.Connection[Any], move: TableMove) -> Iterator[str]:
     names = connection.execute(NAMES_QUERY, (list(structs.astuple(move)),)).fetchall()
     schema, table, to_schema, to_table = (quote_identifier(raw_text(bytes(name))) for (name,) in names)
-    # Use a temporary name during the move, as either schema may contain a table with the old or new name.
+    # Use a temporary name during the move, because either schema may contain a table with the old or new name.
     between = quote_identifier(f"cutline_{secrets.token_hex(8)}")
     yield f"ALTER TABLE {schema}.{table} RENAME TO {between}"
     if to_schema != schema:
@@ -252,7 +252,7 @@ class ArchiveDdl:
         programs = archive_reader(node, self.contents.writer)
         written = write_statements(self.body, self.contents, entries, folder, programs)
         sections: dict[str, list[DdlEntry]] = {PRE_DATA: [], POST_DATA: [], EVENT_TRIGGERS: []}
-        # Grant privileges after all objects of their section exist, as an owner may have revoked its own privileges.
+        # Grant privileges after all objects of their section exist: an owner may have revoked its own privileges.
         for entry in sorted(entries, key=lambda entry: entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES)):
             sections[_section_of(entry)].append(
                 DdlEntry(
@@ -347,7 +347,8 @@ def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
 
 # pg_dump's kind for such entries.
 SEQUENCE_SET = "SEQUENCE SET"
-# Archive entries have lower numbers, the database's own entries have higher numbers (restore/ddl/running.py).
+# Archive entries have lower numbers; the entries for the database's own properties have higher numbers
+# (restore/ddl/running.py).
 FIRST_NUMBER = 1 << 39
 
 

@@ -67,7 +67,7 @@ class RoleUnmappableError(RefusedError):
 class RoleStatements:
     """Changes the roles in one archive's statements, entry by entry.
 
-    `met` are the roles that the statements name, `left_out` the omissions with their reasons.
+    `met` are the roles that the statements name, and `left_out` are the omissions with their reasons.
     """
 
     changes: RoleChanges
@@ -114,7 +114,7 @@ class RoleStatements:
             if match["verb"] == "GRANT":
                 self._leave_out(entry, role)
         elif not grantor or role == grantor or self.changes.of(role) != self.changes.of(grantor):
-            # Skip a role that has become its own grantor, as it already has the privilege.
+            # Skip a role that has become its own grantor, because it already has the privilege.
             yield match["begin"] + quote_identifier(self.changes.of(role)) + match["end"]
 
     def _default_privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:

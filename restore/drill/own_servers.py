@@ -53,7 +53,7 @@ DATABASES_QUERY = """
 SELECT datname FROM pg_database
  WHERE datname ^@ 'cutline_drill_' AND pg_has_role(datdba, 'USAGE')
 """
-# Also find databases by their owner, as the snapshot owners' code may have renamed them.
+# Also find databases by their owner, because the snapshot owners' code may have renamed them.
 OWNED_QUERY = "SELECT datname FROM pg_database WHERE pg_get_userbyid(datdba) = ANY (%s)"
 SESSIONS_QUERY = "SELECT pid FROM pg_stat_activity WHERE usename = %s"
 LIVING_QUERY = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE application_name ^@ 'cutline_drill_'"

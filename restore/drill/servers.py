@@ -129,7 +129,7 @@ def naming_unfit(snapshot: str) -> Iterator[None]:
 
 DATABASE = "drill"
 INSTALL = "name the programs of a PostgreSQL installation that has them: [drill] postgresql in fleet.toml"
-# Durability is unnecessary, as the servers are deleted after the drill.
+# Durability is unnecessary, because the servers are deleted after the drill.
 SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 
 
@@ -181,7 +181,7 @@ def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Co
 
 
 def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:
-    # Use random names, as the snapshot may have roles of any name. One role restores, the other queries.
+    # Use random names, because the snapshot may have roles with any name. One role restores, the other queries.
     role, password = f"cutline_drill_{suffix_of(plan.intent.id)}", new_password()
     reader = f"{role}_reader"
     nodes, superusers = list[Node](), dict[str, Node]()

@@ -1,4 +1,4 @@
-"""The report of a restore, for people and scripts."""
+"""The report of a restore, for both human readers and scripts."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
     """Return a source's DDL statements, keyed by the object that they define, without those that are not compared.
 
-    Cutline's own publications are not compared: of two nodes with the same tables, only one may have a publication for
-    tables that were append-only.
+    Cutline's own publications are not compared: of two nodes with the same tables, maybe only one has a publication for
+    tables that used to be append-only.
     """
     body = read_stored_ddl(store, chain, source)
     archive = read_archive(body)

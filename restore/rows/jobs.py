@@ -246,7 +246,7 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
             if stopped is not None:
                 raise stopped
     if errors := [error for future in running if (error := future.exception())]:
-        # Prefer an error other than cancellation, as a failing job may have cancelled the others before it ends.
+        # Prefer an error other than cancellation, because a failing job may cancel the others before it ends.
         raise next((error for error in errors if CANCELLED not in str(error)), errors[0])
     return _sum_placed(future.result() for future in running)
 

@@ -128,7 +128,7 @@ def end_published(
     connections: Connections,
     planned: RestoreReport | None,
 ) -> RestoreReport:
-    """End a restore that lacks only its outcome.
+    """End a restore for which only the outcome is missing.
 
     `planned` is the report from its plan, or None if the snapshot can no longer be read.
     """

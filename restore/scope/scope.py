@@ -1,6 +1,6 @@
 """The scope of a restore: which part of a snapshot is restored, and how roles are handled.
 
-The records of restored databases contain the scope, so that another process continues with the same one.
+The records of restored databases contain the scope, so that another process continues with the same scope.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ COMMENT = "-- "
 
 
 class ObstaclesError(RefusedError):
-    """A restore into its targets is prevented by obstacles of different kinds."""
+    """Several obstacles of different kinds prevent the restore."""
 
 
 class TargetLacksError(RefusedError):

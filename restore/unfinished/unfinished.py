@@ -326,7 +326,7 @@ READ_MAX = 20
 
 
 class NothingUnfinishedError(UnfinishedRestoreError):
-    """A command was to end a restore, but no restore is unfinished. For `closed`, see find_closed."""
+    """A command that ends unfinished restores found none. For `closed`, see find_closed."""
 
     def __init__(self, store: ObjectStore, name: str, closed: Mapping[str, str]) -> None:
         last, details = "", dict[str, object]()

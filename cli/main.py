@@ -54,7 +54,7 @@ _signals: list[int] = []
 # A nudge raises a lost interrupt again.
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, NUDGE)
 # timeout(1) sends its signal both to the command and to the command's process group, so a signal that follows another
-# within this time is a repetition. Pressing Ctrl-C repeatedly interrupts once a second.
+# within this time is a repetition. However often Ctrl-C is pressed, it interrupts at most once a second.
 SAME_SECONDS = 1.0
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")

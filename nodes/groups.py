@@ -176,7 +176,7 @@ class Column(Record, frozen=True):
 
 
 class ColumnSignature(NamedTuple):
-    """A column as a relation message describes it, except whether it is part of the key."""
+    """A column as a relation message describes it, without whether it is part of the key."""
 
     name: str
     type_oid: int

@@ -30,7 +30,7 @@ def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[st
     if folder is None:
         return []
     try:
-        # An archive fits only the jar files that it was made from, so reinstalling Spark invalidates it.
+        # An archive is valid only for the jar files from which it was made, so reinstalling Spark invalidates it.
         installed = (spark_home / "jars").stat().st_mtime_ns
         identity = f"{java.home} {java.version} {spark_home} {installed}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]

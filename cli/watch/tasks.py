@@ -135,7 +135,7 @@ def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
 
 
 def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
-    """Archive WAL ahead of the next increment; also return whether WAL waits for an increment, which is due then."""
+    """Archive WAL ahead of the next increment; also return whether WAL waits for one, so that it is due."""
     ahead = archive_ahead(fleet, name, Silent())
     # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:

@@ -219,6 +219,6 @@ def end_in_any_case(superuser: Node, server: EmbeddedNode, process: int) -> bool
     try:
         has_ended = end_session(superuser, process)
     except (SnapshotError, psycopg.Error):
-        # The snapshot owners' code may also have left no resources for a superuser's session.
+        # Code of the snapshot's owners may also have used up what a superuser's session needs.
         has_ended = False
     return not has_ended and stop_server(server, immediate=True)

@@ -82,7 +82,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "cutline.cli.commands.restore_ends", "restore_abandon", "Undo an interrupted restore."
     ),
     "restore-discard": CommandEntry(
-        "cutline.cli.commands.restore_ends", "restore_discard", "Drop the databases that `restore --replace` put aside."
+        "cutline.cli.commands.restore_ends", "restore_discard", "Drop the databases that `restore --replace` set aside."
     ),
     "drill": CommandEntry(
         "cutline.cli.commands.drill", "drill", "Prove that a snapshot can be restored, on temporary servers."

@@ -32,7 +32,7 @@ def abandon_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
 
 
 def discard_command(nodes: Iterable[str] = ()) -> str:
-    """Return the command that drops the databases that restores have put aside."""
+    """Return the command that drops the databases that restores have set aside."""
     return _on_nodes("snapshot restore-discard", nodes)
 
 

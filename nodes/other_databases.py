@@ -1,4 +1,4 @@
-"""Databases that restores create or put aside on a node's server: for loading, for dry runs, and replaced databases.
+"""Databases that restores create or set aside on a node's server: for loading, for dry runs, and replaced databases.
 
 Their names derive from the name of the node's database and the restore's id.
 """
@@ -32,7 +32,7 @@ SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_databas
 
 @dataclass(frozen=True, slots=True)
 class OldDatabase:
-    """A database that a restore put aside. Its size is None if our role may not query it."""
+    """A database that a restore set aside. Its size is None if our role may not query it."""
 
     node: str
     database: str
@@ -51,7 +51,7 @@ def is_beside(name: str, database: str, middle: str) -> bool:
 
 
 def read_old(node: Node, connection: psycopg.Connection[Any]) -> list[OldDatabase]:
-    """List the databases that restores have put aside for the node's database."""
+    """List the databases that restores have set aside for the node's database."""
     database = database_name(node.dsn)
     rows = connection.execute(SIZES_QUERY, (_prefix(database, ASIDE),)).fetchall()
     return [OldDatabase(node.id, name, size) for name, size in rows if is_beside(name, database, ASIDE)]

@@ -223,7 +223,7 @@ def lines_of(
     if cut := [entry.name for entry in chosen if _first_shown(entry, last) > 1]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
     lines += [
-        f"node {database.node}: database {database.database}, put aside by a restore"
+        f"node {database.node}: database {database.database}, set aside by a restore"
         + (f", takes {size_text(database.bytes)}" if database.bytes is not None else "")
         + "; to drop it: snapshot restore-discard"
         for database in listing.answers.old

@@ -1,4 +1,4 @@
-"""`snapshot restore-abandon` and `snapshot restore-discard`: undo a restore, and drop the databases it put aside."""
+"""`snapshot restore-abandon` and `snapshot restore-discard`: undo a restore, and drop the databases it set aside."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ABANDON_LINES = {
     "emptied": ("emptied on {}", "to empty on {}"),
     "opened": ("{} accepts connections again", "{} would accept connections again"),
 }
-NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was put aside"
+NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was set aside"
 
 
 def load_target(to: Path | None, source: Fleet) -> Fleet:
@@ -116,7 +116,7 @@ def restore_abandon(
 def restore_discard(
     context: typer.Context, *, to: To = None, node: Nodes = None, yes: Yes = False, dry_run: DryRun = False
 ) -> None:
-    """Drop the databases that `restore --replace` put aside, no matter which snapshot was restored in their place."""
+    """Drop the databases that `restore --replace` set aside, no matter which snapshot was restored in their place."""
     confirmation = require_confirmation(context, "restore-discard", yes=yes or dry_run)
     source, nodes = command_context(context).load_fleet(), tuple(node or ())
     target = load_target(to, source)
@@ -156,7 +156,7 @@ def _abandon_document(report: AbandonReport) -> dict[str, object]:
 
 
 def old_text(one: OldDatabase) -> str:
-    """Describe a database that was put aside, with its size if known."""
+    """Describe a database that was set aside, with its size if known."""
     return f"database {one.database} of node {one.node}" + (
         f", {size_text(one.bytes)}" if one.bytes is not None else ""
     )

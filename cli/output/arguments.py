@@ -172,7 +172,7 @@ To = Annotated[
 ]
 Replace = Annotated[
     bool,
-    typer.Option("--replace", help="Rename existing databases to put them aside. `restore-discard` drops them later."),
+    typer.Option("--replace", help="Rename existing databases to set them aside. `restore-discard` drops them later."),
 ]
 CreateRoles = Annotated[
     bool, typer.Option("--create-roles", help="Create roles that are missing on the target, but never as superusers.")

@@ -97,7 +97,7 @@ class RestoreReport:
 
     `aside`: the new names of existing databases. `left_out`: parts of the snapshot that were not restored.
     `not_in_snapshot`: what the snapshot does not contain. `open_operations`: operations on the snapshot that have no
-    outcome. `slots_dropped`: the slots of chains that ended when their databases were put aside; `slots_left`: slots
+    outcome. `slots_dropped`: the slots of chains that ended when their databases were set aside; `slots_left`: slots
     that could not be dropped. `owner_changes`: restored databases whose owner changed. `roles_created` (`node: role`)
     remain if the restore fails. `is_resumed`: an earlier process began the restore. `in_doubt`: the transactions in
     doubt at the cut, None if they are unknown. `borrowed`: rows taken from standbys' copies because of the objects in

@@ -400,7 +400,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
 
 
 def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
-    """List, one per line, the databases that `--replace` will put aside, and the chains that will end with them."""
+    """List, one per line, the databases that `--replace` will set aside, and the chains that will end with them."""
     plan = locked.plan
     if not plan.request.replace:
         return []
@@ -410,7 +410,7 @@ def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]
         connection = locked.connections[target.shard]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
-        lines.append(f"{target.node.id}: database {target.database} will be put aside as {target.aside}")
+        lines.append(f"{target.node.id}: database {target.database} will be set aside as {target.aside}")
         slots.update(find_slots(connection, target.database))
     owners = read_slot_owners(plan.store.open())
     found = {slot: owners.owner_of(slot) for slot in slots}

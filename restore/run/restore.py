@@ -280,7 +280,7 @@ def _decide(run: RestoreRun) -> None:
 
 
 def _publish(run: RestoreRun) -> list[str]:
-    """Give every database its real name; return the databases put aside, as `node: name`.
+    """Give every database its real name; return the databases set aside, as `node: name`.
 
     An error on one node doesn't stop the others, because a decided restore can only be finished.
     """

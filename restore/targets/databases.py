@@ -123,7 +123,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     `digest` is the digest of the last restored commit. `version` is Cutline's version and `parts` the number of Spark
     partitions of the changed rows: `ledger` lists the tasks of another process only if both are the same. `in_store`:
     whether the restore's intent, and therefore its decision, is in the store. If not, the decision is `publishes` in
-    the first database's record. `aside`: whether an old database was put aside for this one. `sequences_set`: whether
+    the first database's record. `aside`: whether an old database was set aside for this one. `sequences_set`: whether
     the sequences of filled tables have their values. `undoing`: whether the process that fills tables has begun to
     empty them again; a process that resumes the restore resets this. `allow_refused_ddl`: the restore continues without
     the statements that the target refuses, and `refused` names them. `owner` ("" keeps the owner), `comment` and
@@ -309,7 +309,7 @@ SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELE
 """
 TEMPLATE_QUERY = "SELECT datistemplate FROM pg_database WHERE datname = %s"
 DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
-# The owner of a database that was put aside, if its replacement belongs to a different role.
+# The owner of a database that was set aside, if its replacement belongs to a different role.
 PREVIOUS_OWNER_QUERY = f"""
 SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new.datdba)")}
   FROM pg_database old, pg_database new
@@ -470,7 +470,7 @@ def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.C
 def find_owner_changes(
     targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> list[OwnerChange]:
-    """Find the restored databases whose owner differs from that of the database that was put aside."""
+    """Find the restored databases whose owner differs from that of the database that was set aside."""
     changes: list[OwnerChange] = []
     for target in targets:
         query = (PREVIOUS_OWNER_QUERY, (target.aside, target.database))
@@ -493,7 +493,7 @@ def end_chains(
     connections: Mapping[str, psycopg.Connection[Any]],
     operation: str,
 ) -> tuple[list[str], list[str]]:
-    """End the chains of databases that a restore put aside, by dropping Cutline's slots, which would retain WAL.
+    """End the chains of databases that a restore set aside, by dropping Cutline's slots, which would retain WAL.
 
     First marks the chains as ended in the store, unless `store` is None because it accepts no writes. Returns the
     dropped and the remaining slots, each as `node: slot`.
@@ -594,7 +594,7 @@ def lock_target_fleet(
                 connection = connect(target.node)
             except NodeUnreachableError as error:
                 if refuses_database(target.node, error.__cause__):
-                    # A role that may not connect can't put the database aside either. Later checks name the missing
+                    # A role that may not connect can't set the database aside either. Later checks name the missing
                     # privilege.
                     continue
                 raise

@@ -262,7 +262,7 @@ class DatabaseSpace:
 def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> list[DiskSpace]:
     """Compare the needed and free space on each disk; add an obstacle for each disk with too little.
 
-    A database that is put aside keeps its space. If the need is a rough estimate, add only a warning.
+    A database that is set aside keeps its space. If the need is a rough estimate, add only a warning.
     """
     disks: dict[str, DiskSpace] = {}
     for database in databases:

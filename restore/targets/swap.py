@@ -53,7 +53,7 @@ def close_databases(targets: Iterable[Target], connections: Connections, records
             return
         check_swappable(target, databases, record)
         if target.database in databases:
-            with refusing(target.node, f"database {target.database} can't be put aside"):
+            with refusing(target.node, f"database {target.database} can't be set aside"):
                 check_nothing_prepared(target, connection)
                 _close(connection, target.database)
                 # Check again, because a session may have prepared a transaction before it was ended.
@@ -80,7 +80,7 @@ def open_databases(targets: Iterable[Target], connections: Connections) -> list[
 
 
 def publish_database(target: Target, connection: psycopg.Connection[Any], record: DatabaseRecord) -> bool:
-    """In one transaction, give the restored database its real name; return whether an old database was put aside.
+    """In one transaction, give the restored database its real name; return whether an old database was set aside.
 
     Does nothing if it already has that name. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
     """
@@ -90,7 +90,7 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     check_swappable(target, databases, record)
     is_replacing = target.database in databases
     steps = [(target.database, target.aside)] if is_replacing else []
-    # An earlier process may have put a database aside before its published database was lost.
+    # An earlier process may have set a database aside before its published database was lost.
     is_aside = is_replacing or target.aside in databases
     marked = structs.replace(record, aside=is_aside)
     _rename(target, connection, [*steps, (target.loading, target.database)], marked)
@@ -114,7 +114,7 @@ def check_swappable(target: Target, databases: Mapping[str, FoundDatabase], reco
 
 
 def put_back(target: Target, connection: psycopg.Connection[Any], operation: str) -> None:
-    """Undo `publish_database`: give the database that was put aside its name back, and open it.
+    """Undo `publish_database`: give the database that was set aside its name back, and open it.
 
     Does nothing if that has already been done. Raises TargetUnfitError, NodeUnreachableError.
     """

@@ -380,11 +380,11 @@ def check_target(
             _check_replaceable(target, connection)
     if exists and not replace:
         what = f"node {node}: database {target.database} already exists"
-        lines = ["restore to other servers with --to FILE, or put the existing databases aside with --replace"]
+        lines = ["restore to other servers with --to FILE, or set the existing databases aside with --replace"]
         if is_resumed:
             lines = ["it was created during the restore, which has no --replace: rename or drop it, then continue"]
         elif into_tables:
-            # Don't suggest --replace, which would put the whole database aside for some of its tables.
+            # Don't suggest --replace, which would set the whole database aside for some of its tables.
             lines = [
                 f"to load the rows into its own tables, which must be empty: {into_tables}",
                 SAME_TARGET,
@@ -394,7 +394,7 @@ def check_target(
 
 
 def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> None:
-    """Raise TargetUnfitError unless our role may put the existing database aside and end the sessions in it."""
+    """Raise TargetUnfitError unless our role may set the existing database aside and end the sessions in it."""
     role = read_role(target.node, connection)
     if role.is_super:
         return
@@ -413,7 +413,7 @@ def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> N
         reasons = [] if is_owned else ["does not own it"]
         reasons += [f"may not end its sessions of {', '.join(sorted({name for name, _ in others}))}"] if others else []
         raise TargetUnfitError(
-            f"node {target.node.id}: database {target.database} can't be put aside, because role {role.name}"
+            f"node {target.node.id}: database {target.database} can't be set aside, because role {role.name}"
             f" {' and '.join(reasons)}",
             hint=statements,
             details={"node": target.node.id, "database": target.database},

@@ -1,1 +1,1 @@
-"""Find, check and undo unfinished restores; also drop the databases that restores put aside."""
+"""Find, check and undo unfinished restores; also drop the databases that restores set aside."""

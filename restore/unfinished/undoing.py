@@ -1,4 +1,4 @@
-"""Undo a restore that ended unfinished, and drop the databases that restores put aside."""
+"""Undo a restore that ended unfinished, and drop the databases that restores set aside."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from cutline.storage.store import ObjectStore
 
 
 class OldDatabaseMissingError(RefusedError):
-    """A database that a restore put aside is missing or invalid, so it can't be put back."""
+    """A database that a restore set aside is missing or invalid, so it can't be put back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
         why = "is missing" if is_gone else "is invalid, as after an interrupted DROP DATABASE"
         drop = [] if is_gone else [f"DROP DATABASE {quote(target.aside)};"]
         raise OldDatabaseMissingError(
-            f"node {target.node.id}: database {target.aside}, which the restore put aside, {why}: the old databases"
+            f"node {target.node.id}: database {target.aside}, which the restore set aside, {why}: the old databases"
             " can't be put back on all nodes",
             hint=[*drop, finish],
             details={"node": target.node.id, "database": target.aside},
@@ -358,7 +358,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
 
     def drop(target: Target) -> None:
         if target.shard not in found.databases:
-            # The old database was put aside here, and the restored database is missing.
+            # The old database was set aside here, and the restored database is missing.
             return
         drop_database(target, connections[target.shard], target.loading)
         report.dropped.append(f"{target.node.id}: {target.loading}")
@@ -413,7 +413,7 @@ def discard_old(
     progress: Progress,
     nodes: tuple[str, ...] = (),
 ) -> list[OldDatabase]:
-    """Drop the databases that restores put aside on the target's primaries; return the databases.
+    """Drop the databases that restores set aside on the target's primaries; return the databases.
 
     First calls `confirm` with these databases, which may raise. Raises UnfinishedRestoreError if an unfinished restore
     may need one of them.
@@ -443,7 +443,7 @@ def find_old(source: Fleet, target: Fleet, progress: Progress, nodes: tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class _OldDatabases:
-    """The databases that were put aside, keyed by target, and the sessions that hold the targets' locks."""
+    """The databases that were set aside, keyed by target, and the sessions that hold the targets' locks."""
 
     found: Mapping[Target, list[OldDatabase]]
     connections: Connections
@@ -456,7 +456,7 @@ class _OldDatabases:
 
 @contextmanager
 def _old_databases(source: Fleet, target: Fleet, progress: Progress, nodes: tuple[str, ...]) -> Iterator[_OldDatabases]:
-    progress.step("find databases put aside")
+    progress.step("find databases set aside")
     targets = provisional_targets(target, nodes)
     with (
         watch_nodes(one.maintenance for one in targets) as watch,
@@ -469,7 +469,7 @@ def _old_databases(source: Fleet, target: Fleet, progress: Progress, nodes: tupl
         for old in aside.listed:
             if (left := remains.get(old.database.rsplit("_", 1)[-1])) is not None:
                 raise UnfinishedRestoreError(
-                    f"{old.node}: database {old.database} was put aside by a restore that ended unfinished: it left"
+                    f"{old.node}: database {old.database} was set aside by a restore that ended unfinished: it left"
                     f" {left}",
                     hint="resume or undo that restore as the role that began it",
                     details={"node": old.node, "database": old.database},

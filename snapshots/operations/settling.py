@@ -105,10 +105,10 @@ def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sess
                 continue
             what = f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)}"
             if opened.is_running:
-                progress.note(f"{what} is running; it ends the chain of every database that it puts aside")
+                progress.note(f"{what} is running; it ends the chain of every database that it sets aside")
                 continue
             progress.note(
-                f"{what} has no outcome; the chain of a snapshot ends with its source database, which may be put aside"
+                f"{what} has no outcome; the chain of a snapshot ends with its source database, which may be set aside"
                 " if the restore is resumed, or dropped if it is abandoned; see: snapshot list"
             )
 

@@ -34,7 +34,7 @@ class ChainLostError(RefusedError):
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
-    `restore` is the operation that put the chain's database on `node` aside. `successor` is the snapshot with which
+    `restore` is the operation that set aside the chain's database on `node`. `successor` is the snapshot with which
     `watch` replaced this one, and `slot_problem` the problem of the chain's slot on `node` at that time ("" if none is
     known). If these fields are empty, the node retained too much WAL.
     """
@@ -61,7 +61,7 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
         after = f"increment {self.after_increment}" if self.after_increment else "the full snapshot"
         if self.restore:
             return (
-                f"can't be continued after {after}: restore {self.restore} put its database on node {self.node} aside"
+                f"can't be continued after {after}: restore {self.restore} set aside its database on node {self.node}"
             )
         if self.slot_problem:
             replaced = f"; {self.successor} has taken its place" if self.successor else ""

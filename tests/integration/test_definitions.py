@@ -134,7 +134,7 @@ def test_every_kind_of_object_is_restored_as_pg_dump_describes_it(runs: Runs, sh
     restore_fleet(plan_restore(runs.fleet, target, RestoreRequest(NAME, replace=True)), runs.spark, notes)
     assert_same(state_of(target.nodes[0].dsn), states[1])
     (aside, *problems) = notes.notes
-    assert "will be put aside as" in aside
+    assert "will be set aside as" in aside
     assert [note.partition(": ")[2] for note in problems] == [
         'materialized view "app"."only_here" is not populated: division by zero',
         'materialized view "app"."below_it" is not populated: materialized view "only_here" has not been populated',

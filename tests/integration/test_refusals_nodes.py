@@ -168,7 +168,7 @@ def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedde
         with psycopg.connect(node.dsn) as connection:
             query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
             assert connection.execute(query).fetchall() == []
-    aside = f"restore {report.operation} put its database on node s1 aside"
+    aside = f"restore {report.operation} set aside its database on node s1"
     with pytest.raises(ChainLostError, match=f"can't be continued after increment 1: {aside}"):
         runs.increment(chain.snapshot)
     (entry,) = [one for one in list_store(runs.fleet).entries if one.name == chain.snapshot]

@@ -168,7 +168,7 @@ def test_a_table_is_copied_again_only_if_wal_does_not_describe_its_change(curren
         assert_restores_equal(current, target)
     finally:
         with psycopg.connect(with_database(current.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
-            # The second restore has put the first one's database aside.
+            # The second restore has set the first one's database aside.
             made = server.execute("SELECT datname FROM pg_database WHERE datname ^@ 'kept_back'").fetchall()
             for (name,) in made:
                 server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

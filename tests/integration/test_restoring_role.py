@@ -231,7 +231,7 @@ def test_an_existing_database_that_can_not_be_put_aside_is_refused_first(
     node = shop.primaries[0]
     server = with_database(node, "postgres").dsn
     execute(server, f"CREATE DATABASE {BACK}")
-    with pytest.raises(TargetUnfitError, match=f"database {BACK} can't be put aside.* does not own it") as raised:
+    with pytest.raises(TargetUnfitError, match=f"database {BACK} can't be set aside.* does not own it") as raised:
         restore(runs, target)
     execute(server, raised.value.hint, "CREATE ROLE mallory LOGIN")
     with psycopg.connect(node.dsn, dbname=BACK, user="mallory"):

@@ -360,7 +360,7 @@ def test_show_prints_statements_and_passwords_only_when_they_are_asked_for(place
 
 
 def drop_roles(dsn: str) -> None:
-    """Drop what restores have made: databases that were put aside, and all roles."""
+    """Drop what restores have made: databases that were set aside, and all roles."""
     server = make_conninfo(dsn, dbname="postgres")
     for (name,) in ask(server, "SELECT datname FROM pg_database WHERE datname ^@ 'bank_'"):
         execute(server, f"DROP DATABASE {name} WITH (FORCE)")

@@ -23,7 +23,7 @@ def test_a_mark_says_after_which_increment_and_why() -> None:
     assert LOST.text == "can't be continued after increment 3: node s1 kept 17.0 GiB of WAL (limit 16.0 GiB)"
     assert replace(LOST, after_increment=0).text.startswith("can't be continued after the full snapshot: ")
     ended = replace(LOST, restore="op-9")
-    assert ended.text == "can't be continued after increment 3: restore op-9 put its database on node s1 aside"
+    assert ended.text == "can't be continued after increment 3: restore op-9 set aside its database on node s1"
     replaced = replace(LOST, successor="weekly")
     assert replaced.text == "can't be continued after increment 3: weekly has taken its place"
     gone = replace(replaced, slot_problem="slot cutline_op_1 does not exist")

@@ -18,7 +18,7 @@ def test_a_copy_that_is_named_by_the_date_is_none_that_a_restore_put_aside() -> 
 @pytest.mark.parametrize("middle", [ASIDE, LOADING])
 @pytest.mark.parametrize(("first", "second"), [("bank", "bank2"), *LONG])
 def test_no_database_has_those_of_another(first: str, second: str, middle: str) -> None:
-    """What was put aside of one would be dropped with that of the other."""
+    """What was set aside of one would be dropped with that of the other."""
     names = [name_beside(one, middle, "012345678a") for one in (first, second)]
     # PostgreSQL would cut longer ones.
     assert [len(name.encode()) <= 63 for name in names] == [True, True]

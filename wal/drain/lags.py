@@ -159,7 +159,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class RetainedAnswers:
-    """The WAL that nodes retain, and the `old` databases that restores have put aside.
+    """The WAL that nodes retain, and the `old` databases that restores have set aside.
 
     `not_asked` maps each node that did not answer to the reason.
     """

@@ -82,7 +82,7 @@ class Place:
         return self.fleet.path.with_name("store")
 
     def databases(self) -> set[str]:
-        """The databases of all servers that a restore has made or put aside."""
+        """The databases of all servers that a restore has made or set aside."""
         return {name for node in self.target.primaries for name in self.databases_of(node)}
 
     def databases_of(self, node: Node) -> list[str]:

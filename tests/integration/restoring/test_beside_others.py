@@ -1,4 +1,4 @@
-"""A restore and the fleet's other operations: who waits, which chains end, and what is put aside."""
+"""A restore and the fleet's other operations: who waits, which chains end, and what is set aside."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_a_restore_ends_is_named_before_anything_is_changed(place: Place) -
     with pytest.raises(PlanChangedError):
         restore_fleet(plan, Ready(place.spark), Silent(), refuse)
     assert "chain daily will end: it will get no more increments" in named
-    assert any(line.startswith("s1: database bank will be put aside as bank_before_") for line in named)
+    assert any(line.startswith("s1: database bank will be set aside as bank_before_") for line in named)
     assert [node.dsn for node in place.fleet.primaries if read_old_names(node.dsn)] == []
 
 

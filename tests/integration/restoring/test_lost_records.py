@@ -134,7 +134,7 @@ def test_a_published_database_without_its_record_is_loaded_again_as_the_hint_say
         execute(maintenance_of(place, shard), *re.findall("(?:DROP|CREATE) DATABASE .*?;", raised.value.hint))
         report = resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_restored(place)
-        # That of the shard, too, whose old database the first process has put aside.
+        # That of the shard, too, whose old database the first process has set aside.
         assert sorted(one.partition(":")[0] for one in report.aside) == ["s1", "s2", "s3"]
 
 

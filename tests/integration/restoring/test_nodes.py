@@ -70,7 +70,7 @@ def test_before_it_is_confirmed_the_plan_says_what_is_not_restored(place: Place,
     code, shown = answer(place.fleet, "n\n", *words)
     assert (code, place.states()) == (3, ["old"] * 3), shown
     planned = " ".join(shown.partition("replace these databases? [y/N]")[0].split())
-    assert "s2: database shop will be put aside as shop_before_" in planned
+    assert "s2: database shop will be set aside as shop_before_" in planned
     checked = run_as_text(place.fleet, *words, "--dry-run")
     assert planned.count(f"warning: {OTHERS_GONE}") == checked.count(f"warning: {OTHERS_GONE}\n") == 1
 

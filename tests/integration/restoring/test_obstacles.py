@@ -24,7 +24,7 @@ from tests.integration.refusing import NoSpark, execute
 from tests.integration.restoring.target_place import DATABASE, NAME, Place, hidden
 from tests.stores.listed import base_objects_of
 
-EXISTS = ("restore to other servers with --to FILE, or put the existing databases aside with --replace",)
+EXISTS = ("restore to other servers with --to FILE, or set the existing databases aside with --replace",)
 
 
 @contextmanager

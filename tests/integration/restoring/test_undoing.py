@@ -185,7 +185,7 @@ def test_the_end_of_a_published_restore_of_some_tables_names_the_others(place: P
         code, text = run_and_capture(place.fleet, "restore-resume", NAME, "--to", str(place.target.path))
         assert code == 0, text
         assert "left out: rows of 3 other tables on s2: public.account, public.log, public.transfer" in text
-        # Nobody has taken snapshots of the databases that were put aside.
+        # Nobody has taken snapshots of the databases that were set aside.
         assert "previous database kept: " in text
         assert "for further increments" not in text
 

@@ -1,4 +1,4 @@
-"""Restores with routes that put databases aside, that are undone, and that a role runs which is no superuser."""
+"""Restores with routes that set databases aside, that are undone, and that a role runs which is no superuser."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def check_bank(connection: psycopg.Connection[Any], *, shard: int) -> None:
         row = None
     if row != (accounts[0], accounts[-1], len(accounts)):
         raise NoBankError(
-            f"shard {shard + 1} does not have the bank's accounts {accounts[0]} to {accounts[-1]}",
-            hint="run the bank on a fleet from: snapshot demo up DIR",
+            f"shard {shard + 1} does not contain the bank's accounts {accounts[0]} to {accounts[-1]}",
+            hint="run the bank on a fleet that was created with: snapshot demo up DIR",
         )
 
 

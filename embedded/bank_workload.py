@@ -373,7 +373,7 @@ class BankWorkload:
             for thread in self._threads:
                 thread.client.cancel()
             if not self._join(CANCEL_SECONDS_MAX) or not abandon:
-                self._errors.append(TimeoutError("a client of the bank did not end in time"))
+                self._errors.append(TimeoutError("a bank client did not stop in time"))
         self._opened.close()
         errors, self._errors = self._errors, []
         if errors and not abandon:
@@ -432,13 +432,13 @@ def _lock(session: psycopg.Connection[Any]) -> None:
     deadline = time.monotonic() + LOCK_SECONDS_MAX
     while session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY]).fetchone() != (True,):
         if time.monotonic() > deadline:
-            raise BankBusyError("another bank workload is running on this fleet", hint="wait until it has ended")
+            raise BankBusyError("another bank workload is running on this fleet", hint="wait until it has finished")
         time.sleep(0.1)
 
 
 def _stopped_error(error: psycopg.Error) -> BankStoppedError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return BankStoppedError(
-        f"the bank stopped: {lines[0] if lines else type(error).__name__}",
+        f"the bank workload stopped: {lines[0] if lines else type(error).__name__}",
         hint="make sure that all servers are running: snapshot demo up DIR",
     )

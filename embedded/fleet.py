@@ -137,7 +137,7 @@ def start_fleet(
         if shape != [(node.id, node.backup_of) for node in fleet.nodes]:
             raise FolderTakenError(
                 f"{directory} contains a fleet with different nodes: {', '.join(node.id for node in fleet.nodes)}",
-                hint="request the same shards and standbys, or first run: snapshot demo down"
+                hint="use the same numbers of shards and standbys, or first run: snapshot demo down"
                 f" {shlex.quote(str(directory))} --delete",
             )
         return _resume(fleet)

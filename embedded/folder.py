@@ -120,7 +120,7 @@ def refuse_foreign_folder(directory: Path) -> None:
 def _foreign(directory: Path) -> FolderTakenError:
     return FolderTakenError(
         f"{directory} belongs to another user, or contains another user's fleet",
-        hint="choose a different folder, or run this as its owner",
+        hint="choose a different folder, or run the command as its owner",
     )
 
 
@@ -224,7 +224,7 @@ def lock_folder(directory: Path) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise EmbeddedFleetBusyError(
-            f"another process is starting or stopping the fleet in {directory}", hint="wait until it is done"
+            f"another process is starting or stopping the fleet in {directory}", hint="wait until it has finished"
         ) from error
     finally:
         os.close(descriptor)

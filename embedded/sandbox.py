@@ -87,7 +87,7 @@ def find_confinement(folder: Path) -> Confinement:
     lacking = _try(settings | {"root": str(folder)})
     if account is not None and lacking and (reason := _try(settings)):
         raise UnconfinedError(
-            f"this process may not become another user: {reason}", hint="run the drill as an ordinary user"
+            f"this process can't switch to another user: {reason}", hint="run the drill as an ordinary user"
         )
     return Confinement(account, not lacking, lacking)
 
@@ -148,7 +148,7 @@ def _make(
     except ServerFailedError as error:
         # The log is deleted with the server.
         raise ServerFailedError(
-            error.message, hint="the details (--json) contain the end of its log", details=error.details
+            error.message, hint="the end of its log is in the error's details: --json", details=error.details
         ) from error
 
 

@@ -253,14 +253,14 @@ def _send(node: EmbeddedNode, pid: int, number: signal.Signals) -> None:
 
 def _not_ours(node: EmbeddedNode) -> SnapshotError:
     return ServerNotOursError(
-        f"node {node.id}: its server belongs to another user",
-        hint="run this as the user who ran: snapshot demo up DIR",
+        f"node {node.id}: another user is running its server",
+        hint="run the command as the user who ran: snapshot demo up DIR",
     )
 
 
 def _does_not_stop(node: EmbeddedNode, pid: int) -> SnapshotError:
     return ServerFailedError(
-        f"node {node.id}: its server, process {pid}, did not stop", hint=f"see its log {node.log_file}"
+        f"node {node.id}: its server (process {pid}) did not stop", hint=f"see its log {node.log_file}"
     )
 
 

@@ -376,7 +376,7 @@ def toml_hint(error: Exception) -> str:
     if isinstance(error, DecodeError) and not isinstance(error, ValidationError):
         return "correct the TOML syntax; strings must be quoted"
     if str(error).endswith("got `array` - at `$.drill`"):
-        return "[drill] is for the settings, and each assertion is a [[drill.assertion]]; see docs/fleet-file.md"
+        return "put settings in [drill], and each assertion in a [[drill.assertion]] of its own; see docs/fleet-file.md"
     # Keys after a table header belong to that table, and [spark] and [store_options] accept any key.
     if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
         return "name and store must come before the first table; docs/fleet-file.md lists every key"
@@ -429,7 +429,7 @@ def check_global_id(rule: str) -> None:
     try:
         groups = re.compile(rule).groupindex
     except re.error as error:
-        raise ValueError(f"cut.global_id is not exact, xa, citus or a valid regex: {error}") from error
+        raise ValueError(f"cut.global_id must be exact, xa, citus or a valid regex: {error}") from error
     if "global" not in groups:
         raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
 
@@ -438,7 +438,7 @@ def check_dsn(key: str, dsn: str, *, is_primary: bool) -> str:
     """Return the dsn; if it names several hosts, add target_session_attrs for the node's kind of server."""
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     if "replication" in given:
-        raise ValueError(f"{key} contains replication, which Cutline sets itself where needed: remove it")
+        raise ValueError(f"{key} sets replication: remove it, because Cutline sets it where needed")
     # Without target_session_attrs, libpq uses the first host that answers, so sessions might reach different servers.
     if any("," in given.get(name, "") for name in ("host", "hostaddr")) and "target_session_attrs" not in given:
         return make_conninfo(dsn, target_session_attrs="primary" if is_primary else "standby")
@@ -463,10 +463,13 @@ def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
             raise ValueError(f"`{name}` selects Spark Connect, which can't run Cutline's jobs: remove it")
     if settings.get(DEPLOY_MODE, "client").strip().lower() != "client":
         raise ValueError(
-            f"`{DEPLOY_MODE}` must be client: the command is the driver; in a cluster, run it in a pod or a container"
+            f"`{DEPLOY_MODE}` must be client, because the command itself is the driver; in a cluster, run it in a pod"
+            " or a container"
         )
     if master.startswith("k8s://") and not any(settings.get(name) for name in IMAGES):
-        raise ValueError(f"`{IMAGES[0]}` is missing: the image in which {master} runs executors (docs/kubernetes.md)")
+        raise ValueError(
+            f"`{IMAGES[0]}` is missing: it names the image of the executors on {master} (docs/kubernetes.md)"
+        )
 
 
 def check_watch(table: WatchTable | None) -> WatchTable | None:
@@ -646,7 +649,9 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     retention, spark = file.retention, expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     if file.globals.passwords and encryption is None:
-        raise ValueError("`globals.passwords` needs [encryption]: readers of a plain store could guess the passwords")
+        raise ValueError(
+            "`globals.passwords` needs [encryption]: anyone who can read an unencrypted store could guess the passwords"
+        )
     master = check_spark_master(spark.pop("master", "local[*]"))
     settings = spark_settings(spark)
     # An unexpanded `${NAME}` is not a secret.
@@ -683,7 +688,7 @@ def _listen_address(text: str) -> ListenAddress:
     """Parse `[metrics] listen`: `9957`, `host:9957` or `[::1]:9957`; without a host, only this machine can connect."""
     host, _, port = text.rpartition(":")
     if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < PORTS or (":" in host) != host.startswith("["):
-        raise ValueError(f"`metrics.listen` is {text!r}, which is not of the form 127.0.0.1:9957")
+        raise ValueError(f"`metrics.listen` is {text!r}, but must have the form 127.0.0.1:9957")
     return ListenAddress(host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port))
 
 

@@ -111,7 +111,7 @@ def write_example(path: Path) -> None:
             file.write(example_text())
     except FileExistsError:
         raise FleetFileExistsError(
-            f"{path} already exists", hint="nothing was changed; to write the example elsewhere: --fleet FILE"
+            f"{path} already exists", hint="nothing was changed; to write the example to a different file: --fleet FILE"
         ) from None
     except OSError as error:
         hint = "name a different file: --fleet FILE"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
 # While a restore swaps databases, a database is renamed or accepts no connections.
 UNFINISHED_RESTORE = (
-    "an unfinished restore may have closed the database; to find the command that ends it, run: snapshot list"
+    "an unfinished restore may have closed the database; to see the commands that finish or undo it, run: snapshot list"
 )
 # Shown after a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"

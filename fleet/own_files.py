@@ -116,4 +116,4 @@ def _naming_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="name a file that you may write") from error
+        raise UsageError(f"{path}: {error.strerror}", hint="name a file that you can write to") from error

@@ -33,7 +33,7 @@ def real_path(path: Path) -> Path:
     except ValueError as error:
         raise UsageError(f"{str(path)!r}: {error}", hint="name a different path") from error
     if _is_circular(resolved):
-        raise UsageError(f"{path}: symbolic links form a circle at {resolved}", hint="name a different path")
+        raise UsageError(f"{path}: symbolic links form a loop at {resolved}", hint="name a different path")
     return resolved
 
 

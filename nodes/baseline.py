@@ -52,7 +52,7 @@ CHANGE_REASONS = {
     "backup_of": "fleet.toml gives the node a different role",
     "database": "the dsn in fleet.toml names a different database",
     "server_version": "the server was upgraded",
-    "system_identifier": "a different server answers at its dsn",
+    "system_identifier": "its dsn now points to a different server",
     "timeline": "a standby was promoted, or the server was restored to a point in time",
     "database_oid": "the database was dropped and created again, or a restore replaced it",
 }
@@ -122,7 +122,7 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
         if server in seen:
             raise FleetTopologyError(
                 f"nodes {seen[server]} and {node.id} are the same server",
-                hint="give every node in fleet.toml a separate server",
+                hint="give each node in fleet.toml a server of its own",
                 details={"nodes": [seen[server], node.id]},
             )
         seen[server] = node.id
@@ -139,7 +139,7 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
         if not identity.in_recovery:
             problem = f"node {node.id} is not a standby, but fleet.toml says backup_of = {node.backup_of}"
             hint = (
-                f"make it a standby of {node.backup_of} again; or remove it from fleet.toml or list it there as a"
+                f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or list it there as a"
                 f" primary, and then {NEW_CHAIN}"
             )
             ends_chain = ChainEnd.PERHAPS
@@ -200,7 +200,7 @@ def _changed_error(node: str, name: str, was: object, now: object) -> BaselineCh
     subject = "it" if name in ("presence", "backup_of") else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
     return BaselineChangedError(
-        f"node {node}: {subject} was {texts[0]} at the full snapshot and is {texts[1]}{why}",
+        f"node {node}: {subject} was {texts[0]} at the full snapshot and is now {texts[1]}{why}",
         hint=NEW_CHAIN,
         ends_chain=ChainEnd.FOR_GOOD,
         details={"node": node, "property": what, "was": str(was), "now": str(now)},

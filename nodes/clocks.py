@@ -167,7 +167,7 @@ def _note_machine(agreement: Agreement, progress: Progress) -> None:
             )
             nodes = f"node{'s'[: len(agreement.nodes) - 1]} {list_some(sorted(agreement.nodes), NODES_SHOWN_MAX)}"
             progress.note(
-                f"the clock of this machine is {off} {nodes}: the nodes' time is used; synchronize this machine's clock"
+                f"this machine's clock is {off} {nodes}: the nodes' time is used; synchronize this machine's clock"
             )
 
 
@@ -192,11 +192,11 @@ def check_clocks(
     also = ""
     ends_chain = ChainEnd.NO
     if are_too_early := not_before is not None and find_agreement(readings) is not None:
-        also = f"; if they are right, that time is wrong: {NEW_CHAIN}"
+        also = f"; if the clocks are right, the time of that cut is wrong: {NEW_CHAIN}"
         ends_chain = ChainEnd.PERHAPS
     raise ClocksDifferError(
         _differ_text(readings, not_before, are_too_early=are_too_early),
-        hint=f"set the clocks of the nodes and of this machine by NTP, then repeat the command{also}",
+        hint=f"synchronize the clocks of the nodes and of this machine with NTP, then repeat the command{also}",
         ends_chain=ends_chain,
         details={
             "times": {reading.node: reading.time.isoformat() for reading in readings},
@@ -207,13 +207,11 @@ def check_clocks(
 
 def _differ_text(readings: Collection[ClockReading], not_before: datetime | None, *, are_too_early: bool) -> str:
     """Say why no clock can be trusted. `are_too_early`: the clocks agree, but show a time before the last cut."""
-    machine = f"{_shown(machine_now())} by the clock of this machine"
-    shown = ", ".join(
-        [*(f"{_shown(reading.time)} by the clock of node {reading.node}" for reading in readings), machine]
-    )
+    machine = f"{_shown(machine_now())} according to this machine"
+    shown = ", ".join([*(f"{_shown(reading.time)} according to node {reading.node}" for reading in readings), machine])
     if not_before is not None and (are_too_early or not readings):
-        return f"a cut was made at {_shown(not_before)}, but now it is {shown}"
-    return f"the clocks differ, and none can be trusted: it is {shown}"
+        return f"a cut was made at {_shown(not_before)}, but it is now {shown}"
+    return f"the clocks disagree, so none can be trusted: it is {shown}"
 
 
 def _shown(moment: datetime) -> str:

@@ -350,7 +350,7 @@ FAULTS = {
         "set pool_mode = session for this database in the pooler",
     ),
     "leaves": (
-        "reuses sessions without resetting them, so locks and settings would reach other clients",
+        "reuses sessions without resetting them, so locks and settings would leak to other clients",
         "set server_reset_query = DISCARD ALL in the pooler",
     ),
 }
@@ -360,7 +360,7 @@ def unfit_error(node: Node, problem: str, hint: str = DIRECT) -> SessionUnfitErr
     """Return the error that names the node, the pooler and the pooler's behaviour."""
     pooler = name_pooler(node)
     return SessionUnfitError(
-        f"node {node.id}: its dsn leads to {pooler}, which {problem}",
+        f"node {node.id}: its dsn connects through {pooler}, which {problem}",
         hint=hint,
         details={"node": node.id, "pooler": pooler},
     )
@@ -481,7 +481,7 @@ def await_futures(futures: Collection[Future[Any]], threads: Collection[threadin
 MAINTENANCE_DATABASE = "postgres"
 MAKE_IT = f"CREATE DATABASE {MAINTENANCE_DATABASE};"
 CONNECT_SECONDS_MAX = 10
-WITHOUT_STANDBYS = "; a full snapshot can do without standbys: snapshot create NAME --only-primary"
+WITHOUT_STANDBYS = "; to take a full snapshot without standbys: snapshot create NAME --only-primary"
 # psycopg's message if libpq gives no reason, for example if it can't open another file.
 NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
@@ -492,10 +492,10 @@ TRANSACTION_TIMEOUT_VERSION = 170000
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
-NO_REPLICATION = f"{DIRECT} (PgBouncer 1.23 and later pass replication connections on)"
+NO_REPLICATION = f"{DIRECT} (PgBouncer 1.23 and later pass replication connections through)"
 # The values of the parameter `replication` that mean an ordinary session.
 NO_REPLICATION_VALUES = (None, b"", b"0", b"f", b"n", b"false", b"no", b"off")
-ONE_SERVER = "make its dsn lead to one server: name one host, or add target_session_attrs=primary to several"
+ONE_SERVER = "make its dsn connect to only one server: name a single host, or add target_session_attrs=primary"
 
 # The values of sslmode with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
@@ -643,7 +643,7 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
     except BaseException as error:
         session.close()
         if isinstance(error, psycopg.errors.SyntaxError):
-            what = "drops the request for replication commands, which every create needs"
+            what = "ignores the request for a replication connection, which every create needs"
             raise unfit_error(node, what) from None
         if isinstance(error, psycopg.OperationalError):
             raise unreachable_error(node, error) from error
@@ -718,7 +718,7 @@ def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare:
 
 def lacking_error(node: Node, lacking: Iterable[str]) -> SessionUnfitError:
     """Return the error for a session that still lacks settings after they were set."""
-    return unfit_error(node, f"does not keep a session's settings {', '.join(lacking)}")
+    return unfit_error(node, f"does not keep these settings of a session: {', '.join(lacking)}")
 
 
 def _set(node: Node, session: psycopg.Connection[Any], settings: Mapping[str, str]) -> None:
@@ -729,7 +729,7 @@ def _set(node: Node, session: psycopg.Connection[Any], settings: Mapping[str, st
         raise
     except psycopg.Error as error:
         raise unfit_error(
-            node, f"drops settings, and the server refuses to set them later: {shorten_message(error)}"
+            node, f"drops settings, and the server does not allow setting them later: {shorten_message(error)}"
         ) from error
 
 
@@ -752,11 +752,11 @@ def check_server(node: Node, state: SessionState) -> None:
     problem = ""
     if state.server.system_identifier != node.server.system_identifier:
         problem = (
-            "its dsn leads to more than one server: the system identifier was"
-            f" {node.server.system_identifier} and is {state.server.system_identifier}"
+            "its dsn connects to more than one server: the system identifier was"
+            f" {node.server.system_identifier} and is now {state.server.system_identifier}"
         )
     elif state.server.in_recovery and not node.server.in_recovery:
-        problem = "its dsn leads to the primary and to a standby: a session reached a standby"
+        problem = "its dsn connects to both the primary and a standby: a session was on a standby"
     if problem:
         raise OtherServerError(f"node {node.id}: {problem}", hint=ONE_SERVER, details={"node": node.id})
 
@@ -820,7 +820,7 @@ def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
 def session_error(node: Node, error: psycopg.Error) -> SnapshotError:
     """Return the error for a session that could not be opened."""
     if refuses_replication(error):
-        return unfit_error(node, "takes no replication connections, which every create needs", NO_REPLICATION)
+        return unfit_error(node, "does not accept replication connections, which every create needs", NO_REPLICATION)
     functions = called_functions(str(error))
     return login_trigger_error(node, error, functions[-1]) if functions else unreachable_error(node, error)
 
@@ -829,11 +829,11 @@ def login_trigger_error(node: Node, error: psycopg.Error, function: str) -> Logi
     """Return the error for a session that a login event trigger refuses: only such triggers run functions at login."""
     role = conninfo_to_dict(node.dsn).get("user") or "…"
     return LoginTriggerError(
-        f"node {node.id}: a login event trigger of database {database_name(node.dsn)}, which calls {function}, refuses"
+        f"node {node.id}: a login event trigger in database {database_name(node.dsn)}, which calls {function}, rejected"
         f" the session: {explain(error)}",
         hint=[
             "find it: SELECT evtname, evtfoid::regprocedure FROM pg_event_trigger WHERE evtevent = 'login';",
-            f"if it names objects without a schema: ALTER FUNCTION {function} SET search_path = …;",
+            f"if the function names objects without their schema: ALTER FUNCTION {function} SET search_path = …;",
             "if the role lacks a privilege, grant it; or let a superuser exempt the role:"
             f' ALTER ROLE "{role}" SET event_triggers = off;',
         ],
@@ -847,26 +847,29 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         _remember_password(node, error.pgconn.password)
     if remedy_of(error):
         return disrupted_error(node.id, error)
-    hint, reason = "check that the server is running, and that its dsn and your password file are right", explain(error)
+    hint, reason = (
+        "check that the server is running, and that its dsn and your password file are correct",
+        explain(error),
+    )
     if NO_DETAILS in str(error) and are_few_left():
         reason = TOO_MANY
     if any(text in str(error) for text in ALL_USED):
         hint = (
-            "its connections are used up: end other clients' sessions, or raise max_connections; connections_max of the"
-            " [[node]] in fleet.toml limits the connections of a command"
+            "all its connections are in use: end other clients' sessions, or raise max_connections; connections_max of"
+            " the [[node]] in fleet.toml limits how many connections a command opens"
         )
     elif is_used_up(error) or reason == TOO_MANY:
         hint = OPEN_FILES
     elif CUT_OFF in str(error):
         hint = (
-            "see the server's log; if it does not mention this, a proxy may have ended the connection, as HAProxy does"
+            "see the server's log; if it does not mention this, a proxy may have closed the connection, as HAProxy does"
             ' after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
         )
     elif refuses_database(node, error) and database_name(node.dsn) == MAINTENANCE_DATABASE:
-        hint = f"a restore connects to its server's database {MAINTENANCE_DATABASE} first; as a superuser: {MAKE_IT}"
+        hint = f"a restore first connects to database {MAINTENANCE_DATABASE} of the server; as a superuser: {MAKE_IT}"
     elif refuses_database(node, error):
         # The server is running: it has answered.
-        hint = f"check the name of the database in fleet.toml; {UNFINISHED_RESTORE}"
+        hint = f"check the database name in fleet.toml; {UNFINISHED_RESTORE}"
     if node.backup_of is not None:
         hint += WITHOUT_STANDBYS
     return NodeUnreachableError(

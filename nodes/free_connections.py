@@ -59,9 +59,9 @@ def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> Non
         if free.connections < (needed := STILL_NEEDED * sharing[free.server])
     }
     if lacking:
-        lines = [f"node {node} has {max(free, 0)} of {needed}" for node, (free, needed) in lacking.items()]
+        lines = [f"node {node} has {max(free, 0)} of the {needed} needed" for node, (free, needed) in lacking.items()]
         raise TooFewConnectionsError(
-            f"too few connections are free for our role: {list_some(lines, SHOWN_MAX)}",
+            f"too few connections are free for the role of the dsn: {list_some(lines, SHOWN_MAX)}",
             hint="end other clients' sessions, or raise max_connections or the limit of the role or the database, then"
             " repeat the command",
             details={"nodes": list(lacking), "free": {node: free for node, (free, _) in lacking.items()}},

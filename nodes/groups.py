@@ -273,7 +273,7 @@ class Table:
     def remedy(self) -> str:
         """The statement that would make this table admissible, with placeholders for what the user must choose."""
         name = qualify(self.group)
-        by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one"
+        by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique index"
         if self.identity_is_generated:
             return f"{by_index}, without generated columns"
         if self.key_is_immediate:

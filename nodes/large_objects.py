@@ -39,7 +39,7 @@ def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
         if oids := [oid for (oid,) in connection.execute(UNREADABLE_QUERY)]:
             role = connection.info.user
             raise LargeObjectsUnreadableError(
-                f"node {node}: role {role} may not read large objects {list_some(map(str, oids), NAMED_MAX)}",
+                f"node {node}: role {role} can't read large objects {list_some(map(str, oids), NAMED_MAX)}",
                 hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or GRANT their owners; or omit --large-objects',
                 details={"node": node, "large_objects": oids},
             )

@@ -67,22 +67,23 @@ class LeftOutKind(StrEnum):
 # The reason for leaving a part out, and the effect on a restore; {} is the extension, foreign server, position or
 # version. Commits store these texts.
 WHY: Mapping[LeftOutKind, str] = {
-    LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
-    LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
+    LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it is restored empty",
+    LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition is restored",
     LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: they are not restored",
-    LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
+    LeftOutKind.LARGE_OBJECTS_OF_FULL: "restored as they were at the full snapshot ({}): increments do not capture"
+    " their changes",
     LeftOutKind.LARGE_OBJECTS: "logical decoding does not include them: they are not restored",
     LeftOutKind.EXTENSION_TABLE: "extension {} creates it again: rows that were added to it are not restored",
-    LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it comes back as its extension creates it",
-    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start value",
+    LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it is restored as its extension creates it",
+    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it is restored at its start value",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe as well: it is not restored",
-    LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if any, only to superusers: it comes back without them",
+    LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if any, only to superusers: it is restored without them",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not captured. If you give it one"
     " (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key), the next increment copies it again and captures them",
     LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or are off, so rows may have been updated or deleted"
     " unnoticed. If you give it a replica identity (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key), the next"
     " increment copies it again",
-    LeftOutKind.STANDBY_COPY: "PostgreSQL {} can't decode WAL on a standby, only 16 or later can: check has no copy"
+    LeftOutKind.STANDBY_COPY: "PostgreSQL {} can't decode WAL on a standby (16 and later can), so check has no copy"
     " of it",
 }
 # Parts that a restore may bring back with different contents: every output warns about them.
@@ -194,4 +195,4 @@ def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]
 def _exclusion_reason(name: str, rules: GroupRules, extension: str) -> str:
     patterns = [pattern for pattern in rules.exclude if is_matching(name, [pattern])]
     chosen = f"excluded by {patterns[0]}" if patterns else f"not included by {', '.join(rules.include)}"
-    return f"{chosen}: it comes back " + (f"as extension {extension} creates it" if extension else "empty")
+    return f"{chosen}: it is restored " + (f"as extension {extension} creates it" if extension else "empty")

@@ -146,12 +146,12 @@ class FleetLock:
                 raise _lock_lost_error(node, "its session no longer holds it")
             return
         if self._is_interrupted:
-            raise _lock_lost_error(node, "an interrupt has ended its session")
+            raise _lock_lost_error(node, "an interrupt ended its session")
         connection = self.sessions.renew(node)
         if self._is_interrupted:
             # The interrupted thread has already released the locks.
             connection.close()
-            raise _lock_lost_error(node, "an interrupt has ended its session")
+            raise _lock_lost_error(node, "an interrupt ended its session")
         self.take(node)
         self.retaken = True
 
@@ -286,9 +286,9 @@ def _busy_error(node: Node, holder: Holder) -> FleetBusyError:
             hint="repeat the command; see the server's log if it does not end",
             details={"node": node.id, **holder.details()},
         )
-    hint = "wait until it ends; if its process has died, its session ends within a minute, or at once with"
+    hint = "wait until it ends; if its process has died, its session ends within a minute, or immediately with"
     if read_label(holder.label) is None:
-        hint = f"it does not look like a Cutline session: see what role {holder.role} runs there, or end it with"
+        hint = f"it does not look like a Cutline session: check what role {holder.role} is doing there, or end it with"
     return FleetBusyError(
         f"node {node.id}: another operation is running: {holder.text()}",
         hint=f"{hint}: SELECT pg_terminate_backend({holder.session})",
@@ -308,9 +308,10 @@ def find_holder(connection: psycopg.Connection[Any], name: str) -> Holder | None
 
 def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
     return FleetLockLostError(
-        f"node {node.id}: the fleet lock was lost: {what}; another operation may have begun, so nothing is committed",
-        hint="see why the session ended in the server's log, then repeat the command; a connection pooler must keep"
-        " sessions",
+        f"node {node.id}: the fleet lock was lost: {what}; another operation may have started, so this command commits"
+        " nothing",
+        hint="check the server's log to see why the session ended, then repeat the command; a connection pooler must"
+        " not drop or share the session",
         details={"node": node.id},
     )
 

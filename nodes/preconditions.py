@@ -73,7 +73,7 @@ def _find(sessions: Sessions, node: Node, others: Iterable[Kind]) -> list[NodePr
         try:
             with kind(node) as session:
                 if session.execute(PROCESS_QUERY).fetchone() != process:
-                    problem = "its dsn leads to more than one server, or it was restarted"
+                    problem = "its dsn connects to more than one server, or the server was restarted"
                     problems.append(NodeProblem(node.id, problem, ONE_SERVER))
         except (SessionUnfitError, NodeUnreachableError) as error:
             if isinstance(error, NodeUnreachableError) and not has_answered(error.__cause__):
@@ -100,7 +100,7 @@ def find_dump_problems(node: Node, connection: psycopg.Connection[Any]) -> Itera
     if not (needed := [name for name in DUMP_SETTINGS if name in lacking]):
         return
     role = read_role(node, connection)
-    what = f"its dsn leads to {name_pooler(node)}, which drops the settings that pg_dump requests"
+    what = f"its dsn connects through {name_pooler(node)}, which drops the settings that pg_dump requests"
     for name in needed:
         change = "RESET role" if name == "role" else f"SET {name} = '{lacking[name]}'"
         remedy = f"ALTER ROLE {role.quoted} {change};"
@@ -197,8 +197,8 @@ def find_fillings(sessions: Sessions) -> list[NodeProblem]:
         for (schema,) in connection.execute(FILLINGS_QUERY):
             what = f"schema {schema} belongs to an unfinished restore into existing tables"
             remedy = (
-                f"if the schema was copied from another database: DROP SCHEMA {schema} CASCADE; otherwise finish the"
-                " restore with the command that is shown by: snapshot list"
+                f"if the schema was copied from another database: DROP SCHEMA {schema} CASCADE; otherwise finish or"
+                " undo the restore with the command that is shown by: snapshot list"
             )
             problems.append(NodeProblem(node, what, remedy))
     return problems
@@ -229,9 +229,9 @@ def _find_setting_problems(node: Node, connection: psycopg.Connection[Any], slot
     yield from _find_level_problems(node, connection)
     if slots < slots_needed:
         remedy = "raise max_replication_slots, or drop unused slots"
-        yield NodeProblem(node.id, f"{slots} replication slots are free, {slots_needed} are needed", remedy)
+        yield NodeProblem(node.id, f"{slots} replication slots are free, but {slots_needed} are needed", remedy)
     if senders < slots_needed:
-        problem = f"{senders} WAL senders are free, {slots_needed} are needed"
+        problem = f"{senders} WAL senders are free, but {slots_needed} are needed"
         yield NodeProblem(node.id, problem, "raise max_wal_senders")
     if node.backup_of is None:
         return

@@ -116,7 +116,7 @@ def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) 
     for oid, owner, is_super in connection.execute(LARGE_OBJECTS_QUERY):
         owned.setdefault((owner, is_super), []).append(oid)
     for (owner, is_super), oids in owned.items():
-        problem = f"role {role.name} may not read large objects {list_some(map(str, oids), NAMED_MAX)}"
+        problem = f"role {role.name} can't read large objects {list_some(map(str, oids), NAMED_MAX)}"
         for statement in _grant_large_objects(oids, role) if is_super else role.grant_membership(owner):
             yield NodeProblem(node.id, problem, statement, role.place, Purpose.LARGE_OBJECTS)
     if owned:
@@ -133,20 +133,20 @@ def _find_reading(
     node: Node, role: Role, connection: psycopg.Connection[Any], hidden: list[str]
 ) -> Iterator[NodeProblem]:
     if unreadable := [_Unreadable(*row) for row in connection.execute(UNREADABLE_QUERY)]:
-        problem = f"role {role.name} may not read {list_some((owned.label for owned in unreadable), NAMED_MAX)}"
+        problem = f"role {role.name} can't read {list_some((owned.label for owned in unreadable), NAMED_MAX)}"
         statements = list(role.grant_membership("pg_read_all_data"))
         if connection.execute(READS_BY_GRANTS_QUERY).fetchone() == (True,):
             # An administrator has decided that the role does not need to read everything.
             instead = (
-                f"role {role.name} reads through grants on tables; to let it read all present and future tables"
-                " instead of granting more"
+                f"role {role.name} reads tables through individual grants; to let it read all current and future"
+                " tables instead"
             )
             yield NodeProblem(node.id, problem, f"{instead}: {' '.join(statements)}")
             statements = list(_grant_reading(unreadable, role))
         for statement in statements:
             yield NodeProblem(node.id, problem, statement, role.place)
     if hidden:
-        problem = f"row-level security hides from role {role.name} rows of {list_some(hidden, NAMED_MAX)}"
+        problem = f"row-level security hides rows of {list_some(hidden, NAMED_MAX)} from role {role.name}"
         yield NodeProblem(node.id, problem, f"ALTER ROLE {role.quoted} BYPASSRLS;", role.place)
 
 
@@ -176,7 +176,7 @@ def _find_publishing(
     (may_create,) = connection.execute(MAY_CREATE_QUERY).fetchone() or (False,)
     if not (may_create or owners):
         statement = f"GRANT CREATE ON DATABASE {quote(role.place.database)} TO {role.quoted};"
-        yield NodeProblem(node.id, f"role {role.name} may not create publications", statement, role.place)
+        yield NodeProblem(node.id, f"role {role.name} can't create publications", statement, role.place)
     purpose = Purpose.NEW_TABLES if all(row[5] for row in tables) else Purpose.EVERYTHING
     for name, is_owned in owners.items():
         if not is_owned:
@@ -187,12 +187,12 @@ def _find_publishing(
         for owned in _group_by_owner([row for row in tables if not row[2] and row[5] == is_published]):
             purpose = Purpose.NEW_TABLES if is_published else Purpose.EVERYTHING
             problem = (
-                f"role {role.name} may not publish tables of {owned.owner}: {list_some(owned.names, NAMED_MAX)};"
-                " a superuser may, with: snapshot init"
+                f"role {role.name} can't publish tables owned by {owned.owner}: {list_some(owned.names, NAMED_MAX)};"
+                " a superuser can, with: snapshot init"
             )
             if owned.is_super:
                 action = (
-                    f"membership of {owned.owner} would make {role.name} a superuser: give"
+                    f"membership in {owned.owner} would make {role.name} a superuser: give"
                     f" {list_some(owned.names, NAMED_MAX)} a different owner, or let a superuser run: snapshot init"
                 )
                 yield NodeProblem(node.id, problem, action, purpose=purpose)

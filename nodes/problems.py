@@ -22,7 +22,7 @@ from cutline.storage.errors import RefusedError, SnapshotError
 
 # Hints for a server's "permission denied". `init` can't list privileges that only the server knows to be missing.
 GRANT = "grant the role the privilege that the message names: docs/roles.md"
-RUN_INIT = f"run: snapshot init   it prints the grants that are missing; if it prints none, {GRANT}"
+RUN_INIT = f"run: snapshot init   it prints the missing grants; if it prints none, {GRANT}"
 
 
 class NodeUnfitError(RefusedError):
@@ -120,7 +120,8 @@ def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> It
         # The session has added its node as a note (nodes/connections.py).
         node = next(iter(getattr(error, "__notes__", [])), "")
         raise kind(
-            f"{node or 'a server'} refused a statement that the role of the dsn may not run: {shorten_message(error)}",
+            f"{node or 'a server'} rejected a statement that the role of the dsn is not allowed to run:"
+            f" {shorten_message(error)}",
             hint=hint,
         ) from error
 
@@ -162,7 +163,9 @@ def optional_lines(problems: Sequence[NodeProblem], addresses: Mapping[str, str]
     lines = [f"for {purpose}, on {', '.join(where)}: {action}" for (purpose, action), where in nodes.items()]
     script = script_of(problems, addresses)
     if lines or script:
-        lines.insert(0, "the role of the dsn is sufficient for every create of these tables; other tasks need more")
+        lines.insert(
+            0, "the role of the dsn has the privileges that every create of these tables needs; other tasks need more"
+        )
     return [*lines, "to grant what other tasks need, run:", *script] if script else lines
 
 
@@ -364,7 +367,7 @@ def find_role_problems(node: Node, connection: psycopg.Connection[Any]) -> Itera
     yield from find_decoding_problems(node, role)
     if not (role.is_super or role.sees_statistics):
         for statement in role.grant_membership("pg_read_all_stats"):
-            yield NodeProblem(node.id, f"role {role.name} may not see other sessions", statement, role.place)
+            yield NodeProblem(node.id, f"role {role.name} can't see other sessions", statement, role.place)
     yield from find_function_problems(node, connection, FUNCTIONS)
 
 
@@ -372,7 +375,7 @@ def find_decoding_problems(node: Node, role: Role) -> Iterator[NodeProblem]:
     """Yield a problem if the role may not read slots."""
     if not (role.is_super or role.may_replicate):
         statement = f"ALTER ROLE {role.quoted} REPLICATION;"
-        yield NodeProblem(node.id, f"role {role.name} may not replicate", statement, role.place)
+        yield NodeProblem(node.id, f"role {role.name} lacks the REPLICATION attribute", statement, role.place)
 
 
 def find_function_problems(
@@ -394,14 +397,14 @@ def find_catalog_problems(
     role = read_role(node, connection)
     for (name,) in connection.execute(CATALOGS_QUERY, (list(catalogs),)).fetchall():
         statement = f"GRANT SELECT ON pg_catalog.{name} TO {role.quoted};"
-        yield NodeProblem(node.id, f"role {role.name} may not read {name}", statement, role.place)
+        yield NodeProblem(node.id, f"role {role.name} can't read {name}", statement, role.place)
 
 
 def lacks_function(node: str, role: Role, signature: str, purpose: Purpose = Purpose.EVERYTHING) -> NodeProblem:
     """Return the problem of a role that may not call a built-in function."""
     why = ", which slots on standbys need" if signature.startswith(STANDBY_FUNCTIONS) else ""
     statement = f"GRANT EXECUTE ON FUNCTION pg_catalog.{signature} TO {role.quoted};"
-    return NodeProblem(node, f"role {role.name} may not call {signature}{why}", statement, role.place, purpose)
+    return NodeProblem(node, f"role {role.name} can't call {signature}{why}", statement, role.place, purpose)
 
 
 def find_connect_problems(node: Node) -> Iterator[NodeProblem]:
@@ -415,4 +418,4 @@ def find_connect_problems(node: Node) -> Iterator[NodeProblem]:
         return
     if may_connect == (False,):
         statement = f"GRANT CONNECT ON DATABASE {quote(database)} TO {role.quoted};"
-        yield NodeProblem(node.id, f"role {role.name} may not connect to database {database}", statement, role.place)
+        yield NodeProblem(node.id, f"role {role.name} can't connect to database {database}", statement, role.place)

@@ -81,7 +81,7 @@ def copy_wheel(site: Path) -> Path:
             # Another process renamed its copy first: use that copy if it is intact.
             if not _is_intact(final, digest):
                 raise PlaceTakenError(
-                    f"{final} is not a copy of PostgreSQL's programs, and comes back when it is removed",
+                    f"{final} is not a copy of PostgreSQL's programs, and it reappears when it is removed",
                     hint="find out who creates it, remove it, and repeat the command; or run as an ordinary user",
                 ) from error
     finally:
@@ -277,11 +277,11 @@ def check_programs_folder(folder: Path) -> Path:
     if lacking := [name for name in SERVER_PROGRAMS if not os.access(folder / name, os.X_OK)]:
         raise UsageError(
             f"{folder} lacks PostgreSQL's programs {', '.join(lacking)}",
-            hint="give the folder that contains a server's programs, such as /usr/lib/postgresql/16/bin",
+            hint="name the folder that contains a server's programs, such as /usr/lib/postgresql/16/bin",
         )
     if os.geteuid() == 0 and not _can_run(account := _server_account(None), folder):
         raise PostgresMissingError(
-            f"account {account.name}, which runs root's servers, can't run the programs in {folder}",
+            f"account {account.name}, which runs servers for root, can't run the programs in {folder}",
             hint="choose a folder that every account can enter, or run as an ordinary user",
         )
     return folder
@@ -340,7 +340,7 @@ def _can_run(account: Account, bin_directory: Path) -> bool:
         return run_as(account, command, seconds_max=30).returncode == 0
     except PermissionError as error:
         raise PostgresMissingError(
-            f"this process may not switch from root to account {account.name}", hint="run as an ordinary user"
+            f"this process can't switch from root to account {account.name}", hint="run as an ordinary user"
         ) from error
 
 
@@ -363,8 +363,8 @@ def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> Pr
     )
     shown = lines[begins : begins + SHOWN_LINES]
     return ProgramFailedError(
-        f"{name} ended with exit code {completed.returncode}: {' / '.join(shown) or 'no output'}",
-        hint="the details contain more of its output" if len(lines) > len(shown) else "",
+        f"{name} exited with code {completed.returncode}: {' / '.join(shown) or 'no output'}",
+        hint="more of its output is in the error's details: --json" if len(lines) > len(shown) else "",
         details={"program": name, "said": lines[-40:]},
     )
 
@@ -412,8 +412,8 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
     where = f"in {node.programs}" if node.programs is not None else "on this machine"
     raise ProgramsUnfitError(
         f"node {node.id}: there is no {what} {where}",
-        hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{server}), or name their folder in"
-        " fleet.toml: [tools] postgresql",
+        hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{server}), or set postgresql in"
+        " [tools] of fleet.toml to their folder",
         details={"node": node.id, "server": server, "tls": needs_tls},
     )
 
@@ -429,9 +429,9 @@ def archive_reader(node: Node, writer: int) -> ClientPrograms:
             return programs
     where = f"in {node.programs}" if node.programs is not None else "on this machine"
     raise ProgramsUnfitError(
-        f"node {node.id}: there is no pg_restore {writer} or newer {where}, which the snapshot's DDL needs",
-        hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{writer}), or name their folder in"
-        " fleet.toml: [tools] postgresql",
+        f"node {node.id}: the snapshot's DDL needs pg_restore {writer} or newer, but there is none {where}",
+        hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{writer}), or set postgresql in"
+        " [tools] of fleet.toml to their folder",
         details={"node": node.id, "version": writer},
     )
 

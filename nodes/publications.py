@@ -116,10 +116,11 @@ def _event_trigger_error(
     role = quote(connection.info.user)
     exempt = f"; or exempt the role: ALTER ROLE {role} SET event_triggers = off;"
     return EventTriggerError(
-        f"node {node_of(connection)}: event trigger {trigger.name} of database {connection.info.dbname}, which calls"
-        f" {trigger.function}, refuses {what}: {shorten_message(error)}",
+        f"node {node_of(connection)}: event trigger {trigger.name} in database {connection.info.dbname}, which calls"
+        f" {trigger.function}, rejected {what}: {shorten_message(error)}",
         hint=[
-            f"if it names objects without a schema: ALTER FUNCTION {trigger.function} SET search_path = …;",
+            "if the function names objects without their schema:"
+            f" ALTER FUNCTION {trigger.function} SET search_path = …;",
             f"if role {role} lacks a privilege, grant it, or: ALTER FUNCTION {trigger.function} SECURITY DEFINER;",
             instead + (exempt if connection.info.server_version >= EXEMPTION_VERSION else ""),
         ],
@@ -198,14 +199,18 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
         raise TableNotAdmissibleError(
             f"no replica identity, so updates and deletes can't be captured: {names}"
             + (
-                f"; PostgreSQL rejects updates and deletes of {failing}, because these tables are still published"
+                f"; PostgreSQL rejects updates and deletes in {failing}, because these tables are still published"
                 if failing
                 else ""
             ),
             hint=[
                 "give them a replica identity, or list them in fleet.toml under groups.exclude or groups.append_only:",
                 *remedies,
-                *(["then remove tables without one from the publication: snapshot init"] if failing else []),
+                *(
+                    ["then remove tables without a replica identity from the publication: snapshot init"]
+                    if failing
+                    else []
+                ),
             ],
             details={"tables": [{"node": node, "table": table.group.name} for node, table in refused]},
         )
@@ -216,7 +221,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     places = [(f"{table.group.name} on {node}", table) for node, listed in tables.items() for table in listed]
     if unreadable := [name for name, table in places if not table.readable]:
         raise TableNotAdmissibleError(
-            f"the role of the dsn may not read {', '.join(unreadable)}",
+            f"the role of the dsn can't read {', '.join(unreadable)}",
             hint="grant the role SELECT on the tables, or membership in pg_read_all_data",
         )
     unloadable = [
@@ -231,7 +236,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
         )
     if hidden := [name for name, table in places if table.hides_rows]:
         raise TableNotAdmissibleError(
-            f"row-level security hides from the role of the dsn rows of {', '.join(hidden)}",
+            f"row-level security hides rows of {', '.join(hidden)} from the role of the dsn",
             hint="ALTER ROLE … BYPASSRLS, or exclude the tables in fleet.toml under groups.exclude",
         )
 
@@ -285,7 +290,7 @@ def _check_owned(connection: psycopg.Connection[Any], tables: Iterable[Table]) -
 
 def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwnerError:
     return NotOwnerError(
-        f"role {connection.info.user} may not publish tables of database {connection.info.dbname}: {reason}",
+        f"role {connection.info.user} can't publish tables of database {connection.info.dbname}: {reason}",
         hint=f'make "{connection.info.user}" a member of the owner, or let a superuser run: snapshot init',
     )
 
@@ -380,12 +385,12 @@ def check_published(
             problem = f"publication {name} no longer exists; it published {', '.join(missing)}"
         elif options[name] != (operations_of(fleet_id)[name], ""):
             operations, additions = options[name]
-            problem = f"publication {name} of {', '.join(sorted(tables))} was altered: it publishes {operations}"
+            problem = f"publication {name} ({', '.join(sorted(tables))}) was altered: it publishes {operations}"
             problem += f", {additions}" if additions else ""
         elif missing and not unpublished_too:
             problem = f"Cutline's publication {name} lacks {', '.join(missing)}"
         elif limited:
-            problem = f"publication {name} was altered: it has {', '.join(limited)}"
+            problem = f"publication {name} was altered: it contains {', '.join(limited)}"
         if problem:
             raise PublicationChangedError(
                 f"node {node}: {problem}",

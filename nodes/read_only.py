@@ -159,7 +159,7 @@ def read_record(node: Node, connection: psycopg.Connection[Any]) -> Frozen | Non
     except msgspec.MsgspecError as error:
         database = quote_identifier(connection.info.dbname)
         raise FreezeRecordError(
-            f"node {node.id}: the comment of publication {publication} is not a record of a terminal snapshot that this"
+            f"node {node.id}: the comment on publication {publication} is not a record of a terminal snapshot that this"
             f" version can read: {error}",
             hint="a newer version of Cutline may have written it: use that version; or undo the freeze by hand:"
             f" SET default_transaction_read_only = off; ALTER DATABASE {database} RESET default_transaction_read_only;"
@@ -297,10 +297,10 @@ def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str
         )
     if not signals:
         for statement in role.grant_membership("pg_signal_backend"):
-            yield "may not end other roles' sessions", statement
+            yield "can't end other roles' sessions", statement
     if not role.sees_statistics:
         for statement in role.grant_membership("pg_read_all_stats"):
-            yield "may not see other sessions", statement
+            yield "can't see other sessions", statement
 
 
 def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Role) -> Iterator[NodeProblem]:
@@ -310,11 +310,11 @@ def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Ro
         if not other or setting.is_on or setting.may_change:
             continue
         problem = (
-            f"role {role.name} may not change role {other}, which has its own default_transaction_read_only ="
+            f"role {role.name} can't change role {other}, which has its own default_transaction_read_only ="
             f" {setting.value_in_effect}"
         )
         if connection.execute("SELECT FROM pg_roles WHERE rolname = %s AND rolsuper", (other,)).fetchone() is not None:
-            action = f"only a superuser may change superuser {other}: create the snapshot as a superuser"
+            action = f"only a superuser can change superuser {other}: create the snapshot as a superuser"
             yield NodeProblem(node.id, problem, action, purpose=Purpose.TERMINAL)
             continue
         for statement in _administer(role, other):
@@ -336,7 +336,7 @@ def _find_obstacles(node: Node, connection: psycopg.Connection[Any]) -> Iterator
     if protected := [session for session in others if session.is_superuser]:
         yield NodeProblem(
             node.id,
-            f"role {role.name} may not end superusers' sessions: {sessions_text(protected, names_node=False)}",
+            f"role {role.name} can't end superusers' sessions: {sessions_text(protected, names_node=False)}",
             "end them, or create the snapshot as a superuser",
             purpose=Purpose.TERMINAL,
         )

@@ -80,7 +80,7 @@ def locked_error(
         holders = [row[0] for row in connection.execute(HOLDERS_QUERY, (list(modes), names, names))]
     return RelationLockedError(
         f"node {node.id}: {what} waited {LOCK_SECONDS_MAX if seconds is None else seconds:.0f} s for a lock; "
-        + (f"held now: {', '.join(holders)}" if holders else "the lock has been released since"),
+        + (f"held now: {', '.join(holders)}" if holders else "the lock has since been released"),
         hint="wait until the transaction that holds the lock ends, or end it (a prepared one with COMMIT PREPARED if"
         " another node has committed its part, otherwise with ROLLBACK PREPARED); then repeat the command",
         details={"node": node.id, "holders": holders},

@@ -17,7 +17,7 @@ REMEDIES = {
     "53100": "free space on the server's disk, or in /dev/shm if the message names a shared memory segment",
     "53200": "give the server more memory, or raise the setting that the message names",
     "53": "give the server more of the resource that the message names",
-    "57014": "somebody cancelled the statement on the server: find out who",
+    "57014": "someone cancelled the statement on the server: find out who",
     "58030": "see the server's log: its disk or file system is faulty",
     "40001": "find out who else uses the database",
     "40P01": "find out who else uses the database",
@@ -48,7 +48,7 @@ def row_hint(sqlstate: str) -> str:
     if _DAMAGED.fullmatch(sqlstate):
         return "the row is damaged on this server: repair it, for example from a standby"
     return (
-        "COPY can print rows of less than 1 GB, where each byte of a bytea and each escaped character counts twice:"
+        "COPY can only print rows smaller than 1 GB, counting each byte of a bytea and each escaped character twice:"
         " make the row smaller, or exclude the table in fleet.toml under groups.exclude"
     )
 

@@ -102,8 +102,8 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
         return
     counted = "; ".join(f"{name} ({_difference_text(was[name], now[name])})" for name in changed)
     message = (
-        f"node {node}: append-only tables were updated or deleted from since {since}, perhaps by transactions that were"
-        f" rolled back, and the rows can't be identified: {counted}"
+        f"node {node}: rows of append-only tables were updated or deleted since {since}, perhaps by transactions that"
+        f" were rolled back, and can't be identified: {counted}"
     )
     ends_chain = ChainEnd.NO
     if since == SNAPSHOT_BEGAN:

@@ -160,7 +160,7 @@ class Watch:
         if silent:
             raise SilentNodeError(
                 "; ".join(f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()),
-                hint=f"{REACHABLE}, then repeat the command: it cleans up any remains there",
+                hint=f"{REACHABLE}, then repeat the command: it cleans up anything that was left there",
                 details={"node": next(iter(silent)), "nodes": list(silent)},
             )
 

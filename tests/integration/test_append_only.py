@@ -117,7 +117,7 @@ def test_inserts_and_truncates_are_followed_and_the_rest_refuses_the_increment(r
             take_increment(runs.fleet, NAME)
         assert counted in errors[0].message, statement
         assert errors[0].message.startswith(
-            "node s1: append-only tables were updated or deleted from since increment 2"
+            "node s1: rows of append-only tables were updated or deleted since increment 2"
         )
         assert "increment 2 itself may lack the earliest" in errors[0].message
         assert "REPLICA IDENTITY FULL" in (errors[0].hint or "")

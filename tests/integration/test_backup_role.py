@@ -58,7 +58,7 @@ PRIVILEGES = (
     f"GRANT CREATE ON DATABASE role TO {ROLE}",
 )
 TO_PUBLISH = f"GRANT role_owner TO {ROLE}"
-HIDDEN = f"node s1: row-level security hides from role {ROLE} rows of app.secret"
+HIDDEN = f"node s1: row-level security hides rows of app.secret from role {ROLE}"
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_the_grant_for_slots_on_standbys_is_asked_for_and_suffices(
             execute(source, *PRIVILEGES, f"SET ROLE {ROLE}; CREATE SCHEMA own; CREATE TABLE own.t (id int PRIMARY KEY)")
             runs = Runs(as_role(fleet), Ready(spark))
             await_standbys(fleet)
-            with pytest.raises(NodeUnfitError, match=r"may not call pg_log_standby_snapshot\(\)") as raised:
+            with pytest.raises(NodeUnfitError, match=r"can't call pg_log_standby_snapshot\(\)") as raised:
                 runs.init()
             with psycopg.connect(source) as writer:
                 writer.execute("SELECT pg_current_xact_id()")

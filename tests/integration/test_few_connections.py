@@ -148,7 +148,7 @@ def test_what_is_free_is_shared_and_what_is_reserved_is_left_alone(fleet_factory
         held = [psycopg.connect(dsn) for _ in range(free - 2)]
         try:
             assert task_sessions({node: own}) == {"s1": 1}
-            with pytest.raises(TooFewConnectionsError, match="node s1 has 2 of 3"):
+            with pytest.raises(TooFewConnectionsError, match="node s1 has 2 of the 3 needed"):
                 check_free_connections({node: own})
         finally:
             for session in held:
@@ -181,10 +181,10 @@ def test_a_command_is_refused_before_it_makes_anything(fleet_factory: FleetFacto
     try:
         found = run_command(fleet, "create", "one", code=3)
         assert found["error"] == "too-few-connections"
-        assert "node s1 has 2 of 3" in str(found["message"])
+        assert "node s1 has 2 of the 3 needed" in str(found["message"])
         others += [psycopg.connect(dsn) for _ in range(4 + RESERVED)]
         found = run_command(fleet, "create", "one", code=6)
-        assert "its connections are used up" in str(found["hint"])
+        assert "all its connections are in use" in str(found["hint"])
     finally:
         for session in others:
             session.close()

@@ -209,9 +209,9 @@ def test_a_table_that_loses_its_identity_is_named_and_init_removes_it_from_the_p
         create(fleet, "none")
     message = errors[0].message
     assert message.endswith(
-        "; PostgreSQL rejects updates and deletes of kept.t on s1, because these tables are still published"
+        "; PostgreSQL rejects updates and deletes in kept.t on s1, because these tables are still published"
     )
-    assert errors[0].hint.endswith("then remove tables without one from the publication: snapshot init")
+    assert errors[0].hint.endswith("then remove tables without a replica identity from the publication: snapshot init")
     for rules in (with_rules(fleet, exclude=("kept.t",)), with_rules(fleet, append_only=("kept.t",))):
         initialise(rules, Silent())
         assert rejected_writes(node.dsn) == []

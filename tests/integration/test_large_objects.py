@@ -101,7 +101,7 @@ def test_large_objects_are_restored_as_of_the_full_snapshot(runs: Runs, monkeypa
     (warned,) = (one for one in commit.left_out or () if one.kind == "large_objects_of_full")
     assert (warned.count, warned.why) == (
         COUNT,
-        f"as they were at the full snapshot ({base}): increments do not follow them",
+        f"restored as they were at the full snapshot ({base}): increments do not capture their changes",
     )
 
     report = runs.restore(NAME, restore_target(runs.fleet))
@@ -209,7 +209,7 @@ def test_a_role_that_may_not_read_the_large_objects_is_refused_by_name(runs: Run
         with refused(as_role, "large-objects-unreadable") as errors:
             create_full(as_role, CreateRequest("no", large_objects=True), NoSpark(), Silent())
         assert errors[0].message == (
-            f"node s1: role large_backup may not read large objects 1002, 1004, 1005 and {MANY + 1} more"
+            f"node s1: role large_backup can't read large objects 1002, 1004, 1005 and {MANY + 1} more"
         )
     finally:
         execute(node.dsn, "DROP OWNED BY large_backup", "DROP ROLE large_backup")

@@ -83,7 +83,7 @@ def test_another_applications_session_that_holds_the_lock_is_also_named(chain: R
         take_increment(chain.fleet, NAME)
     role = database_role(chain.fleet.primaries[0].dsn)
     assert f"of somebody's script, as role {role}, since " in errors[0].message
-    assert f"see what role {role} runs there" in errors[0].hint
+    assert f"check what role {role} is doing there" in errors[0].hint
     assert errors[0].details["command"] is None
 
 

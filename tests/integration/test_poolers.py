@@ -91,9 +91,9 @@ def in_session_mode(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.mark.parametrize(
     ("ignored", "problem"),
     [
-        (COMMON, "takes no replication connections"),
-        ("extra_float_digits", "takes no replication connections"),
-        (f"{COMMON},replication", "drops the request for replication commands"),
+        (COMMON, "does not accept replication connections"),
+        ("extra_float_digits", "does not accept replication connections"),
+        (f"{COMMON},replication", "ignores the request for a replication connection"),
     ],
 )
 def test_init_and_create_refuse_a_pooler_without_replication_by_name(
@@ -103,7 +103,7 @@ def test_init_and_create_refuse_a_pooler_without_replication_by_name(
         fleet = through(runs.fleet, pooler)
         for command in (lambda: initialise(fleet, Silent()), lambda: create(fleet, "other")):
             with pytest.raises(
-                NodeUnfitError, match=f"node s1: its dsn leads to PgBouncer 1.18.0, which {problem}"
+                NodeUnfitError, match=f"node s1: its dsn connects through PgBouncer 1.18.0, which {problem}"
             ) as raised:
                 command()
             assert raised.value.exit_code == 3

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DAYS = timedelta(days=400)
-WARNING = "the clock of this machine is 400 days {} nodes s1, s2: the nodes' time is used"
+WARNING = "this machine's clock is 400 days {} nodes s1, s2: the nodes' time is used"
 
 
 @dataclass
@@ -126,7 +126,7 @@ def test_a_cut_is_refused_if_no_clock_can_be_believed(
     with read() as patch:
         patch.setattr("cutline.nodes.baseline.time_of_epoch", off_by(-DAYS.total_seconds()))
         set_clock(-DAYS)
-        with pytest.raises(ClocksDifferError, match=r"^a cut was made at .*, but now it is .* by the clock of node s1"):
+        with pytest.raises(ClocksDifferError, match=r"^a cut was made at .*, but it is now .* according to node s1"):
             take(runs, "clear", Silent())
         assert read_chain(runs.fleet.store.open(), "clear").last.increment == 0
     # Each server and this machine have another time.

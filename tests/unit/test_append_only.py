@@ -28,7 +28,7 @@ def test_updates_and_deletes_since_the_last_reading_are_refused(
 ) -> None:
     with pytest.raises(AppendOnlyChangedError) as raised:
         check_counters("s1", "increment 3", was, now)
-    expected = "since increment 3, perhaps by transactions that were rolled back, and the rows can't be identified:"
+    expected = "since increment 3, perhaps by transactions that were rolled back, and can't be identified:"
     assert f"{expected} t.log ({counted})" in raised.value.message
     assert "t.quiet" not in raised.value.message
     assert "increment 3 itself may lack the earliest" in raised.value.message

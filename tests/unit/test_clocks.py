@@ -119,7 +119,7 @@ def test_a_machine_whose_clock_is_behind_a_cut_has_at_least_the_time_of_the_cut(
     assert notes.lines == []
     note_late_clock(at(400 * DAY), notes)
     assert notes.lines == [
-        "a cut was made at 2027-12-25T12:00:00Z, but now it is 2026-11-20T12:00:00Z by the clock of this machine"
+        "a cut was made at 2027-12-25T12:00:00Z, but it is now 2026-11-20T12:00:00Z according to this machine"
     ]
     assert timedelta(0) <= utc_now() - at(400 * DAY) < timedelta(minutes=1)
 
@@ -128,7 +128,7 @@ def test_a_wrong_clock_is_told_once_and_again_when_it_changes() -> None:
     notes = Notes()
     for ahead in (400 * DAY, 400 * DAY + 0.5, 0.0, 0.0, -90.0, -7200.0):
         check_clocks([reading(node, ahead) for node in "abcd"], notes)
-    start, end = "the clock of this machine is ", ": the nodes' time is used; synchronize this machine's clock"
+    start, end = "this machine's clock is ", ": the nodes' time is used; synchronize this machine's clock"
     nodes = "nodes a, b, c and 1 more"
     assert notes.lines == [
         f"{start}400 days behind {nodes}{end}",
@@ -141,11 +141,11 @@ def test_a_refusal_names_every_clock() -> None:
     with pytest.raises(ClocksDifferError) as raised:
         check_clocks([reading("s1", HOUR), reading("s2", -HOUR)], Notes())
     assert raised.value.message == (
-        "the clocks differ, and none can be trusted: it is 2026-11-20T12:59:59Z by the clock of node s1,"
-        " 2026-11-20T10:59:59Z by the clock of node s2, 2026-11-20T12:00:00Z by the clock of this machine"
+        "the clocks disagree, so none can be trusted: it is 2026-11-20T12:59:59Z according to node s1,"
+        " 2026-11-20T10:59:59Z according to node s2, 2026-11-20T12:00:00Z according to this machine"
     )
     assert raised.value.exit_code == 3
-    with pytest.raises(ClocksDifferError, match=r"^a cut was made at 2026-11-20T18:00:00Z, but now it is ") as raised:
+    with pytest.raises(ClocksDifferError, match=r"^a cut was made at 2026-11-20T18:00:00Z, but it is now ") as raised:
         check_clocks([reading("s1", 0.0)], Notes(), at(6 * HOUR))
     assert "take a new full snapshot" in str(raised.value.hint)
 

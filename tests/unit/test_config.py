@@ -184,7 +184,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "at `node[0].id`"),
     (HEAD + '[[node]]\nid = "a"\n', "`node[0]` lacks the key `dsn`"),
     (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "expected text, got integer - at `node[0].dsn`"),
-    (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id is not exact, xa, citus or a valid regex"),
+    (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id must be exact, xa, citus or a valid regex"),
     (HEAD + '[cut]\nglobal_id = "(.*)"\n' + NODE, "has no group named global"),
     (HEAD + "[wal]\nmax_retained_wal = 0\n" + NODE, "a size must be positive - at `wal.max_retained_wal`"),
     (HEAD + "[wal]\nmax_retained_wal = true\n" + NODE, "a size is a number of bytes, or a string such as"),
@@ -202,10 +202,10 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key `retained_bytes_max` in `wal`"),
     (HEAD + "[metrics]\nfile = 'cutline.prom'\n" + NODE, "`metrics.file` is not an absolute path"),
-    (HEAD + "[metrics]\nlisten = '::1:9957'\n" + NODE, "`metrics.listen` is '::1:9957', which is not of the form"),
-    (HEAD + "[metrics]\nlisten = '127.0.0.1'\n" + NODE, "`metrics.listen` is '127.0.0.1', which is not of the form"),
-    (HEAD + "[metrics]\nlisten = '127.0.0.1:65536'\n" + NODE, "which is not of the form 127.0.0.1:9957"),
-    (HEAD + "[metrics]\nlisten = '127.0.0.1:0'\n" + NODE, "which is not of the form 127.0.0.1:9957"),
+    (HEAD + "[metrics]\nlisten = '::1:9957'\n" + NODE, "`metrics.listen` is '::1:9957', but must have the form"),
+    (HEAD + "[metrics]\nlisten = '127.0.0.1'\n" + NODE, "`metrics.listen` is '127.0.0.1', but must have the form"),
+    (HEAD + "[metrics]\nlisten = '127.0.0.1:65536'\n" + NODE, "but must have the form 127.0.0.1:9957"),
+    (HEAD + "[metrics]\nlisten = '127.0.0.1:0'\n" + NODE, "but must have the form 127.0.0.1:9957"),
     (HEAD + "[metrics]\ntraces = 1\n" + NODE, "expected boolean, got integer - at `metrics.traces`"),
     (HEAD + "[retention]\nkeep = 1\n" + NODE, "unknown key `keep` in `retention`"),
     (HEAD + "[retention]\nkeep_full = 0\n" + NODE, "expected integer >= 1 - at `retention.keep_full`"),
@@ -297,7 +297,7 @@ def test_a_file_may_begin_with_a_byte_order_mark_and_no_other_encoding_is_read(f
 @pytest.mark.parametrize("value", ["database", "true", "1"])
 def test_a_dsn_does_not_ask_for_replication_itself(fleet_file: Path, value: str) -> None:
     fleet_file.write_text(HEAD + NODE.replace("dbname=a", f"dbname=a replication={value}"))
-    with pytest.raises(FleetFileError, match="node a: dsn contains replication, which Cutline sets itself"):
+    with pytest.raises(FleetFileError, match="node a: dsn sets replication: remove it, because Cutline sets it"):
         load_fleet(fleet_file)
 
 

@@ -132,4 +132,4 @@ def test_a_server_without_the_database_that_a_restore_begins_in_is_told_with_wha
     hint = unreachable_error(Node("a", "dbname=postgres"), psycopg.OperationalError(text)).hint
     assert hint.endswith("as a superuser: CREATE DATABASE postgres;")
     other = unreachable_error(Node("a", "dbname=x"), psycopg.OperationalError(text.replace("postgres", "x"))).hint
-    assert other.startswith("check the name of the database in fleet.toml")
+    assert other.startswith("check the database name in fleet.toml")

@@ -89,5 +89,5 @@ def test_stored_large_objects_are_marked_as_of_the_full_snapshot_and_not_as_left
     found = [LeftOut("a", LARGE, "pg_largeobject", "why", 3), LeftOut("a", UNLOGGED, "t.x", "why")]
     kept, then = mark_large_objects(found, {"a": (2, "0/1F")})
     assert (kept.name, then.kind, then.count) == ("t.x", LeftOutKind.LARGE_OBJECTS_OF_FULL, 2)
-    assert then.why == "as they were at the full snapshot (0/1F): increments do not follow them"
+    assert then.why == "restored as they were at the full snapshot (0/1F): increments do not capture their changes"
     assert select_warnings((kept, then)) == (then,)

@@ -20,17 +20,17 @@ from cutline.nodes.problems import (
 NODES = ("s1", "s2")
 GRANT, OWN = 'GRANT "a" TO "b";', 'ALTER DATABASE "shop" OWNER TO "b";'
 ACTION = "membership of postgres would make b a superuser"
-REQUIRED = [NodeProblem(node, "role b may not read t", GRANT, Place(node, "shop")) for node in NODES]
+REQUIRED = [NodeProblem(node, "role b can't read t", GRANT, Place(node, "shop")) for node in NODES]
 TERMINAL = [
     NodeProblem(node, "role b does not own database shop", OWN, Place(node, "shop"), Purpose.TERMINAL) for node in NODES
 ]
-NEW_TABLES = [NodeProblem(node, "role b may not publish t", ACTION, purpose=Purpose.NEW_TABLES) for node in NODES]
+NEW_TABLES = [NodeProblem(node, "role b can't publish t", ACTION, purpose=Purpose.NEW_TABLES) for node in NODES]
 
 
 def test_an_error_names_equal_problems_once_and_only_what_is_required() -> None:
     with pytest.raises(NodeUnfitError) as raised:
         refuse_unfit([*REQUIRED, *TERMINAL, *NEW_TABLES])
-    assert raised.value.message == "nodes s1, s2: role b may not read t"
+    assert raised.value.message == "nodes s1, s2: role b can't read t"
     assert [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")] == [GRANT]
     # Scripts find everything.
     assert {one["statement"] for one in grants_of([*REQUIRED, *TERMINAL])} == {GRANT, OWN}
@@ -39,7 +39,7 @@ def test_an_error_names_equal_problems_once_and_only_what_is_required() -> None:
 
 
 def test_a_hint_with_statements_is_runnable_as_a_whole() -> None:
-    action = NodeProblem("s1", "role b may not publish t", ACTION)
+    action = NodeProblem("s1", "role b can't publish t", ACTION)
     with pytest.raises(NodeUnfitError) as raised:
         refuse_unfit([action, *REQUIRED])
     assert [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")] == [GRANT]
@@ -49,7 +49,7 @@ def test_a_hint_with_statements_is_runnable_as_a_whole() -> None:
 
 
 def test_what_only_some_tasks_need_follows_that_the_role_is_enough() -> None:
-    enough = "the role of the dsn is sufficient for every create of these tables; other tasks need more"
+    enough = "the role of the dsn has the privileges that every create of these tables needs; other tasks need more"
     assert optional_lines([]) == []
     assert optional_lines(NEW_TABLES) == [enough, f"for {Purpose.NEW_TABLES}, on s1, s2: {ACTION}"]
     assert optional_lines(TERMINAL) == [

@@ -16,7 +16,7 @@ def test_links_are_followed_and_a_circle_is_named(tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("round")
     assert real_path(tmp_path / "link/new") == tmp_path.resolve() / "folder/new"
     for path in ("round", "round/new"):
-        with pytest.raises(UsageError, match="form a circle"):
+        with pytest.raises(UsageError, match="form a loop"):
             real_path(tmp_path / path)
     with pytest.raises(UsageError, match="null byte"):
         real_path(Path("a\0b"))

@@ -50,8 +50,8 @@ def test_all_are_waited_for_and_the_first_error_counts() -> None:
     assert in_parallel(str.upper, ["x", "y"]) == ["X", "Y"]
 
 
-PLAIN = "check that the server is running, and that its dsn and your password file are right"
-ONLY_PRIMARY = f"{PLAIN}; a full snapshot can do without standbys: snapshot create NAME --only-primary"
+PLAIN = "check that the server is running, and that its dsn and your password file are correct"
+ONLY_PRIMARY = f"{PLAIN}; to take a full snapshot without standbys: snapshot create NAME --only-primary"
 
 
 @pytest.mark.parametrize(("nodes", "needs_all", "hint"), [

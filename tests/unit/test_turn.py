@@ -69,7 +69,7 @@ def test_a_renewal_that_ends_after_the_turn_takes_no_lock() -> None:
             return SimpleNamespace(close=lambda: closed.append(node.id))
 
     lock = FleetLock(cast(Any, Sessions()), "shop watch", "label", _taken={"a": 1})
-    with pytest.raises(FleetLockLostError, match="an interrupt has ended its session"):
+    with pytest.raises(FleetLockLostError, match="an interrupt ended its session"):
         lock.renew()
     assert closed == ["a"]
 

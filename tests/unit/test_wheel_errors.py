@@ -30,5 +30,5 @@ def test_the_error_of_a_program_is_never_lost_in_what_follows(tmp_path: Path, sa
     failing(tmp_path, said)
     with pytest.raises(ProgramFailedError) as raised:
         run_tool("pg_dump", folder=tmp_path)
-    assert raised.value.message == f"pg_dump ended with exit code 1: {shown}"
+    assert raised.value.message == f"pg_dump exited with code 1: {shown}"
     assert raised.value.details["said"] == said.splitlines()

@@ -110,11 +110,11 @@ def test_links_that_lead_in_a_circle_are_named(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to("loop")
     for path in (loop, loop / "report.html"):
-        said = f"{path}: (symbolic links form a circle at {loop}|Too many levels of)"
+        said = f"{path}: (symbolic links form a loop at {loop}|Too many levels of)"
         with pytest.raises(UsageError, match=said), replaced_file(path):
             pass
     for use in (check_programs_folder, check_directory, open_fleet, refuse_foreign_folder):
-        with pytest.raises(UsageError, match="form a circle"):
+        with pytest.raises(UsageError, match="form a loop"):
             use(loop)
         with pytest.raises(UsageError, match="null"):
             use(Path("a\0b"))

@@ -82,7 +82,7 @@ MORE_OF_SECOND = (
     "CREATE ROLE keeper", "SELECT lo_from_bytea(4000000000, 'of the second')",
     "ALTER LARGE OBJECT 4000000000 OWNER TO keeper",
 )  # fmt: skip
-WHY = "PostgreSQL 15 can't decode WAL on a standby, only 16 or later can: check has no copy of it"
+WHY = "PostgreSQL 15 can't decode WAL on a standby (16 and later can), so check has no copy of it"
 
 
 @pytest.fixture(scope="module")

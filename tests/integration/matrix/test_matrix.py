@@ -128,7 +128,7 @@ def test_programs_that_are_too_old_are_refused_by_name(matrix: Matrix, programs:
     with pytest.raises(ProgramsUnfitError, match=f"there is no pg_dump {newer} or newer in "):
         initialise(matrix.fleet({newer: matrix.node(newer, newer, DATABASE, "socket")}, "refused", programs), Silent())
     target = matrix.fleet({programs: matrix.node(programs, programs, TARGET, "socket")}, "unused", programs)
-    with pytest.raises(ProgramsUnfitError, match=f"there is no pg_restore {NEWEST} or newer in "):
+    with pytest.raises(ProgramsUnfitError, match=f"needs pg_restore {NEWEST} or newer, but there is none in "):
         matrix.chains[TOGETHER].restore(TOGETHER, target, scope=RestoreScope(nodes=(target.nodes[0].id,)))
 
 

@@ -180,9 +180,9 @@ def test_everything_that_keeps_a_role_from_freezing_is_named_before_any_change(f
             execute(node, "ALTER SUBSCRIPTION inbound DISABLE")
             execute(node, "ALTER SUBSCRIPTION inbound SET (slot_name = NONE)", "DROP SUBSCRIPTION inbound")
         for problem in (
-            "does not own database bank", f"does not own publication cutline_{FLEET_ID}", "may not end other roles",
+            "does not own database bank", f"does not own publication cutline_{FLEET_ID}", "can't end other roles",
             f"superusers' sessions: process {admin.info.backend_pid} (admin", "subscription inbound writes",
-            "may not change role writer, which has its own default_transaction_read_only = off",
+            "can't change role writer, which has its own default_transaction_read_only = off",
             "subscription inbound writes",
         ):  # fmt: skip
             assert problem in caught.value.message

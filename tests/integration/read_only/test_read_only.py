@@ -98,7 +98,7 @@ def test_an_unreadable_record_is_refused_and_its_hint_undoes_the_freeze_by_hand(
         connection.execute(
             f'COMMENT ON PUBLICATION cutline_{FLEET_ID} IS \'{{"schema": "cutline/frozen/2"}}\''.encode()
         )
-    with pytest.raises(FreezeRecordError, match=f"node {node.id}: the comment of publication cutline_") as caught:
+    with pytest.raises(FreezeRecordError, match=f"node {node.id}: the comment on publication cutline_") as caught:
         resume_fleet(fleet, Silent())
     assert caught.value.exit_code == 3
     watching = Watching()

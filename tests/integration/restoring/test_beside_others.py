@@ -105,7 +105,7 @@ def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place
         code, document = run_here(place.target, "create", "new")
         assert code in (3, 6)
         assert document["hint"].endswith(
-            f"to find the command that ends it, run: snapshot --fleet {place.target.path} list"
+            f"to see the commands that finish or undo it, run: snapshot --fleet {place.target.path} list"
         )
         await_sessions_over(place)
         code, refused = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--replace", "--yes")

@@ -94,7 +94,7 @@ def pack_to(file: Path) -> Packed:
     except OSError as error:
         reason = error.strerror or str(error)
         raise PackError(
-            f"file {file} can't be written: {reason}", hint="free space there, or name a different file"
+            f"file {file} can't be written: {reason}", hint="free up space there, or name a different file"
         ) from None
     return Packed(
         file=file.absolute(),

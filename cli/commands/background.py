@@ -47,7 +47,7 @@ def start(context: typer.Context, *, is_dry: bool) -> NoReturn:
     from cutline.cli.process.detaching import EndedEarly, detach_command
 
     if is_dry:
-        raise UsageError("--background and --dry-run are mutually exclusive", hint="leave out one of them")
+        raise UsageError("--background and --dry-run are mutually exclusive", hint="use only one of them")
     started = detach_command(sys.argv[1:], sys.stderr)
     if isinstance(started, EndedEarly):
         sys.stdout.write(started.result)

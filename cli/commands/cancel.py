@@ -90,7 +90,7 @@ def _not_under_way(store: ObjectStore, operation: str) -> NotUnderWayError:
     ended = read_ended(store, operation)
     if ended is None or ended.outcome is None:
         return NotUnderWayError(
-            f"no operation {operation} is under way", hint="to list running operations: snapshot status"
+            f"operation {operation} is not under way", hint="to list running operations: snapshot status"
         )
     return NotUnderWayError(
         f"operation {operation} has ended: {ended.outcome.state} at {ended.outcome.ended_at}",
@@ -118,7 +118,7 @@ def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
 
 def lines_of(results: list[Cancelled], name: str | None = None) -> list[str]:
     """Return the human-readable output."""
-    nothing = f"no operation of snapshot {name} is under way" if name else "no operation is under way"
+    nothing = f"no operations on snapshot {name} are under way" if name else "no operations are under way"
     return [_line(result.operation, result) for result in results] or [nothing]
 
 

@@ -12,12 +12,12 @@ from cutline.cli.output.tables import size_text
 
 SCHEMA = "cutline/cluster-pack/1"
 
-cluster_app = typer.Typer(help="Bring Cutline to the executors of a Spark cluster.")
+cluster_app = typer.Typer(help="Pack Cutline for the executors of a Spark cluster.")
 
 
 @cluster_app.callback()
 def cluster() -> None:
-    """Bring Cutline to the executors of a Spark cluster."""
+    """Pack Cutline for the executors of a Spark cluster."""
 
 
 @cluster_app.command()

@@ -57,7 +57,7 @@ LargeObjects = Annotated[
         "--large-objects", help="Also copy large objects as they are now. Increments do not include changes to them."
     ),
 ]
-OnlyCut = Annotated[bool, typer.Option("--only-cut", help="Record a restore point for physical backups, without rows.")]
+OnlyCut = Annotated[bool, typer.Option("--only-cut", help="Record a restore point for physical backups; copy no rows.")]
 SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
 
 
@@ -117,13 +117,13 @@ def check_request(request: CreateRequest, *, incremental: bool) -> None:
     if request.only_cut and (incremental or of_full or request.terminal):
         raise UsageError(
             "--only-cut takes a cut of all primaries and copies nothing",
-            hint="leave out all other options except --retries, --wait, --comment and --dry-run; every restore point"
-            " needs a new name: snapshot create NAME --only-cut",
+            hint="--only-cut accepts only --retries, --wait, --comment and --dry-run; every restore point needs a new"
+            " name: snapshot create NAME --only-cut",
         )
     if incremental and of_full:
         raise UsageError(
-            "an increment takes its nodes and tables from the full snapshot",
-            hint="leave out --only-primary, --group, --exclude-group and --large-objects",
+            "an increment always covers the nodes and tables of its full snapshot",
+            hint="omit --only-primary, --group, --exclude-group and --large-objects",
         )
     check_text("--comment", request.comment)
     check_text("--group or --exclude-group", *request.include, *request.exclude)
@@ -287,4 +287,4 @@ def _rows_text(estimates: list[int | None]) -> str:
         return f"about {quantity_text(sum(known), 'rows')}"
     if not any(known):
         return "number of rows unknown (ANALYZE was never run)"
-    return f"about {quantity_text(sum(known), 'rows')} plus those of {quantity_text(unknown, 'tables')} without ANALYZE"
+    return f"about {quantity_text(sum(known), 'rows')}, plus those of {quantity_text(unknown, 'tables')} never analyzed"

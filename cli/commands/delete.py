@@ -203,7 +203,7 @@ def lines_of(deletion: DeletionResult) -> list[str]:
     mark = deletion.mark
     if deletion.removed is None:
         who = requester_text(mark)
-        return [f"{mark.snapshot} was deleted at {mark.at} by {who}; nothing is left of it in the store"]
+        return [f"{mark.snapshot} was deleted at {mark.at} by {who}; nothing of it is left in the store"]
     return removed_lines(deletion.removed, f"{mark.snapshot} is deleted", f"snapshot delete {mark.snapshot}")
 
 
@@ -227,5 +227,5 @@ def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
         for one in removed.slots_foreign
     ]
     if not removed.is_done:
-        lines.append(f"not everything was deleted; repeat: {again}")
+        lines.append(f"not everything was deleted; to retry: {again}")
     return lines

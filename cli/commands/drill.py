@@ -72,8 +72,8 @@ def drill(
     check_protection(source.spark_master, source.spark_settings)
     if not to and (create_roles or no_owner or roles):
         raise UsageError(
-            "--create-roles, --no-owner and --role-map apply only to your own servers: they need --to FILE",
-            hint="leave them out: the temporary servers get the roles of the snapshot",
+            "--create-roles, --no-owner and --role-map apply only to your own servers: they require --to FILE",
+            hint="omit them: the temporary servers get the snapshot's roles",
         )
     own = load_target(to, source) if to else None
     name, moment = newest_name(source, name), parse_at(at, increment)

@@ -27,7 +27,7 @@ REASONS = {
     GarbageReason.DELETED: "of a deleted snapshot",
     GarbageReason.PRUNED: "of pruned increments",
     GarbageReason.FAILED: "of failed operations",
-    GarbageReason.UNLISTED: "listed by no commit",
+    GarbageReason.UNLISTED: "not listed in any commit",
     GarbageReason.LOST: "after the last increment of a lost chain",
     GarbageReason.LEFT_OVER: "left by unfinished writes",
     GarbageReason.OLD_RECORD: "records of old operations",
@@ -190,7 +190,7 @@ def _refused_lines(report: GcReport) -> Iterator[str]:
     for removal in report.refused[:NAMES_SHOWN_MAX]:
         yield f"error: {removal.reason}"
     if report.refused:
-        yield f"the store refused to delete {quantity_text(len(report.refused), 'objects')}; repeat: snapshot gc"
+        yield f"the store refused to delete {quantity_text(len(report.refused), 'objects')}; to retry: snapshot gc"
 
 
 def _text(total: SizeTotal) -> str:

@@ -58,7 +58,7 @@ def document_of(found: Iterable[Ended]) -> dict[str, Any]:
 def lines_of(found: list[Ended]) -> list[str | RenderableType]:
     """Return the human-readable output."""
     if not found:
-        return ["no operation has ended"]
+        return ["no operations have ended yet"]
     rows = [
         (
             ended.id,

@@ -31,7 +31,7 @@ def init(
         bool,
         typer.Option(
             "--forget-nodes",
-            help="Count only the current primaries for the majority, after nodes were removed or servers replaced.",
+            help="Count only the current primaries toward the majority, after removing nodes or replacing servers.",
         ),
     ] = False,
     example: Annotated[
@@ -43,9 +43,9 @@ def init(
     options = command_context(context)
     if example:
         if forget_nodes:
-            raise UsageError("--example and --forget-nodes are mutually exclusive", hint="leave out one of them")
+            raise UsageError("--example and --forget-nodes are mutually exclusive", hint="use only one of them")
         write_example(options.fleet_path)
-        lines = [f"wrote {options.fleet_path}: enter your store and your nodes there", "next: snapshot init"]
+        lines = [f"wrote {options.fleet_path}: fill in your store and your nodes", "next: snapshot init"]
         emit(context, {"schema": EXAMPLE_SCHEMA, "file": options.fleet_path}, lines)
         return
     fleet = options.load_fleet()
@@ -107,9 +107,9 @@ def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> 
         primaries = report.published
         names = [f"the earlier server of {node}" if node in primaries else node for node in report.forgotten]
         lines += [
-            f"no longer counted for the majority: {', '.join(names)}",
-            "their slots stay and retain WAL; if such a server still runs and will not be used again, run in its"
-            " database:",
+            f"no longer counted toward the majority: {', '.join(names)}",
+            "their slots remain and retain WAL; if such a server is still running and will not be used again, run in"
+            " its database:",
             OWN_SLOTS_DROP,
         ]
     return [*lines, *optional_lines(report.lacking, addresses), "next: snapshot create NAME"]

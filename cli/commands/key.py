@@ -37,10 +37,12 @@ def new(context: typer.Context, file: NewFile) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        hint = "name another file; if this one is a store's key, keep it"
+        hint = "name a different file; if this file is a store's key, keep it"
         raise KeyFileExistsError(f"file {file} already exists", hint=hint) from None
     except OSError as error:
-        raise EncryptionKeyError(f"file {file} can't be created: {error.strerror}", hint="name another file") from None
+        raise EncryptionKeyError(
+            f"file {file} can't be created: {error.strerror}", hint="name a different file"
+        ) from None
     try:
         with os.fdopen(descriptor, "w") as opened:
             opened.write(key_text(secrets.token_bytes(KEY_BYTES)) + "\n")
@@ -52,7 +54,7 @@ def new(context: typer.Context, file: NewFile) -> None:
         file.unlink()
         if not isinstance(error, OSError):
             raise
-        hint = "free space there, or name another file"
+        hint = "free up space there, or name a different file"
         raise EncryptionKeyError(f"file {file} can't be written: {error.strerror}", hint=hint) from None
     lines = [
         f"wrote a new key to {file}",

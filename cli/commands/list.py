@@ -93,9 +93,9 @@ def list_snapshots(
     """
     options = command_context(context)
     if csv and options.json:
-        raise UsageError("--csv and --json are mutually exclusive", hint="leave out one of them")
+        raise UsageError("--csv and --json are mutually exclusive", hint="use only one of them")
     if every and last is not None:
-        raise UsageError("--all and --last are mutually exclusive", hint="leave out one of them")
+        raise UsageError("--all and --last are mutually exclusive", hint="use only one of them")
     fleet = options.load_fleet()
     wanted = None if name is None else newest_name(fleet, name)
     if flat or csv:

@@ -51,7 +51,7 @@ def lines_of(report: ResumeReport) -> list[str]:
 def _lines(one: ThawResult) -> list[str]:
     lines = [f"{one.node} accepts writes again; it was {one.was.text()}"]
     if one.ended:
-        lines.append(f"{one.node}: ended {one.ended} sessions that had begun read-only")
+        lines.append(f"{one.node}: ended {one.ended} sessions that had started read-only")
     if one.left:
         lines.append(f"warning: read-only until they end: {sessions_text(list(one.left))}")
     return lines

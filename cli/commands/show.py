@@ -164,7 +164,7 @@ def statement_lines(found: list[dict[str, Any]]) -> list[str]:
         what = f"-- {node}: database {shortened(one['database'])}"
         lines += [what, *map(script_line, one["statements"])] if one["statements"] else []
         if one["extension_rows"]:
-            what = f"-- {node}: rows of extensions' tables in database {shortened(one['database'])}"
+            what = f"-- {node}: rows of extension tables in database {shortened(one['database'])}"
             # Line breaks within constants are escaped; those between rows stay.
             lines += [
                 what,

@@ -41,7 +41,7 @@ TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left",
 IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
 WATCH_SECONDS = 2.0
 Lines: TypeAlias = "list[str | RenderableType]"
-NOTHING = "no operation is under way"
+NOTHING = "no operations are under way"
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 seconds, until Ctrl-C.")]
 Nodes = Annotated[
     bool,
@@ -58,7 +58,7 @@ def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False
     """
     options = command_context(context)
     if watch and options.json:
-        raise UsageError("--watch draws on a terminal; --json writes one document", hint="leave out one of them")
+        raise UsageError("--watch draws on a terminal; --json writes one document", hint="use only one of them")
     fleet, file = options.load_fleet(), options.given_fleet
     if not watch:
         report = read_status(fleet, nodes=nodes)

@@ -118,7 +118,7 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
             return ended
         if way is None:
             raise NoSuchOperationError(
-                f"the store contains no operation {operation}",
+                f"the store contains no record of operation {operation}",
                 hint="to list operations: snapshot status   or: snapshot history",
             )
         if way.failure is not None:
@@ -132,7 +132,8 @@ def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Pro
         phase = _show(way, phase, progress)
         if deadline is not None and time.monotonic() >= deadline:
             raise StillRunningError(
-                f"operation {operation} is still running after {seconds:.0f} s", hint="it continues: snapshot status"
+                f"operation {operation} is still running after {seconds:.0f} s",
+                hint="it continues; to see its progress: snapshot status",
             )
         time.sleep(POLL_SECONDS)
 

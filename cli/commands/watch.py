@@ -75,7 +75,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
                 watcher.notices.is_beside = False
                 watcher.notices.waits(None)
                 if said:
-                    watcher.log("this watch now has the turn")
+                    watcher.log("this watch is now active")
                 said, seconds = "", STAND_BY_SECONDS
                 nodes, dead = watcher.source.fleet.nodes, DeadWatches()
                 while watcher.source.fleet.nodes == nodes:
@@ -104,7 +104,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
             watcher.notices.is_beside = problem is None
             if text != said:
                 watcher.log(text, hint=problem.hint if problem else "")
-            watcher.notices.waits(problem, "another watch works")
+            watcher.notices.waits(problem, "another watch is active")
             watcher.say(text)
             watcher.look_beside()
             said = text

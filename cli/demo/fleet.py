@@ -46,7 +46,7 @@ PostgreSQL = Annotated[
 ]
 Seconds = Annotated[float, typer.Option(min=0.1, max=SECONDS_MAX, help="How long to run the workload.")]
 Clients = Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Number of concurrent clients.")]
-Delete = Annotated[bool, typer.Option("--delete", help="Also delete the servers' data; the store stays.")]
+Delete = Annotated[bool, typer.Option("--delete", help="Also delete the servers' data, but not the store.")]
 
 
 def up(
@@ -65,9 +65,9 @@ def up(
     if existing and programs and programs != existing.nodes[0].programs:
         stands = existing.nodes[0]
         raise FolderTakenError(
-            f"{existing.directory} contains a fleet of PostgreSQL {stands.major_version}, which runs the programs"
-            f" {f'in {stands.programs}' if stands.programs else 'of the wheel'}",
-            hint=f"leave --postgresql out, choose another folder, or delete that fleet first: snapshot demo down"
+            f"{existing.directory} contains a PostgreSQL {stands.major_version} fleet, which runs the programs"
+            f" {f'in {stands.programs}' if stands.programs else 'from the wheel'}",
+            hint=f"omit --postgresql, choose a different folder, or delete that fleet first: snapshot demo down"
             f" {shlex.quote(str(directory))} --delete",
         )
     with progress(context) as shown:
@@ -132,11 +132,11 @@ def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = Fal
         shown.step("stop PostgreSQL")
         stopped = stop_fleet(directory, delete=delete)
     document = {"schema": "cutline/demo-down/1", "stopped": stopped, "deleted": delete}
-    lines = [f"{stopped} servers stopped" if stopped else "no server was running"]
+    lines = [f"{stopped} servers stopped" if stopped else "no servers were running"]
     if delete:
         lines.append("their data is deleted")
         if fleet.store.exists():
-            lines.append(f"the snapshots stay in {fleet.store}")
+            lines.append(f"the snapshots remain in {fleet.store}")
     emit(context, document, lines)
 
 

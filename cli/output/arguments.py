@@ -121,7 +121,7 @@ UseBackupCopies = Annotated[
     bool,
     typer.Option(
         "--use-backup-copies",
-        help="If rows in a primary's copy are damaged, take them from the copy of its standby.",
+        help="If rows in a primary's copy are damaged, use those in its standby's copy.",
     ),
 ]
 AllowRefusedDdl = Annotated[
@@ -206,7 +206,7 @@ def parse_moment(option: str, text: str) -> datetime:
 def parse_at(at: str | None, increment: int | None) -> datetime | None:
     """Parse the value of --at; raise UsageError if --increment is given, too."""
     if at is not None and increment is not None:
-        raise UsageError("--increment and --at are mutually exclusive", hint="leave out one of them")
+        raise UsageError("--increment and --at are mutually exclusive", hint="use only one of them")
     return None if at is None else parse_moment("--at", at)
 
 

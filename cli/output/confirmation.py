@@ -76,7 +76,7 @@ class Confirmation:
         if not self.is_given and list(losses) != self.confirmed:
             raise PlanChangedError(
                 "the plan has changed since it was confirmed; nothing was changed",
-                hint="repeat the command: it prints the new plan",
+                hint="to see the new plan, repeat the command",
             )
 
     def announce(self, plan: Iterable[str], losses: Iterable[str]) -> None:
@@ -100,9 +100,9 @@ def require_confirmation(context: typer.Context, command: str, *, yes: bool) -> 
 
 def _why_nobody_is_asked(context: typer.Context) -> str:
     if is_in_background():
-        return "a command in the background can't ask"
+        return "a background command can't ask"
     if command_context(context).json:
-        return "with --json no question is asked"
+        return "with --json, no questions are asked"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return "stdin or stderr is not a terminal"
     if not sys.stdout.isatty():

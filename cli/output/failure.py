@@ -47,7 +47,7 @@ MEANINGS: dict[int, str] = {
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it",
-    UNREACHABLE: "a node or the store can't be reached, or a node can't do its part now (for example, its disk is full)"
+    UNREACHABLE: "a node or the store can't be reached, or a node can't do its work now (for example, its disk is full)"
     ", or the command or an executor ran out of memory, threads or open files",
     BUSY: "another operation is running",
     CANCELLED: "cancelled by `snapshot cancel`, SIGTERM or SIGHUP",

@@ -42,5 +42,5 @@ def check_found(path: Path) -> None:
     if owner not in {0, os.geteuid(), Path("/").stat().st_uid}:
         raise UsageError(
             f"{path} in the working directory belongs to another user",
-            hint=f"if you trust it, name it: --fleet {path}",
+            hint=f"if you trust it, name it explicitly: --fleet {path}",
         )

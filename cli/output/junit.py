@@ -19,7 +19,7 @@ from cutline.restore.drill.drill import DrillReport
 from cutline.storage.errors import SnapshotError, UsageError
 
 CHECK, DRILL = "snapshot check", "snapshot drill"
-NO_ASSERTIONS = "fleet.toml has no [[drill.assertion]]: nothing was asked"
+NO_ASSERTIONS = "fleet.toml contains no [[drill.assertion]], so nothing was tested"
 
 
 def junit_of(report: CheckReport) -> str:

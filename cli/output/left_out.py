@@ -26,7 +26,7 @@ KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.LARGE_OBJECTS: KindText("large object", "large objects", "not restored"),
     LeftOutKind.EXCLUDED_TABLE: KindText("excluded table", "excluded tables", "empty when restored"),
     LeftOutKind.EXTENSION_TABLE: KindText(
-        "table of an extension", "tables of extensions", "restored as CREATE EXTENSION creates them"
+        "extension table", "extension tables", "restored as CREATE EXTENSION creates them"
     ),
     LeftOutKind.UNLOGGED_SEQUENCE: KindText(
         "unlogged sequence", "unlogged sequences", "restart at their initial value"
@@ -40,20 +40,20 @@ PARTIAL: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.LARGE_OBJECTS_OF_FULL: KindText("large object", "large objects", "as of the full snapshot"),
     LeftOutKind.STANDBY_COPY: KindText("standby", "standbys", "without a copy to compare"),
     LeftOutKind.EXTENSION_ROWS: KindText(
-        "table of an extension that was not read",
-        "tables of extensions that were not read",
+        "extension table that was not read",
+        "extension tables that were not read",
         "restored as CREATE EXTENSION creates them",
     ),
 }
-REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again and captures them"
+REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL, the next increment copies the table again and captures all changes"
 # Items that are restored but may differ from the source.
 WARNINGS: Mapping[LeftOutKind, str] = {
-    LeftOutKind.APPEND_ONLY_TABLE: f"inserts and truncates only, updates and deletes are not captured ({REMEDY})",
+    LeftOutKind.APPEND_ONLY_TABLE: f"only inserts and truncates are captured, not updates and deletes ({REMEDY})",
     LeftOutKind.UNCOUNTED_TABLE: "it is unknown whether rows of append-only tables were updated or deleted:"
     f" PostgreSQL's counters were reset or are disabled ({REMEDY})",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as of the full snapshot, without the changes since",
     LeftOutKind.STANDBY_COPY: "standbys older than PostgreSQL 16 can't decode WAL: check has no copy to compare",
-    LeftOutKind.EXTENSION_ROWS: "rows of extensions' tables were not read: they are restored as CREATE EXTENSION"
+    LeftOutKind.EXTENSION_ROWS: "rows of extension tables were not read: they are restored as CREATE EXTENSION"
     " creates them (--json lists the reasons; exclude the tables in [groups], or give the role BYPASSRLS if policies"
     " hide rows)",
 }

@@ -76,4 +76,4 @@ def write_transactions(
             write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     except UsageError as error:
         return [f"{WARNING}{what}; they can't be written to {error.message}{again}"]
-    return [f"{what}; how they are decided is in {path}{again}"]
+    return [f"{what}; their decisions are in {path}{again}"]

@@ -19,8 +19,8 @@ FILE_MODE = 0o600
 # In a script, psql stops at this line.
 QUIT = "\\quit"
 UNFINISHED = f"""\
--- The restore has not ended: its databases still have temporary names, and those with the final names may be the ones
--- that it replaces. So psql stops here. `snapshot restore-resume` tries the statements again, and with
+-- The restore is unfinished: its databases still have temporary names, and databases with the final names may be those
+-- that it will replace. So psql stops here. `snapshot restore-resume` tries the statements again, and with
 -- --allow-refused-ddl it rewrites this file.
 {QUIT}
 """
@@ -42,13 +42,13 @@ BEGIN = """\
 \\unset given
 \\restrict {token}
 """
-AS_ANOTHER = "-- To run them as another role, such as a superuser, change user in the next line."
+AS_ANOTHER = "-- To run them as another role, such as a superuser, change the user in the next line."
 # Where psql sees the end of a constant depends on these two settings, which the statements can change by calling
 # functions.
 READING = f"SET client_encoding = '{RAW}'; SET standard_conforming_strings = on;\n"
 END = f"{READING}\\unrestrict {{token}}\n"
 NOT_SQL = (
-    "-- Left out: psql might run commands in it, or read the following lines as a part of it, because of a backslash"
+    "-- Left out: psql might run commands in it, or read the following lines as part of it, because of a backslash"
     " outside of quotes, an unterminated quote or comment, or COPY FROM STDIN. pg_dump never writes such statements;"
     " see: snapshot check"
 )
@@ -96,8 +96,8 @@ def write_refused(
 def _connect(access: str, token: str) -> str:
     if len(access.splitlines()) > 1:
         line = (
-            "-- \\connect takes no name with line breaks: connect to the database yourself, and delete the next line."
-            f"\n{QUIT}"
+            "-- \\connect does not accept a name with line breaks: connect to the database yourself, and delete the"
+            f" next line.\n{QUIT}"
         )
     else:
         quoted = access.replace('"', '""')

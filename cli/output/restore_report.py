@@ -67,7 +67,7 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         lines.append("warning: --at is in the future, so the newest cut is restored; check the UTC offset")
     if plan.next_cut:
         after = chain.last.increment + 1
-        lines.append(f"the next cut is after --at: that of increment {after}, {time_text(plan.next_cut)}")
+        lines.append(f"the next cut, that of increment {after}, is after --at: {time_text(plan.next_cut)}")
     where = "into the tables of" if plan.request.scope.data_only else "to"
     for target in plan.targets:
         begun = preview.begun.get(target.shard)
@@ -108,9 +108,9 @@ def _time_line(preview: RestorePreview) -> str:
 
 def _disk_line(disk: DiskSpace) -> str:
     why = (
-        "the role may not see the server's data_directory"
+        "the role is not allowed to see the server's data_directory"
         if disk.is_hidden
-        else "the server does not run on this machine, or its data can't be read here"
+        else "the server is not running on this machine, or its data can't be read here"
     )
     free = f"free space unknown: {why}" if disk.free_bytes is None else f"{size_text(disk.free_bytes)} free"
     needed = f"{_about(is_rough=disk.is_rough)}{size_text(disk.needed_bytes)} needed"
@@ -182,7 +182,7 @@ DIFFERENCES_SHOWN_MAX = 10
 SHOWN_IN_BRIEF = 3
 # If there are this many items or more, they are only counted.
 COUNTED_MIN = 4
-ALL_IN_JSON = "--json lists each"
+ALL_IN_JSON = "--json lists all of them"
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
 DRILL_SCHEMA = "cutline/drill/1"
 
@@ -248,11 +248,11 @@ def lines_of(
         lines += left_out_lines(report.not_in_snapshot)
         lines += [one.text for one in report.open_operations]
     lines += [f"warning: {text}" for text in report.warnings if text not in shown]
-    lines += refused_lines("refused", report.refused, "the file lists each")
+    lines += refused_lines("refused", report.refused, "the file lists all of them")
     for owner_change in report.owner_changes:
         lines.append(
             f"{owner_change.node}: database {owner_change.database} belongs to {owner_change.owner},"
-            f" the previous one to {owner_change.previous};"
+            f" the previous one belonged to {owner_change.previous};"
             f" to restore the ownership, run on {owner_change.node}:"
         )
         lines.append(owner_change.statement)
@@ -287,7 +287,7 @@ def _by_name(places: Iterable[str]) -> list[tuple[str, str]]:
 
 def difference_lines(found: Sequence[str], shown: int = DIFFERENCES_SHOWN_MAX) -> list[str]:
     """Describe how roles differ, with at most `shown` differences; JSON contains all of them."""
-    return _shorten([f"differs: {one}" for one in found], shown, "differences of roles: --json lists all")
+    return _shorten([f"differs: {one}" for one in found], shown, "role differences: --json lists all of them")
 
 
 def _shorten(lines: list[str], shown: int, rest: str) -> list[str]:
@@ -368,7 +368,7 @@ def _plan_lines(
     lines = [*plan_lines(plan, preview), *route_lines(report)]
     left_out = [(line, preview.counted.get(line, "")) for line in preview.left_out]
     texts = [f"left out: {line}" for line in _counted_lines(left_out)]
-    lines += texts if shown is None else _shorten(texts, shown, "items: --verbose lists each")
+    lines += texts if shown is None else _shorten(texts, shown, "items: --verbose lists all of them")
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in warnings]
     lines += difference_lines(preview.role_differences, shown or DIFFERENCES_SHOWN_MAX)

@@ -35,7 +35,7 @@ def parse_role_map(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
         if before in found:
             raise UsageError(f"--role-map names role {before} twice", hint="map each role to only one role")
         if reserved := [name for name in (before, after) if name in NO_ROLES]:
-            raise UsageError(f"--role-map {pair!r}: {reserved[0]} is not a role", hint="give the names of roles")
+            raise UsageError(f"--role-map {pair!r}: {reserved[0]} is not a role", hint="use role names")
         found[before] = after
     return tuple(found.items())
 
@@ -61,7 +61,7 @@ def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMov
         ]
         if same or (move.schema, move.table) == (move.to_schema, move.to_table):
             raise UsageError(
-                f"--group {value!r}: a table gets exactly one new name", hint="name each table once, with its new name"
+                f"--group {value!r}: a table can have only one new name", hint="name each table once, with its new name"
             )
         moves.append(move)
     return tuple(patterns), tuple(moves)
@@ -82,18 +82,18 @@ def check_options(request: RestoreRequest) -> None:
     if scope.schema_only and request.tables.is_partial:
         raise UsageError(
             "--schema-only restores no rows, so --group and --schema have nothing to select",
-            hint="leave out one of them",
+            hint="use only one of them",
         )
     if scope.schema_only and scope.analyze:
-        raise UsageError("--schema-only restores no rows, so --analyze has nothing to do", hint="leave out one of them")
+        raise UsageError("--schema-only restores no rows, so --analyze has nothing to do", hint="use only one of them")
     if scope.schema_only and request.use_backup_copies:
         raise UsageError(
             "--schema-only restores no rows, so none are taken from standbys' copies",
-            hint="leave out --use-backup-copies",
+            hint="omit --use-backup-copies",
         )
     if scope.no_owner and request.create_roles:
         raise UsageError(
-            "--no-owner needs no roles, so --create-roles has nothing to create", hint="leave out one of them"
+            "--no-owner needs no roles, so --create-roles has nothing to create", hint="use only one of them"
         )
 
 
@@ -110,11 +110,11 @@ def _check_data_only(request: RestoreRequest) -> None:
     }
     if given := [option for option, value in options.items() if value]:
         raise UsageError(
-            f"--data-only loads rows into existing tables, which it does not change: not with {', '.join(given)}",
-            hint="leave out --data-only or the others",
+            f"--data-only loads rows into existing tables as they are, so it can't be combined with {', '.join(given)}",
+            hint="omit --data-only or the other options",
         )
     if scope.moves:
         raise UsageError(
-            f"--group {scope.moves[0].label}: --data-only loads rows into tables of the same names",
-            hint="give only the table: --group S.T; or restore it under another name without --data-only",
+            f"--group {scope.moves[0].label}: --data-only loads rows only into tables with the same names",
+            hint="give only the table's name: --group S.T; or restore it under another name without --data-only",
         )

@@ -196,7 +196,7 @@ def _new_files() -> OutputFiles:
     folder = find_private_folder("XDG_STATE_HOME", "~/.local/state")
     if isinstance(folder, str):
         raise NoStateFolderError(
-            f"there is no folder for the output of a background command: {folder}",
+            f"no folder can be used for the output of a background command: {folder}",
             hint="set XDG_STATE_HOME to a folder that only you can change",
         )
     oldest = time.time() - KEPT_DAYS * 24 * 3600

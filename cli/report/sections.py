@@ -523,8 +523,8 @@ def _read_text(operations: OperationFigures) -> str:
     if operations.are_all:
         return f"Read from {quantity_text(operations.read, 'ended operations')}: all that concern these snapshots."
     return (
-        f"Read from only the newest {quantity_text(operations.read, 'ended operations')}: of checks and the like, of"
-        " increments, and of all others."
+        f"Read from only {quantity_text(operations.read, 'ended operations')}: the newest checks and similar"
+        " operations, the newest increments, and the newest others."
     )
 
 

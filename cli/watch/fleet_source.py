@@ -90,7 +90,7 @@ class FleetSource:
         try:
             fleet = _load(self.path)
             if _identity(fleet) != _identity(self.fleet):
-                raise UsageError(f"{self.path}: a different fleet or store needs a watch of its own")
+                raise UsageError(f"{self.path}: a different fleet or store needs its own watch")
         except SnapshotError as error:
             self.problem = error
             log(f"{error.message}; the watch continues with the previous file", hint=error.hint)
@@ -104,14 +104,14 @@ def rules_of(fleet: Fleet) -> WatchTable:
     """Return `[watch]` of the fleet's file; raise UsageError if the file does not contain it."""
     if fleet.watch is None:
         raise UsageError(
-            f"{fleet.path} has no [watch]",
+            f"{fleet.path} does not contain [watch]",
             hint=["add the schedule, for example (docs/operations.md lists all keys):", "[watch]", 'every = "5min"'],
         )
     template = read_template(fleet.watch.name)
     if not template.fields & {TIME, NUMBER}:
         raise UsageError(
             f"{fleet.path}: [watch] name {fleet.watch.name!r} produces only one name per day",
-            hint="a full snapshot may follow on the same day: add {time} or {n}",
+            hint="a second full snapshot may be needed on the same day: add {time} or {n}",
         )
     return fleet.watch
 

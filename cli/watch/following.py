@@ -198,7 +198,7 @@ class Following:
         self.chain, self._names = chain, names
         if chain is None:
             if before is not None:
-                self._ask_for_full(f"there is no longer a snapshot {self.source.rules.name} with rows")
+                self._ask_for_full(f"no snapshot {self.source.rules.name} with rows is left")
             return False
         is_other = before is None or chain.name != before.name
         if chain.ended:
@@ -253,7 +253,7 @@ class Following:
             except SnapshotError as error:
                 problems[name] = error
             else:
-                rest = f"; its slot may remain on {', '.join(left)}: the next create drops it" if left else ""
+                rest = f"; its slot may remain on {', '.join(left)}: the next create will drop it" if left else ""
                 self.log(f"snapshot {name} will get no more increments: {self.chain.name} has taken its place{rest}")
         self.chain = replace(self.chain, replaced=tuple(problems))
         self._plan_replacing(is_done=True)
@@ -304,7 +304,7 @@ def _with_way_out(error: ManifestError, name: str) -> ManifestError:
     """
     is_of_it = str(error.details.get("object", "")).startswith(f"snapshots/{name}/")
     if is_of_it and NEWER_HINT not in error.hint and not isinstance(error, StoreEncryptedError):
-        error.hint += f"\nor give it up, with all its restore points: snapshot delete {name} --force"
+        error.hint += f"\nor delete it with all its restore points: snapshot delete {name} --force"
     return error
 
 

@@ -190,7 +190,7 @@ class Notices:
         trouble = self._troubles.get(TaskKind.WATCH)
         return trouble.failures if trouble else 0
 
-    def waits(self, error: SnapshotError | None, recovered: str = "the watch works again") -> None:
+    def waits(self, error: SnapshotError | None, recovered: str = "the watch is working again") -> None:
         """Report a problem that keeps the watch from working at all, only once; with None, report that it ended."""
         self._tell(TaskKind.WATCH, error, recovered)
 
@@ -208,7 +208,7 @@ class Notices:
     def refuses_file(self, error: SnapshotError | None) -> None:
         """Report a problem with fleet.toml, only once; with None, report that it ended."""
         if not self.is_beside or TaskKind.FILE in self._troubles:
-            self._tell(TaskKind.FILE, error, "the watch uses the current fleet.toml again")
+            self._tell(TaskKind.FILE, error, "the watch is using the current fleet.toml again")
 
     def is_not_needed(self, task: Task, snapshot: str | None) -> None:
         """Report that a failed task is no longer needed."""

@@ -139,7 +139,9 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
     ahead = archive_ahead(fleet, name, Silent())
     # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:
-        return True, TaskResult(f"tables of {name} have changed, so their WAL waits: an increment follows")
+        return True, TaskResult(
+            f"tables of {name} have changed, so an increment is needed before more WAL can be archived; it follows now"
+        )
     return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 
 

@@ -68,7 +68,7 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     return SilentWatchError(
         f"the watch of {user}@{host} (process {process}) holds the watch lock, but has shown no sign of life since"
         f" {way.seen_at}",
-        hint=f"end its process; or its sessions, on every primary: {end_sessions_statement(label)}",
+        hint=f"kill its process, or terminate its sessions on every primary: {end_sessions_statement(label)}",
         details=busy.details,
     )
 
@@ -97,7 +97,9 @@ class DeadWatches:
 
 
 RENEW_SECONDS, ANSWER_SECONDS = 30.0, 1.0
-LOST_HINT = "look for the end of the session in the server's log; a connection pooler must keep sessions"
+LOST_HINT = (
+    "check the server's log to see why the session ended; a connection pooler must not drop or share the session"
+)
 
 
 @dataclass(slots=True)
@@ -126,10 +128,10 @@ class Turn:
         except NodeUnreachableError as error:
             problem = self._why(error)
             if problem.message != self._problem:
-                self.log(f"the lock of the watch: {problem.message}", hint=problem.hint)
+                self.log(f"the watch lock: {problem.message}", hint=problem.hint)
             self._problem = problem.message
         except FleetLockLostError as error:
-            text = f"node {error.details['node']}: the watch's lock was lost; another watch may have begun"
+            text = f"node {error.details['node']}: the watch lock was lost; another watch may have taken over"
             self.log(f"{text}, so this watch starts over: it takes the lock again, or stands by", hint=LOST_HINT)
             return False
         except SnapshotError as error:

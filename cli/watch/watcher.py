@@ -191,7 +191,7 @@ class Watcher:
             return TaskResult("")
         # Log this only once, although the task is retried while another operation blocks it.
         if TaskKind.FULL not in self._busy_texts:
-            self.log("a full snapshot begins; increments wait until it ends")
+            self.log("a full snapshot is starting; increments will wait until it ends")
         result = work.take_full(self.source)
         self.following.follow_newest()
         return result
@@ -215,9 +215,10 @@ class Watcher:
                 self._tell("failed", done, result.finding)
         elif task.failing_since is not None:
             self.log(
-                f"{task.kind} works again: it had been failing since {clock_text(task.failing_since)}", task=task.kind
+                f"{task.kind} is working again; it had been failing since {clock_text(task.failing_since)}",
+                task=task.kind,
             )
-            text = f"{task.kind} works again; it had failed: {task.problem}"
+            text = f"{task.kind} is working again; it had failed: {task.problem}"
             self._tell("recovered", task, CommandFailure(0, "", text))
         # If the task has been replanned since, keep the new plan.
         if task.kind is TaskKind.INCREMENT or self.tasks[task.kind] is task:
@@ -250,7 +251,7 @@ class Watcher:
     def _end_chain(self, before: Task, failed: Task, failure: CommandFailure) -> None:
         told = failure
         if self.source.rules.full > 0:
-            told = replace(failure, hint="nothing to do: the watch begins a new chain with a full snapshot")
+            told = replace(failure, hint="nothing to do: the watch will begin a new chain with a full snapshot")
         if before.failing_since is None:
             self._tell("failed", failed, told)
         self.following.end(failure.message)
@@ -265,12 +266,12 @@ class Watcher:
             failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")
             self._tell("failed", self.tasks[task.kind], failure)
         if text != self._busy_texts.get(task.kind):
-            self.log(f"{task.kind} waits: {text}", task=task.kind)
+            self.log(f"{task.kind} is waiting: {text}", task=task.kind)
         self._busy_texts[task.kind] = text
         self.say(f"{task.kind} is waiting: another operation is running")
 
     def _say_idle(self, next_at: datetime | None) -> None:
-        more = [] if self.following.goes_on else ["no snapshot gets increments"]
+        more = [] if self.following.goes_on else ["no snapshot is getting increments"]
         more += [self.source.problem.message] if self.source.problem else []
         self.say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
 

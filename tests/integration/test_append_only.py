@@ -78,8 +78,8 @@ NOT_FOLLOWED = (
 )  # fmt: skip
 WARNING = (
     "warning: it is unknown whether rows of append-only tables were updated or deleted: PostgreSQL's counters were"
-    " reset or are disabled (after ALTER TABLE … REPLICA IDENTITY FULL the next increment copies the table again and"
-    " captures them): public.log on s1; public.measured_1 on s1; public.measured_2 on s1"
+    " reset or are disabled (after ALTER TABLE … REPLICA IDENTITY FULL, the next increment copies the table again and"
+    " captures all changes): public.log on s1; public.measured_1 on s1; public.measured_2 on s1"
 )
 TABLES = ["public.log", "public.measured_1", "public.measured_2"]
 

@@ -119,7 +119,7 @@ def test_what_is_refused_is_shown_as_in_the_foreground(runs: Runs, state: Path) 
     # Nobody can be asked there.
     code, document = run_command(runs.fleet, "prune", "--keep-full", "1", "--background")
     assert (code, document["error"]) == (2, "confirmation-missing")
-    assert "a command in the background can't ask" in document["message"]
+    assert "a background command can't ask" in document["message"]
     assert list(state.iterdir()) == []
     code, document = run_command(runs.fleet, "gc", "--dry-run", "--background")
     assert (code, document["error"]) == (2, "usage")
@@ -128,7 +128,7 @@ def test_what_is_refused_is_shown_as_in_the_foreground(runs: Runs, state: Path) 
 def test_at_a_terminal_a_command_in_the_background_asks_nothing_either(runs: Runs) -> None:
     code, shown = answer(runs.fleet, "y\n", "restore", "daily", "--replace", "--background")
     assert code == 2, shown
-    assert "snapshot restore --replace needs confirmation, and a command in the background can't ask" in shown
+    assert "snapshot restore --replace needs confirmation, and a background command can't ask" in shown
 
 
 def test_ctrl_c_ends_the_command_that_has_no_operation_yet(runs: Runs, tmp_path: Path) -> None:

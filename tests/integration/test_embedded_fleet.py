@@ -125,7 +125,7 @@ def test_programs_for_a_fleet_that_exists_are_refused_with_the_version_that_stan
     major = int(str(value(shared_fleet.primaries[0], "SHOW server_version_num"))) // 10000
     code, document = run_here(fleet, "demo", "up", folder, *given)
     assert (code, document["error"]) == (3, "folder-taken")
-    assert document["message"].startswith(f"{folder} contains a fleet of PostgreSQL {major}, which runs the programs ")
+    assert document["message"].startswith(f"{folder} contains a PostgreSQL {major} fleet, which runs the programs ")
     # The option of the story alone, which `up` does not get.
     code, document = run_here(fleet, "demo", *given, "up", folder)
     assert (code, document["hint"]) == (2, f"put it after up: snapshot demo up DIR --postgresql {others[0]}")

@@ -252,7 +252,7 @@ def test_rows_of_each_commit_come_back(runs: Runs, there: Fleet) -> None:
     assert ask(there, "SELECT max(id) FROM kept.fact") == [(1202,)]
     # What the command prints is SQL.
     shown = run_as_text(runs.fleet, "show", NAME, "--increment", "0", "--statements")
-    _, _, script = shown.partition("-- s1: rows of extensions' tables in database bank\n")
+    _, _, script = shown.partition("-- s1: rows of extension tables in database bank\n")
     execute(
         there.nodes[0].dsn,
         f"TRUNCATE {', '.join(f'kept.{table}' for table in TABLES)}",
@@ -302,7 +302,7 @@ def test_what_is_not_read_is_named_in_every_output(runs: Runs, there: Fleet, mon
         assert "(more than 4 MiB with the shard's other tables)" in line
     commit = runs.full(NAME)
     (line,) = [one for one in create_lines(commit) if "kept.loose" in one]
-    assert line.startswith("warning: rows of extensions' tables were not read")
+    assert line.startswith("warning: rows of extension tables were not read")
     assert "kept.loose on s1" in line
     runs.restore(NAME, there)
     assert copies(there)["loose"] == []

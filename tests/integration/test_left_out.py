@@ -33,8 +33,8 @@ NAME = "named"
 END_SECONDS_MAX = 30
 RULES = '[groups]\nexclude = ["audit.*"]\nappend_only = ["public.log"]\n'
 WARNING = (
-    "warning: inserts and truncates only, updates and deletes are not captured (after ALTER TABLE … REPLICA IDENTITY"
-    " FULL the next increment copies the table again and captures them): public.log"
+    "warning: only inserts and truncates are captured, not updates and deletes (after ALTER TABLE … REPLICA IDENTITY"
+    " FULL, the next increment copies the table again and captures all changes): public.log"
 )
 
 SCHEMA = """

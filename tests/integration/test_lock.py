@@ -154,8 +154,8 @@ def test_a_watch_whose_lock_is_lost_says_that_it_is_the_watchs_lock(chain: Runs)
         assert not turn.keep()
     assert said == [
         (
-            "node s1: the watch's lock was lost; another watch may have begun, so this watch starts over: it takes the"
-            " lock again, or stands by",
+            "node s1: the watch lock was lost; another watch may have taken over, so this watch starts over: it takes"
+            " the lock again, or stands by",
             LOST_HINT,
         )
     ]

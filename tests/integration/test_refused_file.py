@@ -351,7 +351,7 @@ def test_a_superuser_runs_what_an_ordinary_role_was_refused(two: list[Node], tmp
     assert "permission denied for table job" in done.stderr
     script = Path(path or "")
     lines = script.read_text().splitlines(keepends=True)
-    (number,) = (number for number, text in enumerate(lines) if "change user in the next line" in text)
+    (number,) = (number for number, text in enumerate(lines) if "change the user in the next line" in text)
     superuser = conninfo_to_dict(two[0].dsn)["user"]
     lines[number + 1] = lines[number + 1].replace(f"user={ROLE}", f"user={superuser}")
     script.write_text("".join(lines))

@@ -245,7 +245,7 @@ def test_a_node_that_is_away_is_said_and_waited_for(
         wait_until(is_said, lambda: "status says what fails")
     finally:
         servers.start_node(node)
-    watch.await_text("increment works again")
+    watch.await_text("increment is working again")
     watch.await_text("increment 2 of watch-")
     # One word about the failure, however many attempts there were, and one about its end.
     wait_until(lambda: len(notified(tmp_path)) > 1, lambda: "its end is notified")

@@ -203,7 +203,7 @@ def cut_times(fleet_file: Path) -> list[datetime]:
 
 def announced(watching: Watching) -> list[datetime]:
     """When a watch has said that something is wrong, or that increments wait."""
-    words = ("waiting", "standing by", "follows", "waits", "begins", "next attempt", "fails")
+    words = ("waiting", "standing by", "follows", "waits", "begins", "is starting", "next attempt", "fails")
     return sorted(
         [
             datetime.fromisoformat(one["at"])

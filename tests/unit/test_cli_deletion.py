@@ -109,7 +109,7 @@ def test_an_unfinished_deletion_says_what_is_left_and_how_to_finish() -> None:
     assert document_of(deletion)["state"] == "unfinished"
     assert lines_of(deletion)[1:] == [
         f"warning: slot not dropped, the node is unreachable: {SLOT} on b",
-        "not everything was deleted; repeat: snapshot delete old",
+        "not everything was deleted; to retry: snapshot delete old",
     ]
     refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": "object lock"})
     assert code_of(refused) == 3
@@ -118,7 +118,7 @@ def test_an_unfinished_deletion_says_what_is_left_and_how_to_finish() -> None:
     assert document_of(result)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
     again = plan_lines(plan_deletion(store, FLEET, "old", force=False))
     assert again[0].startswith(f"old was deleted at {deletion.mark.at} by ")
-    assert lines_of(DeletionResult(deletion.mark, None))[0].endswith("nothing is left of it in the store")
+    assert lines_of(DeletionResult(deletion.mark, None))[0].endswith("nothing of it is left in the store")
 
 
 def test_deleting_the_last_snapshot_drops_the_publications_and_says_how_to_create_them_again() -> None:

@@ -33,7 +33,7 @@ def test_privileges_of_what_is_not_in_the_archive_are_those_of_extensions() -> N
 def test_of_many_refused_privileges_the_number_and_the_first_reason_are_shown() -> None:
     refused = [*described(5), RefusedStatement("s1", "shop", "EXTENSION pg_cron", reason="no")]
     assert refused_lines("refused", refused) == [
-        "refused: privileges of 5 objects in schema partman on s1 (not yours: f0): --json lists each",
+        "refused: privileges of 5 objects in schema partman on s1 (not yours: f0): --json lists all of them",
         "refused: s1: EXTENSION pg_cron: no",
     ]
     # Few are named; JSON and what is refused have all.

@@ -26,7 +26,7 @@ def plan(*rows: int | None) -> FullPlan:
     ((), "0 tables, about 0 rows"),
     ((None, None), "2 tables, number of rows unknown (ANALYZE was never run)"),
     ((None, 0), "2 tables, number of rows unknown (ANALYZE was never run)"),
-    ((None, 1, 2), "3 tables, about 3 rows plus those of 1 table without ANALYZE"),
+    ((None, 1, 2), "3 tables, about 3 rows, plus those of 1 table never analyzed"),
 ])  # fmt: skip
 def test_rows_that_are_not_known_are_not_told_as_none(rows: tuple[int | None, ...], text: str) -> None:
     size = f"{len(rows)}.0 MiB" if rows else "0 B"

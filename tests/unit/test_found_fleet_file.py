@@ -26,7 +26,7 @@ def test_another_users_file_in_the_working_directory_is_refused_until_it_is_name
     os.chown(file, OTHER_UID, OTHER_UID)
     with pytest.raises(UsageError, match="belongs to another user") as raised:
         CommandContext().load_fleet()
-    assert raised.value.hint == "if you trust it, name it: --fleet fleet.toml"
+    assert raised.value.hint == "if you trust it, name it explicitly: --fleet fleet.toml"
     assert CommandContext(file, given_fleet=str(file)).load_fleet().name == "shop"
     with monkeypatch.context() as named:
         named.setenv("SNAPSHOT_FLEET", str(file))

@@ -89,7 +89,7 @@ def test_no_check_begins_while_another_one_of_the_snapshot_runs(watched: Watched
     check_not_running(source, TaskKind.DRILL, NAME)
     watched.run(TaskKind.CHECK)
     assert watched.watcher.tasks[TaskKind.CHECK].failures == 0
-    assert "check waits" in watched.said[-1]
+    assert "check is waiting" in watched.said[-1]
 
 
 def test_the_notice_of_a_check_says_what_it_has_found_first() -> None:

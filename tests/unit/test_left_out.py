@@ -52,8 +52,8 @@ def test_a_warning_of_several_snapshots_appears_once() -> None:
     log, bag = (LeftOut("a", LeftOutKind.APPEND_ONLY_TABLE, f"t.{name}", "") for name in ("log", "bag"))
     first, second = warnings_of_several({"one": [log], "two": [log], "three": [bag], "four": []})
     # What helps is said by `show` of each.
-    assert first == "warning: inserts and truncates only, updates and deletes are not captured: t.log (in one; two)"
-    assert second == "warning: inserts and truncates only, updates and deletes are not captured: t.bag (in three)"
+    assert first == "warning: only inserts and truncates are captured, not updates and deletes: t.log (in one; two)"
+    assert second == "warning: only inserts and truncates are captured, not updates and deletes: t.bag (in three)"
 
 
 def test_an_increment_names_what_is_new_and_counts_the_rest() -> None:

@@ -81,7 +81,7 @@ def test_what_is_wrong_with_the_file_is_told_by_the_watch_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_another_at_work: bool
 ) -> None:
     watched = new_watched(tmp_path, monkeypatch)
-    other = BusyError("another watch works") if is_another_at_work else UnreachableError("the store is away")
+    other = BusyError("another watch is active") if is_another_at_work else UnreachableError("the store is away")
     answers: list[BaseException] = [other, other, KeyboardInterrupt()]
 
     def reload(source: FleetSource, _: object) -> bool:

@@ -34,7 +34,7 @@ def test_a_node_whose_session_was_ended_here_is_called_silent(*, is_silent: bool
         turn._renewed_at = -RENEW_SECONDS
         assert turn.keep()
     why = "no answer for 30 s" if is_silent else "server closed the connection"
-    assert said == [f"the lock of the watch: node a: {why}"]
+    assert said == [f"the watch lock: node a: {why}"]
 
 
 def test_a_node_that_does_not_answer_holds_up_neither_the_tasks_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,12 +81,12 @@ def test_another_store_needs_another_watch(file: Path) -> None:
     source = FleetSource.read(file)
     file.write_text(file.read_text().replace("/backups", "/elsewhere"))
     assert not source.reload(say)
-    assert "a different fleet or store needs a watch of its own" in said[0]
+    assert "a different fleet or store needs its own watch" in said[0]
 
 
 def test_without_a_schedule_there_is_no_watch(file: Path) -> None:
     write(file, "")
-    with pytest.raises(UsageError, match=r"has no \[watch\]"):
+    with pytest.raises(UsageError, match=r"does not contain \[watch\]"):
         FleetSource.read(file)
 
 

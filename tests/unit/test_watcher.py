@@ -45,7 +45,7 @@ def test_another_operation_is_no_failure(watched: Watched) -> None:
     assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 0
     assert BUSY_SECONDS - 5 < watched.seconds_to(TaskKind.INCREMENT) <= BUSY_SECONDS
     assert watched.notices() == []
-    assert len([text for text in watched.said if "waits" in text]) == 1
+    assert len([text for text in watched.said if "is waiting" in text]) == 1
 
 
 def test_a_command_that_can_not_be_told_anything_is_said(watched: Watched) -> None:
@@ -168,5 +168,5 @@ def test_a_full_snapshot_that_waits_for_another_operation_begins_once(
     )
     for _ in range(3):
         watched.watcher._settle(watched.watcher.tasks[TaskKind.FULL], watched.watcher._take_full)
-    assert sum("a full snapshot begins" in text for text in watched.said) == 1
+    assert sum("a full snapshot is starting" in text for text in watched.said) == 1
     assert watched.watcher.tasks[TaskKind.FULL].failures == 0

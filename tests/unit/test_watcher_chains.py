@@ -78,7 +78,7 @@ def test_a_snapshot_that_somebody_takes_is_continued_and_replaces_the_one_before
 
 
 @pytest.mark.parametrize(
-    ("left", "rest"), [([], ""), (["b", "b-1"], "; its slot may remain on b, b-1: the next create drops it")]
+    ("left", "rest"), [([], ""), (["b", "b-1"], "; its slot may remain on b, b-1: the next create will drop it")]
 )
 def test_nodes_on_which_a_replaced_chain_may_leave_its_slot_are_named(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, left: list[str], rest: str

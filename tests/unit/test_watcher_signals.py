@@ -114,7 +114,7 @@ def test_a_signal_that_comes_while_a_cancelled_task_is_undone_ends_the_watch(wat
     assert stopping.is_signalled()
 
 
-@pytest.mark.parametrize("first", [BusyError("another watch works"), UnreachableError("node a is away")])
+@pytest.mark.parametrize("first", [BusyError("another watch is active"), UnreachableError("node a is away")])
 def test_what_is_refused_after_the_start_is_waited_for(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, first: SnapshotError
 ) -> None:
@@ -125,7 +125,7 @@ def test_what_is_refused_after_the_start_is_waited_for(
     assert "waiting: node a is a standby" in watched.said
     # Standing by is no trouble.
     assert watched.notices() == [("failed", "watch"), ("recovered", "watch")]
-    assert "another watch works; it had failed: node a is a standby" in watched.events.read_text()
+    assert "another watch is active; it had failed: node a is a standby" in watched.events.read_text()
     answers += [RefusedError("node a is a standby")]
     with pytest.raises(RefusedError):
         command.run_watch(watched.watcher)

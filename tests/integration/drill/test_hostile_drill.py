@@ -194,7 +194,7 @@ def test_owners_code_has_no_power_while_rows_are_loaded_nor_when_assertions_are_
     (count,) = ask(hostile.fleet.nodes[0].dsn, MEMBERS)[0]
     assert len(of_extensions) == len(set(of_extensions)) == count
     # People read the number, once.
-    crowd = f"left out: privileges of {count} objects of extensions in schema ext on s1: --json lists each"
+    crowd = f"left out: privileges of {count} objects of extensions in schema ext on s1: --json lists all of them"
     lines = [one for one in (*shown, *drill_lines(report)) if one.startswith("left out: ")]
     assert lines.count(crowd) == 1
     assert len(lines) == len(set(lines)) == len(report.restored.left_out) - count + 1

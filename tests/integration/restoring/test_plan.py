@@ -131,8 +131,8 @@ def test_what_is_free_is_not_known_of_a_server_whose_data_can_not_be_told(place:
         hidden = check_space([_space_of(plan, target, connection, volume)], Obstacles())
     elsewhere = check_space([DatabaseSpace(target.node, None, volume.size_bytes, is_rough=False)], Obstacles())
     for disks, why in (
-        (hidden, "the role may not see the server's data_directory"),
-        (elsewhere, "the server does not run on this machine, or its data can't be read here"),
+        (hidden, "the role is not allowed to see the server's data_directory"),
+        (elsewhere, "the server is not running on this machine, or its data can't be read here"),
     ):
         assert plan_lines(plan, replace(preview, disks=disks))[-1].endswith(f", free space unknown: {why}")
 
@@ -182,6 +182,6 @@ def test_a_time_chooses_the_newest_cut_not_after_it_and_the_plan_names_the_next(
     code, early = run_here(place.fleet, *words, full)
     assert (code, early["increment"], early["plan"]["cut_at"], early["plan"]["next_cut_at"]) == (0, 0, full, increment)
     code, text = run_and_capture(place.fleet, *words, full)
-    assert f"the next cut is after --at: that of increment 1, {increment}" in text
+    assert f"the next cut, that of increment 1, is after --at: {increment}" in text
     code, late = run_here(place.fleet, *words, increment)
     assert (code, late["increment"], late["plan"]["next_cut_at"]) == (0, 1, None)

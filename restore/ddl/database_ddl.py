@@ -126,7 +126,7 @@ def change_roles(properties: DatabaseProperties, changes: RoleChanges) -> tuple[
     for privilege in properties.privileges or ():
         if privilege.grantee not in ("", properties.owner) and changes.lacks(privilege.grantee):
             left_out.append(
-                f"{privilege.privilege} on the database of role {privilege.grantee}: the target has no such role"
+                f"{privilege.privilege} on the database for role {privilege.grantee}: the target has no such role"
             )
             continue
         grantor = owner if changes.no_owner else changes.of(privilege.grantor)

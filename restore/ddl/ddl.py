@@ -255,7 +255,7 @@ def find_settable(
         if not exists and some_lack:
             left[name] = "its extension is missing, or has a different version"
         elif is_extensions and not may_set:
-            left[name] = "it keeps the value from its extension, because the role may not set it"
+            left[name] = "it keeps the value that its extension gave it, because the role may not set it"
         else:
             settable.append(sequence)
     return settable, left
@@ -280,5 +280,5 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
                 raise disrupted_error(node_of(connection), error) from error
             raise SchemaLoadError(
                 f"a sequence can't be set to the value in the commit: {shorten_message(error)}",
-                hint="somebody changed the store: put its objects back from a copy; see: snapshot check",
+                hint="somebody changed the store: restore its objects from a copy; see: snapshot check",
             ) from error

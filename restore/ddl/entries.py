@@ -103,8 +103,8 @@ def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> 
             kind = taken.get((move.to_schema, name))
             if kind is not None:
                 raise TableInTheWayError(
-                    f"--group {show_name(move.label)}: the name {show_name(table_name(move.to_schema, name))} is taken"
-                    f" by {kind}",
+                    f"--group {show_name(move.label)}: the name {show_name(table_name(move.to_schema, name))} is"
+                    f" already taken by {kind}",
                     hint="choose a different name or schema",
                     details={"table": show_name(move.label)},
                 )

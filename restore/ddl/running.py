@@ -107,9 +107,9 @@ def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, n
     marks = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
     if not marks <= set(names):
         raise SchemaLoadError(
-            f"the {section} DDL has changed since the restore began: the target's roles have changed, or the restore"
-            " was begun with different programs",
-            hint="resume as the same role, on the same machine, with the roles that the target had then; or undo it",
+            f"the {section} DDL has changed since the restore began: either the target's roles have changed, or the"
+            " restore began with different PostgreSQL programs",
+            hint="resume it as the same role, on the same machine, with the roles that the target had then; or undo it",
         )
     return marks
 
@@ -359,7 +359,7 @@ class DdlRun:
                     raise disrupted_error(self.node.id, error) from error
                 raise SchemaLoadError(
                     f"node {self.node.id}: tables can't be renamed: {shorten_message(error)}",
-                    hint="rename or drop the database's objects that have these names, then repeat the command",
+                    hint="rename or drop the objects that have these names in the database, then repeat the command",
                     details={"node": self.node.id},
                 ) from error
             for entry in self.ddl.event_triggers:
@@ -637,7 +637,7 @@ class _Queue:
 def _reason(entry: DdlEntry, error: psycopg.Error) -> str:
     """Return the server's message; for rows, without their values, which may be secret."""
     if entry.kind == ROWS and isinstance(error, psycopg.DataError):
-        return f"a value does not fit ({type(error).__name__})"
+        return f"a value is not valid for its column ({type(error).__name__})"
     return shorten_message(error)
 
 

@@ -217,9 +217,9 @@ def _differing_memberships(stored: ServerGlobals, present: ServerGlobals, both: 
 
     then, now = pairs(stored.memberships), pairs(present.memberships)
     for role, member in sorted(then - now):
-        yield f"role {member}: a member of {role} in the snapshot, not on the target"
+        yield f"role {member}: a member of {role} in the snapshot, but not on the target"
     for role, member in sorted(now - then):
-        yield f"role {member}: a member of {role} on the target, not in the snapshot"
+        yield f"role {member}: a member of {role} on the target, but not in the snapshot"
 
 
 def _differing_parameters(stored: ServerGlobals, present: ServerGlobals, both: Collection[str]) -> Iterator[str]:
@@ -232,8 +232,8 @@ def _differing_parameters(stored: ServerGlobals, present: ServerGlobals, both: C
         }
 
     then, now = privileges(stored), privileges(present)
-    yield from (f"{one} in the snapshot, not on the target" for one in sorted(then - now))
-    yield from (f"{one} on the target, not in the snapshot" for one in sorted(now - then))
+    yield from (f"{one} in the snapshot, but not on the target" for one in sorted(then - now))
+    yield from (f"{one} on the target, but not in the snapshot" for one in sorted(now - then))
 
 
 def _holder(privilege: ParameterPrivilege) -> str:

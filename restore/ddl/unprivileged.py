@@ -245,8 +245,8 @@ def _parse_extension(statement: str) -> tuple[str, str]:
     match = CREATES_EXTENSION.fullmatch(statement.strip())
     if match is None:
         raise SchemaLoadError(
-            f"the DDL creates an extension in an unknown form: {show_name(statement.strip())}",
-            hint="somebody changed the store, or an unsupported pg_dump wrote it: see: snapshot check",
+            f"the DDL creates an extension with a statement in an unknown form: {show_name(statement.strip())}",
+            hint="somebody changed the store, or an unsupported pg_dump wrote the statement; see: snapshot check",
         )
     return unquote(match["name"]), unquote(match["schema"] or "")
 
@@ -280,9 +280,9 @@ def _left_out(ddl: ArchiveDdl) -> Iterator[tuple[int, tuple[str, str]]]:
     for entry in ddl.entries:
         if is_of_event_trigger(entry):
             name = f"event trigger {show_name(entry.name)}" if entry.kind == EVENT_TRIGGER else ""
-            yield entry.number, (name, "only a superuser creates it")
+            yield entry.number, (name, "only a superuser can create it")
         elif _publishes_all(ddl, entry):
-            yield entry.number, (f"publication {show_name(entry.name)}", "only a superuser publishes all tables")
+            yield entry.number, (f"publication {show_name(entry.name)}", "only a superuser can publish all tables")
 
 
 def _privileges_of_extensions(ddl: ArchiveDdl) -> Iterator[ArchiveEntry]:

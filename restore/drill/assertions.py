@@ -97,7 +97,7 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
     except psycopg.Error as error:
         why = shorten_message(error)
         if limit.is_over:
-            why = f"no answer after {assertion.timeout:g} s: its session was terminated"
+            why = f"no answer after {assertion.timeout:g} s, so its session was terminated"
         elif isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
             raise unreachable_error(reader.node, error) from error
         seconds, has_ended_server = time.monotonic() - began, limit.has_ended_server

@@ -35,7 +35,7 @@ from cutline.storage.store import ObjectStore
 
 # The command's exit code by verdict, as in a check.
 EXIT_CODES = {"holds": 0, "fails": 1, "inconclusive": 4}
-NOT_ASKED = "not run: an earlier assertion did not end, so the server was stopped"
+NOT_ASKED = "not run: the server was stopped because an earlier assertion never finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def run_drill(
     shards = read_full(store, request.name).primaries
     if own and (lacking := [shard for shard in shards if shard not in {node.id for node in own.primaries}]):
         raise UsageError(
-            f"a drill needs a server for each shard: {own.path} has no primary {', '.join(lacking)}",
-            hint=f"it needs the ids {', '.join(shards)}; several shards may be on one server",
+            f"a drill needs a server for each shard: {own.path} has no primaries with the ids {', '.join(lacking)}",
+            hint=f"it must list primaries with the ids {', '.join(shards)}; several shards may share a server",
         )
     request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
     plan = plan_restore(source, own or without_servers(source, shards), request)

@@ -91,9 +91,9 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
         has_superusers = _check_roles(targets, sessions)
         if has_superusers and plan.request.scope.role_map:
             raise UsageError(
-                "--role-map is only for drills whose role is not a superuser: for a superuser, the drill creates a role"
-                " that replaces existing roles",
-                hint="omit it, or name a different role in the dsn: docs/drill.md, On servers of your own",
+                "--role-map is allowed only if the drill's role is not a superuser: with a superuser, the drill"
+                " creates a role that takes the place of existing roles",
+                hint="omit it, or name a different role in the dsn; see docs/drill.md, On servers of your own",
             )
         try:
             placed = replace(
@@ -125,13 +125,14 @@ def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
             raise DrillUnfitError(
                 f"node {target.node.id}: the snapshot owners' code could use the privileges of role {role.name}:"
                 f" {', '.join(powers)}",
-                hint="name a role without them: docs/roles.md, Restore; or a superuser, and the drill creates a role",
+                hint="name a role without them (docs/roles.md, Restore), or a superuser, with which the drill creates"
+                " a role",
                 details={"node": target.node.id, "powers": powers},
             )
     if supers and len(supers) < len(targets):
         raise DrillUnfitError(
             f"the roles of {', '.join(supers)} are superusers, but those of the other nodes are not",
-            hint="name superusers for all nodes of the file, or for none",
+            hint="name superusers for all nodes in the file, or for none of them",
         )
     return bool(supers)
 
@@ -204,7 +205,9 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
         database for (database,) in found if (match := NAME.fullmatch(database)) and match["drill"] not in living
     )
     for what, why in (*_drop_databases(target, session, databases, roles), *_drop_roles(session, roles)):
-        progress.note(f"node {target.node.id}: {what} of a killed drill could not be dropped: {why}")
+        progress.note(
+            f"node {target.node.id}: {what} was left behind by a killed drill and could not be dropped: {why}"
+        )
 
 
 def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:

@@ -121,7 +121,7 @@ def naming_unfit(snapshot: str) -> Iterator[None]:
             hints.append(f"or drill on servers of your own: snapshot drill {shlex.quote(snapshot)} --to FILE")
         hints[0] = hints[0].removeprefix("or ")
         raise DrillUnfitError(
-            f"the snapshot can't be restored into the servers of a drill: {error.message}",
+            f"the snapshot can't be restored into a drill's servers: {error.message}",
             hint=list(dict.fromkeys(hints)),
             details=error.details,
         ) from error
@@ -168,11 +168,12 @@ def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Co
     confinement = find_confinement(folder)
     if confinement.is_none and not rules.allow_unconfined:
         raise UnconfinedError(
-            "a drill's servers would run as this user and could read the user's files, because the kernel allows no"
-            f" namespaces: {confinement.lacking}",
+            "a drill's servers would run as this user and could read the user's files, because the kernel does not"
+            f" allow namespaces: {confinement.lacking}",
             hint=[
                 "allow user namespaces, or drill as root, so that the servers run as a separate user",
-                "if this user can read only the store, as in a container: [drill] allow_unconfined = true",
+                "or, if this user can read nothing but the store, as in a container, set [drill] allow_unconfined ="
+                " true",
             ],
         )
     if confinement.is_none:

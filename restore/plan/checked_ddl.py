@@ -124,7 +124,7 @@ def read_all_ddl(
             checked.ddl[shard] = _with_database(plan, target, written, planned, rows.lost)
             continue
         chosen, grants = chosen.without_system_grants()
-        checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
+        checked.left_out.extend(f"{name} on {shard}: only a superuser can grant them" for name in grants)
         if superusers:
             chosen, done = take_superusers_part(chosen, superusers.role, without if allows else None)
             checked.left_out.extend(f"{name} on {shard}: {why}" for name, why in done.left_out.items())
@@ -244,5 +244,5 @@ def _change_roles(
     lacking = [role for role, name in zip(roles, names, strict=True) if changes.lacks(name)]
     left_out = dict(found.left_out)
     if lacking and plan.request.is_with_all_rows and count_by_node(chain.full).get(shard):
-        left_out[f"any privileges on large objects of role {', '.join(lacking)}"] = "the target has no such role"
+        left_out[f"any privileges of role {', '.join(lacking)} on large objects"] = "the target has no such role"
     return changed, ChangedRoles(left_out, frozenset(map(show_name, found.met)))

@@ -152,7 +152,7 @@ def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
     if size == chain_object.stored.size:
         return None
     return Damage(
-        chain_object.key, chain_object.node, "size", f"it is {size} bytes instead of {chain_object.stored.size}"
+        chain_object.key, chain_object.node, "size", f"it is {size} bytes long instead of {chain_object.stored.size}"
     )
 
 
@@ -353,7 +353,7 @@ def _damage_error(
     number = chain.last.increment
     command, hints = wanted.command, []
     if not wanted.use_backup_copies and number in with_standbys:
-        hints.append(f"standbys' copies have these rows: {command} --use-backup-copies --increment {number}")
+        hints.append(f"standbys' copies contain these rows: {command} --use-backup-copies --increment {number}")
     if without:
         newest = f"{command} --increment {without[-1]}"
         hints.append(f"increments that can still be restored: {number_ranges(without)}; the newest of them: {newest}")
@@ -368,7 +368,7 @@ def _damage_error(
     first = choice.damaged[0]
     named = [f"{list_some([part.text for part in parts], NAMED_MAX)} of {shard}" for shard, parts in _by_shard(lost)]
     others = [f"{damage.key} of node {damage.node}: {damage.detail}" for damage in choice.damaged[1:]]
-    detail = first.detail + (f"; damaged too: {list_some(others, NAMED_MAX)}" if others else "")
+    detail = first.detail + (f"; also damaged: {list_some(others, NAMED_MAX)}" if others else "")
     return ObjectDamagedError(
         key=first.key,
         kind=first.kind,

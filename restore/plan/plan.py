@@ -220,8 +220,8 @@ def plan_resumed(
         ) from error
     if plan.chain.last.digest != record.digest:
         raise UnfinishedRestoreError(
-            f"{increment_label(record.snapshot, record.increment)} is not the one that operation {record.operation}"
-            " began to restore",
+            f"{increment_label(record.snapshot, record.increment)} has changed since operation {record.operation}"
+            " began to restore it",
             hint=f"undo the restore: {record.abandon_command}; then run: snapshot check",
             details={"operation": record.operation},
         )
@@ -229,7 +229,7 @@ def plan_resumed(
         raise UsageError(
             f"operation {record.operation} restores into {', '.join(record.shards)}, but {target.path} lists"
             f" {', '.join(shards)}",
-            hint="pass the --to FILE that the restore began with, with its primaries in the same order",
+            hint="pass the --to FILE of the restore, with its primaries in their original order",
         )
     return plan
 

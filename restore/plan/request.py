@@ -139,5 +139,5 @@ def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
     if given := [option for option, value in options.items() if value]:
         raise UsageError(
             f"{', '.join(given)}: not allowed if the targets are not the snapshot's shards",
-            hint="omit it, or restore to the same shards: without --route, to a FILE with their ids",
+            hint="omit it, or restore to the same shards: without --route, and to a FILE with their ids",
         )

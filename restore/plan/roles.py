@@ -78,13 +78,17 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
             maps.append(f"--role-map {shlex.quote(f'{show_name(role)}={ours.name}')}")
         elif not is_usable:
             problems.append(
-                f"role {ours.name} is not a member of {show_name(role)}, which owns or grants restored objects"
+                f"role {ours.name} is not a member of {show_name(role)}, which owns restored objects or grants"
+                " privileges on them"
             )
             grants |= dict.fromkeys(_grant(show_name(role), ours, is_member=is_member))
     if not problems and not superusers:
         return
     if superusers:
-        problems.append(f"only a superuser can restore what superusers own or grant: {'; '.join(superusers)}")
+        problems.append(
+            f"only a superuser can restore objects that superusers own and privileges that they granted:"
+            f" {'; '.join(superusers)}"
+        )
     script = [
         comment(f"as a superuser on {ours.place.node}, database {ours.place.database}; for this restore:"),
         *grants,
@@ -160,8 +164,8 @@ def missing_roles(
         raise TargetUnfitError(
             f"node {node} lacks roles that own the snapshot's objects or have privileges on them: {', '.join(missing)}",
             hint=[
-                "restore with --create-roles, which creates them as they were;"
-                f" or create them without properties{where}:",
+                "restore with --create-roles, which creates them with their properties; or create them without"
+                f" properties{where}:",
                 *statements,
                 *["or omit the database's owner, privileges and settings: --no-database-settings"]
                 * may_do_without.issuperset(missing),
@@ -170,7 +174,7 @@ def missing_roles(
         )
     if missing and not by_superuser and connection.execute(RIGHTS_QUERY).fetchone() != (True,):
         raise TargetUnfitError(
-            f"node {node}: role {connection.info.user} may not create roles: {', '.join(missing)}",
+            f"node {node}: role {connection.info.user} may not create the missing roles: {', '.join(missing)}",
             hint=f"ALTER ROLE {quote(connection.info.user)} CREATEROLE;",
             details=details,
         )
@@ -198,8 +202,9 @@ def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encodi
         return [bytes(name) for (name,) in connection.execute(BYTES_QUERY, (encoding, names))]
     except psycopg.errors.UntranslatableCharacter as error:
         raise TargetUnfitError(
-            f"the database's encoding {encoding} lacks characters in --role-map or --group: {shorten_message(error)}",
-            hint="choose a name whose characters are in that encoding",
+            f"the database's encoding {encoding} can't represent characters in --role-map or --group:"
+            f" {shorten_message(error)}",
+            hint="choose a name that this encoding can represent",
         ) from error
 
 
@@ -352,7 +357,8 @@ def _give_what_they_had(
             prefix, dot, _ = name.partition(".")
             if name in reserved or (dot and prefix in extensions):
                 yield (
-                    f"role {role.name} was created without {setting.name}, which may give it power; to set it:"
+                    f"role {role.name} was created without the setting {setting.name}, which could give it extra"
+                    " privileges; to set it:"
                     f" {statement}"
                 )
             else:
@@ -363,7 +369,10 @@ def _give_what_they_had(
     for membership in memberships_of_created(server_globals, created):
         if not may_be_granted(membership, server_globals, missing):
             statement = membership_statement(membership)
-            yield f"role {membership.member} is not made a member of {membership.role}; to grant it: {statement}"
+            yield (
+                f"role {membership.member} was not made a member of {membership.role}; to grant the membership:"
+                f" {statement}"
+            )
         elif problems := list(_refused(connection, membership_statement(membership))):
             # The grantor may not grant the membership on this server, or does not exist here.
             yield from problems if list(_refused(connection, membership_statement(membership, grantor=False))) else ()
@@ -378,8 +387,8 @@ def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[
         if privilege.privilege == "SET" and privilege.parameter in anybodys:
             yield from _refused(connection, statement)
         else:
-            what = f"{privilege.privilege} on parameter {privilege.parameter}, which may give it power"
-            yield f"role {privilege.grantee} is without {what}; to grant it: {statement}"
+            what = f"{privilege.privilege} on parameter {privilege.parameter}, which could give it extra privileges"
+            yield f"role {privilege.grantee} was not granted {what}; to grant it: {statement}"
 
 
 def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:

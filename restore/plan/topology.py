@@ -95,8 +95,8 @@ def check_large_objects_routed(chain: Chain, sources: Iterable[str]) -> None:
     if counts:
         places = ", ".join(f"{count} on {node}" for node, count in counts.items())
         raise LargeObjectsUnroutedError(
-            f"snapshot {chain.name} has large objects ({places}), which can be restored only into a target with the id"
-            " of their shard",
+            f"snapshot {chain.name} has large objects ({places}), which can be restored only into a target with their"
+            " shard's id",
             hint="restore the tables without large objects: --group 'SCHEMA.*'; or give the targets the shards' ids",
             details={"large_objects": counts},
         )
@@ -201,18 +201,18 @@ class Topology:
         several = len(self.sources) > 1
         if several:
             lines.append(
-                f"settings and privileges of the database, and privileges of PostgreSQL's own objects, are those of"
+                f"database settings and privileges, and privileges on PostgreSQL's own objects, are taken from"
                 f" {self.sources[0]}"
             )
         if self.sequences(chain):
             what = "the furthest value of all sources" if several else "the source's value"
-            lines.append(f"sequences have {what} on every target")
+            lines.append(f"sequences are set to {what} on every target")
         equal = [self.routes[group.name].table for group in groups if self.routes[group.name].kind is RouteKind.ALL]
         if equal and several:
             lines.append(f"rows taken from {self.sources[0]}, if equal on all sources: {', '.join(equal)}")
         added = [group.name for group in groups if group.is_multiset and group.name not in equal]
         if added and several:
-            lines.append(f"rows of all sources combined, as there is no key: {', '.join(added)}")
+            lines.append(f"rows of all sources combined, because the tables have no key: {', '.join(added)}")
         return lines
 
 

@@ -88,7 +88,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
 def _contradiction(shard: str, detail: str) -> LoadError:
     return LoadError(
         f"the commit and the stored DDL of shard {shard} contradict each other: {detail}",
-        hint="somebody changed the store: put its objects back from a copy; see: snapshot check",
+        hint="somebody changed the store: restore its objects from a copy; see: snapshot check",
         details={"node": shard},
     )
 

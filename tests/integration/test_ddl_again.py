@@ -128,5 +128,5 @@ def test_ddl_that_other_programs_began_is_not_taken_for_done(source: Node, tmp_p
         ledger = make_ledger(again)
         run.after_rows(ledger)
         others = [replace(entry, statements=f"\n{entry.statements}") for entry in run.ddl.post_data]
-        with pytest.raises(SchemaLoadError, match="begun with different programs"):
+        with pytest.raises(SchemaLoadError, match="began with different PostgreSQL programs"):
             DdlRun(again, replace(run.ddl, post_data=tuple(others)), watch).after_rows(ledger)

@@ -519,7 +519,7 @@ def test_rows_alone_do_without_the_sequences_of_extensions_that_can_not_be_set(r
         return sorted(one for one in left_out if one.startswith("value of sequence "))
 
     execute(target.dsn, "GRANT SET ON PARAMETER session_replication_role TO other")
-    why = "it keeps the value from its extension, because the role may not set it"
+    why = "it keeps the value that its extension gave it, because the role may not set it"
     names = ("counter", "fact_id_seq")
     assert unset(preview_restore(plan, Silent()).left_out) == [
         f"value of sequence kept.{name} on s1: {why}" for name in names

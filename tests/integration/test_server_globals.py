@@ -160,7 +160,7 @@ def test_missing_roles_are_created_as_they_were(place: Place) -> None:
         assert ask(other.dsn, MEMBERSHIPS_QUERY) == before
         warnings = [one for one in report.warnings if one.startswith(f"node {other.id}: role ")]
         assert [one for one in warnings if 'ALTER ROLE "maker" CREATEROLE REPLICATION BYPASSRLS;' in one]
-        assert [one for one in warnings if "is not a member" in one or "is not made a member of boss" in one]
+        assert [one for one in warnings if "is not a member" in one or "was not made a member of boss" in one]
         # SET on the one that every role may set is given, without a word.
         assert ask(other.dsn, PARAMETERS_QUERY) == [("work_mem", "app", "SET", True)]
         parameters = [one for one in warnings if " on parameter " in one]
@@ -222,7 +222,7 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         ]
         for role in powers:
             statement = f'GRANT "{role}" TO "evil";'
-            assert f"node s1: role evil is not made a member of {role}; to grant it: {statement}" in notes
+            assert f"node s1: role evil was not made a member of {role}; to grant it: {statement}" in notes
         for name, value in POWERFUL.items():
             assert [one for one in notes if f'to set it: ALTER ROLE "evil" SET "{name}" TO \'{value}\';' in one]
         # Drills know their own roles by such comments.
@@ -323,10 +323,10 @@ def test_roles_that_exist_are_listed_where_they_differ_and_stay_as_they_are(plac
             f"node {other.id}: role app: LOGIN in the snapshot, NOLOGIN on the target",
             f"node {other.id}: role app: NOCREATEDB in the snapshot, CREATEDB on the target",
             f"node {other.id}: role app: search_path is 'shop, public' in the snapshot, 'other' on the target",
-            f"node {other.id}: role app: a member of pg_monitor in the snapshot, not on the target",
-            f"node {other.id}: role app: SET on parameter log_statement in the snapshot, not on the target",
+            f"node {other.id}: role app: a member of pg_monitor in the snapshot, but not on the target",
+            f"node {other.id}: role app: SET on parameter log_statement in the snapshot, but not on the target",
         } <= set(lines)
-        public = "PUBLIC: SET on parameter log_min_duration_statement in the snapshot, not on the target"
+        public = "PUBLIC: SET on parameter log_min_duration_statement in the snapshot, but not on the target"
         assert f"node {other.id}: {public}" in planned
     assert any(line.startswith("differs: node ") for line in lines_of(report))
     assert [ask(other.dsn, ROLES_QUERY) for other in target.primaries] == before

@@ -199,7 +199,7 @@ def test_owners_code_has_no_power_while_rows_are_loaded_nor_when_assertions_are_
     assert lines.count(crowd) == 1
     assert len(lines) == len(set(lines)) == len(report.restored.left_out) - count + 1
     # Schema public belongs to no extension: it has its privileges.
-    assert 'left out: privileges of SCHEMA "pg_catalog" on s1: a superuser grants them' in lines
+    assert 'left out: privileges of SCHEMA "pg_catalog" on s1: only a superuser can grant them' in lines
     assert 'SCHEMA "public"' not in left_out
 
 
@@ -227,14 +227,14 @@ def test_an_assertion_whose_function_swallows_its_cancellation_ends_with_its_ses
     endless = AssertionTable("s1", "SELECT m.never_ends()", timeout=Duration(1))
     count = AssertionTable("s1", "SELECT count(*) FROM m.checked", 2)
     first, second = drill(hostile, assertion=(endless, count)).assertions
-    assert (first.holds, first.why, second.holds) == (False, "no answer after 1 s: its session was terminated", True)
+    assert (first.holds, first.why, second.holds) == (False, "no answer after 1 s, so its session was terminated", True)
     assert 1 <= first.seconds < 10
     # Of a function in C, say, that never looks whether it is to end.
     monkeypatch.setattr(cutline.restore.drill.servers, "TERMINATE", "SELECT %s < 0 AND %s < 0")
     report = drill(hostile, assertion=(endless, count))
     first, second = report.assertions
     assert (first.holds, second.holds) == (False, None)
-    assert second.why == "not run: an earlier assertion did not end, so the server was stopped"
+    assert second.why == "not run: the server was stopped because an earlier assertion never finished"
     assert report.result == "fails"
 
 

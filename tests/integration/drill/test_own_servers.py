@@ -151,10 +151,10 @@ def test_roles_with_powers_and_files_without_a_shard_are_refused(
         run_drill(fleet, RestoreRequest(NAME), NoSpark(), Silent(), own=own)
     request = RestoreRequest(NAME, scope=RestoreScope(role_map=(("a", "b"),)))
     by_superuser = load_fleet(describe(tmp_path / "super.toml", shared_fleet, "postgres"))
-    with pytest.raises(UsageError, match="--role-map is only for drills whose role is not a superuser"):
+    with pytest.raises(UsageError, match="--role-map is allowed only if the drill's role is not a superuser"):
         run_drill(fleet, request, NoSpark(), Silent(), own=by_superuser)
     (tmp_path / "spare.toml").write_text(own.path.read_text().rpartition("\n[[node]]")[0])
-    with pytest.raises(UsageError, match="has no primary s2"):
+    with pytest.raises(UsageError, match="has no primaries with the ids s2"):
         run_drill(fleet, RestoreRequest(NAME), NoSpark(), Silent(), own=load_fleet(own.path))
 
 
@@ -189,8 +189,11 @@ def test_what_earlier_drills_have_left_in_use_is_noted_and_keeps_no_drill_from_i
             ]  # fmt: skip
         finally:
             execute(maintenance, "DROP SCHEMA its", "DROP ROLE bystander")
-    left = [one for one in noting.notes if "of a killed drill could not be dropped" in one]
-    assert [re.sub(" of a .*", "", one) for one in left] == [f"node s1: role {ROLE}", f"node s1: role {mark}"]
+    left = [one for one in noting.notes if "was left behind by a killed drill and could not be dropped" in one]
+    assert [re.sub(" was left behind .*", "", one) for one in left] == [
+        f"node s1: role {ROLE}",
+        f"node s1: role {mark}",
+    ]
     with pytest.raises(UsageError, match="--role-map"):
         run_drill(fleet, request, NoSpark(), Silent(), own=own)
     assert left_on(shared_fleet) == before
@@ -340,5 +343,5 @@ def test_a_session_that_nobody_can_end_holds_up_no_answer(
         execute(fleet.primaries[0].dsn, NEVER_ENDS)
         assertion = AssertionTable("s1", "SELECT public.never_ends()", timeout=Duration(0.5))
         found = ask(assertion, Reader(fleet.primaries[0], end))
-    assert (found.holds, found.why) == (False, "no answer after 0.5 s: its session was terminated")
+    assert (found.holds, found.why) == (False, "no answer after 0.5 s, so its session was terminated")
     assert (found.has_ended_server, uncaught) == (False, [])

@@ -69,7 +69,7 @@ def test_missing_roles_are_no_obstacle_and_what_they_had_is_named(places: TwoPla
         f'policy "app".line several of role {GRANTOR}',
         *(f'default privileges for tables in schema "app" of role {role}' for role in (OWNER, GRANTOR)),
         *(f"USER MAPPING {role} SERVER remote of role {role}" for role in (reader, GRANTOR)),
-        f"any privileges on large objects of role {', '.join(sorted(ROLES))}",
+        f"any privileges of role {', '.join(sorted(ROLES))} on large objects",
     }
 
 

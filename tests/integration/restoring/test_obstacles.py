@@ -104,7 +104,7 @@ def test_some_tables_into_a_database_that_exists_lead_to_its_own_tables(place: P
 def test_an_obstacle_that_all_nodes_have_is_named_once_with_the_nodes(place: Place) -> None:
     scope = RestoreScope(moves=(TableMove("public", "item", "public", "log"),))
     error = refusals(place, place.target, RestoreRequest(NAME, scope=scope))
-    taken = "--group public.item=public.log: the name public.log is taken by table"
+    taken = "--group public.item=public.log: the name public.log is already taken by table"
     assert (error.slug, error.message) == ("table-in-the-way", f"{taken} (on nodes s1, s2, s3)")
     assert error.hint == "choose a different name or schema"
     obstacles = error.details["obstacles"]

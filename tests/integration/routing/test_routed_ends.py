@@ -65,7 +65,9 @@ def test_a_role_that_is_no_superuser_divides_rows(place: RoutedPlace) -> None:
     try:
         for dsn in servers:
             execute(dsn, f"CREATE ROLE {RESTORER} LOGIN CREATEDB")
-        with pytest.raises(TargetUnfitError, match="only a superuser can restore what superusers own") as raised:
+        with pytest.raises(
+            TargetUnfitError, match="only a superuser can restore objects that superusers own"
+        ) as raised:
             restore_fleet(plan_restore(place.single.fleet, theirs, request), place.runs.spark, Silent())
         assert place.databases() == set()
         mapped = f"postgres={RESTORER}"

@@ -38,10 +38,14 @@ from benchmarks.shard import Shard, running_shard
 
 def main(
     *,
-    rows: Annotated[int, typer.Option(min=100_000, help="Rows of pgbench_accounts, in steps of 100000.")] = 5_000_000,
+    rows: Annotated[
+        int, typer.Option(min=100_000, help="Number of rows in pgbench_accounts, in steps of 100000.")
+    ] = 5_000_000,
     transactions: Annotated[int, typer.Option(min=SPLIT, help="Number of transactions in each increment.")] = 200_000,
-    backups: Annotated[int, typer.Option(min=0, max=2, help="Number of standbys; the peers back up one node.")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}; repeatable.")] = None,
+    backups: Annotated[
+        int, typer.Option(min=0, max=2, help="Number of standbys. The peer tools back up a single node.")
+    ] = 0,
+    only: Annotated[list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}. Can be repeated.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure one shard; everything created for it is removed afterwards."""

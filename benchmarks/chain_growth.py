@@ -64,7 +64,7 @@ class CountingServer:
     def counts(self) -> dict[str, int]:
         """Return the requests and bytes served so far."""
         if self.process.stdin is None or self.process.stdout is None:
-            raise RuntimeError("the server has no pipes")
+            raise RuntimeError("the server was started without pipes")
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         counts: dict[str, int] = json.loads(self.process.stdout.readline())

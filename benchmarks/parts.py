@@ -143,7 +143,7 @@ def restore_part(bench: Bench, cutline: Cutline) -> None:
         bench.shard.drop_database(PEER_DATABASE)
         bench.shard.checkpoint()
         if bench.dump is None:
-            raise RuntimeError("there is no dump of the final state")
+            raise RuntimeError("the final state was not dumped")
         dump = bench.dump
         if bench.results.measure("pg_restore", lambda: bench.peers.restore(dump, PEER_DATABASE)):
             bench.results.attempt("pg_restore", lambda: _expect_state(bench, PEER_DATABASE))

@@ -45,7 +45,7 @@ def show(console: Console, results: Results, environment: Mapping[str, object], 
     console.print(_measurements(results))
     console.print(_comparisons(results))
     for failure, times in Counter(results.failures).items():
-        console.print(f"failed, {times} times: {failure.task}: {failure.problem}", style="red", markup=False)
+        console.print(f"failed {times} times: {failure.task}: {failure.problem}", style="red", markup=False)
 
 
 def _one_line(facts: Mapping[str, object]) -> str:

@@ -51,7 +51,7 @@ def _compare_place(
         left, right = (writers.get(node, {}).get(place, EMPTY) for node in pair)
         if left == right:
             return []
-        kind, detail = "version", "the rows are equal, but were last written by different transactions"
+        kind, detail = "version", "the rows are identical, but were last written by different transactions"
     elif ours[0] != theirs[0]:
         kind, detail = "row-count", f"{ours[0]} rows on {primary}, {theirs[0]} on {backup}"
     else:

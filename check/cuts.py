@@ -65,7 +65,9 @@ def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress:
             windows = _read_windows(archives, commit, events)
             for archive in archives:
                 if count := archive.count_in_idle_range(windows[archive.shard].events):
-                    detail = f"earlier commits list the node as idle, but the archive has {count} events of that time"
+                    detail = (
+                        f"earlier commits list the node as idle, but the archive contains {count} events from that time"
+                    )
                     findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=archive.shard))
             cut = resolve(windows)
         except ObjectDamagedError as error:
@@ -150,11 +152,14 @@ def _differences(commit: Commit, resolved: Cut) -> Iterable[tuple[str | None, st
         for name in NODE_FIELDS:
             expected, given = _comparable(again, name), _comparable(stored, name)
             if given != expected:
-                yield again.node, f"{name} is {_shown(given)} in the commit, {_shown(expected)} in the archived events"
+                yield (
+                    again.node,
+                    f"{name} is {_shown(given)} in the commit, but {_shown(expected)} in the archived events",
+                )
     for name in TOTALS:
         if getattr(resolved, name) != getattr(commit.cut, name):
             given, expected = getattr(commit.cut, name), getattr(resolved, name)
-            yield None, f"{name} is {given} in the commit, {expected} in the archived events"
+            yield None, f"{name} is {given} in the commit, but {expected} in the archived events"
 
 
 def _comparable(cut: NodeCut, name: str) -> object:
@@ -187,7 +192,7 @@ def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], find
                 continue
             for kind, position in (("start", cut.start), ("finish", cut.finish)):
                 if positions.get((commit.cut.id, kind)) != position:
-                    detail = f"the archive has no {kind} marker of cut {commit.cut.id} at {position}"
+                    detail = f"the archive contains no {kind} marker of cut {commit.cut.id} at {position}"
                     findings.conflict(Conflict("marker", detail, node=node))
 
 

@@ -203,7 +203,7 @@ def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
     """Read the events from the end of the segment, as create does; raise ObjectDamagedError if changes are there."""
     events = read_events(store, segment)
     if np.isin(to_numpy(events["op"]), CHANGES).any():
-        detail = "it contains changes where its events should be"
+        detail = "it contains changes in the part that should contain only events"
         raise ObjectDamagedError(key=segment.key, kind="rows", node=segment.node, detail=detail)
     return events
 

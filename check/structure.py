@@ -135,13 +135,13 @@ def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> N
             if stored_size == entry.size:
                 report.compared.objects += 1
             elif stored_size is None:
-                detail = f"object {entry.key} is not in the store"
+                detail = f"object {entry.key} is missing from the store"
                 report.conflicts.append(Conflict("missing", detail, node=entry.node, object=entry.key))
             else:
                 detail = f"object {entry.key} is {stored_size} bytes long instead of {entry.size}"
                 report.conflicts.append(Conflict("size", detail, node=entry.node, object=entry.key))
     why = "--metadata-only"
-    contents = f"contents of the objects ({size_text(size_bytes)} in {count} objects)"
+    contents = f"object contents ({size_text(size_bytes)} in {count} objects)"
     report.skipped += [
         Skipped(what, why) for what in (contents, "copies against each other", "global transactions between shards")
     ]

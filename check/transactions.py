@@ -196,7 +196,7 @@ def _torn_conflict(nodes: tuple[str, ...], row: Any) -> Conflict:
     has, lacks = (here, there) if row["here"] else (there, here)
     return Conflict(
         "transaction",
-        f"it belongs to the state on {has}, but not to the state on {lacks}",
+        f"it is included in the state on {has}, but not in the state on {lacks}",
         node=here,
         other_node=there,
         global_id=row["global_id"],

@@ -31,7 +31,7 @@ def field_of(lines: BytesColumn, width: int, field: int) -> BytesColumn:
     data, offsets = lines.data[first:last], lines.offsets - first
     tabs = find_byte(data, TAB)
     if len(tabs) != len(lines) * (width - 1):
-        raise ValueError(f"rows of a table with {width} columns have a different number of columns")
+        raise ValueError(f"the table has {width} columns, but some of its rows have more or fewer")
     tabs = tabs.reshape(len(lines), width - 1)
     starts = offsets[:-1] if field == 0 else tabs[:, field - 1] + 1
     if field < width - 1:
@@ -83,7 +83,7 @@ def read_integers(fields: BytesColumn) -> Ints:
 def read_uuids(fields: BytesColumn) -> BytesColumn:
     """Return the 16 bytes of each uuid; no field may be NULL. Raises ValueError if a field's length is wrong."""
     if (fields.lengths != UUID_CHARACTERS).any():
-        raise ValueError("a value is not a uuid")
+        raise ValueError("a value is not a valid uuid")
     first, last = int(fields.offsets[0]), int(fields.offsets[-1])
     characters = fields.data[first:last].reshape(len(fields), UUID_CHARACTERS)
     digits = _HEX[np.delete(characters, [8, 13, 18, 23], axis=1)]

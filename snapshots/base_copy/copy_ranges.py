@@ -264,7 +264,7 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
         raise _replaced_error(node, str(error.diag.message_primary)) from error
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
-        raise _replaced_error(node, f"{name} is a different relation now")
+        raise _replaced_error(node, f"{name} is now a different relation")
 
 
 def _replaced_error(node: Node, reason: str) -> CopyError:
@@ -357,7 +357,7 @@ def _stopped(node: Node, part: PageRange, message: bytes, sqlstate: str = "") ->
     text = " ".join(message.decode(errors="replace").split())
     return CopyError(
         f"node {node.id}: copying table {part.group.name} stopped: {text}",
-        hint="see the server's log, then repeat the command",
+        hint="check the server's log, then repeat the command",
         details={"node": node.id, "group": part.group.name, **({"sqlstate": sqlstate} if sqlstate else {})},
     )
 

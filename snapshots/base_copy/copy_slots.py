@@ -159,7 +159,7 @@ def drop_copy_slots(nodes: Sequence[Node], name: str, progress: Progress) -> Non
         # The next command drops the slot when it settles this operation.
         raise NodeUnreachableError(
             f"node{'s' if len(left) > 1 else ''} {', '.join(left)}: slot {name} could not be dropped",
-            hint="see the server's log; the next create drops the slot",
+            hint="check the server's log; the next create will drop the slot",
             details={"node": left[0]},
         )
     progress.reached(CrashPoint.COPY_SLOTS_DROPPED)

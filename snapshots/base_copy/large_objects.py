@@ -197,15 +197,15 @@ class PartOrder:
         if part.definition:
             expected: int | None = 0
             if oid <= self._last_oid:
-                raise ValueError(f"large object {oid} comes after {self._last_oid}")
+                raise ValueError(f"large object {oid} is listed after large object {self._last_oid}")
             self._last_oid = oid
         else:
             expected = self._ends.pop(oid, max(offset, PART_BYTES) if self._is_interrupted else None)
             if not size_bytes:
-                raise ValueError(f"a further part of large object {oid} is empty")
+                raise ValueError(f"large object {oid} contains an empty part after its first")
         if offset != expected:
-            instead = "after its last" if expected is None else f"instead of {expected}"
-            raise ValueError(f"a part of large object {oid} is at offset {offset} {instead}")
+            instead = ", after its last part" if expected is None else f" instead of {expected}"
+            raise ValueError(f"a part of large object {oid} is at offset {offset}{instead}")
         if size_bytes == PART_BYTES:
             self._ends[oid] = offset + size_bytes
 

@@ -59,8 +59,8 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     nodes = check_presence(chain.baseline, fleet, {(out.node, out.name) for out in chain.too_old})
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
-            f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is {fleet.global_id!r}",
-            hint=f"set it back in fleet.toml, or {NEW_CHAIN}",
+            f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is now {fleet.global_id!r}",
+            hint=f"change it back in fleet.toml, or {NEW_CHAIN}",
             ends_chain=ChainEnd.PERHAPS,
         )
     return nodes
@@ -133,8 +133,8 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
     reached = max(listed, chain.archived_to(node.id))
     if place is not None and Lsn.parse(place) < reached:
         raise BaselineChangedError(
-            f"node {node.id}: its WAL ends at {place}, before the end of the last cut at {reached}: the server was put"
-            " back to an earlier state",
+            f"node {node.id}: its WAL ends at {place}, before the end of the last cut at {reached}: the server was"
+            " reset to an earlier state",
             hint=NEW_CHAIN,
             ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node.id, "property": "WAL position", "was": str(reached), "now": place},
@@ -208,4 +208,4 @@ def object_problem(store: ObjectStore, key: str, size: int) -> str | None:
         actual = store.size(key)
     except ObjectMissingError:
         return "is gone from the store"
-    return None if actual == size else f"has {actual} bytes instead of {size}"
+    return None if actual == size else f"is {actual} bytes long instead of {size}"

@@ -186,7 +186,7 @@ def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> No
     names, oids = list(planned), list(planned.values())
     connection.execute(LOCK_QUERY, (oids,))
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
-        raise psycopg.errors.WrongObjectType(f"{name} is a different relation now")
+        raise psycopg.errors.WrongObjectType(f"{name} is now a different relation")
 
 
 def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -> list[tuple[int, bool]]:

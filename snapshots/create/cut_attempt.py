@@ -204,5 +204,5 @@ def _check_copies(
         numbers |= {before.group.number for before in known.before(shard) if before.oid in oids}
         if gids := find_late_writers(store, cut.segments[node], position, numbers):
             raise ChangedError(
-                f"node {node}: prepared transactions changed tables while they were copied: {', '.join(gids)}"
+                f"node {node}: prepared transactions changed tables that were being copied: {', '.join(gids)}"
             )

@@ -153,7 +153,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     if selection.rules.include != GroupRules().include and not any(groups.values()):
         raise UsageError(
             f"no table matches {', '.join(selection.rules.include)}, so the snapshot would be empty",
-            hint="correct --group, or groups.include in fleet.toml: a pattern names schema.table, with * and ?",
+            hint="correct --group, or groups.include in fleet.toml: a pattern is schema.table, and may contain * and ?",
         )
     left_out = read_left_out(sessions.primaries, selection.rules, groups)
     if request.large_objects:

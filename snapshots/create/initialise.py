@@ -87,7 +87,10 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():
                 progress.note(
-                    News(f"the DDL of node {node} is dumped by {programs.folder}/pg_dump, version {programs.version}")
+                    News(
+                        f"the DDL of node {node} will be dumped by {programs.folder}/pg_dump,"
+                        f" version {programs.version}"
+                    )
                 )
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
@@ -161,7 +164,7 @@ def _find_identity_problems(sessions: Sessions, rules: GroupRules) -> Iterator[N
         try:
             tables = read_tables(connection, rules)
         except psycopg.errors.InsufficientPrivilege:
-            action = "then repeat: snapshot init   it needs these grants to find tables without a replica identity"
+            action = "then repeat: snapshot init   (it needs these grants to find tables without a replica identity)"
             yield NodeProblem(node_id, "its tables can't be checked yet", action)
             continue
         place = read_role(node, connection).place
@@ -200,8 +203,8 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
             passwords = ", ".join(f"\\password {quote(role)}" for role in sorted(roles))
             error.hint += "\n" + "\n".join(
                 [
-                    "-- if the role is missing, run this in psql as a superuser; the next init, as this role, lists",
-                    "-- everything else that it lacks",
+                    "-- if the role does not exist, run this in psql as a superuser; the next init, run as this role,",
+                    "-- will list everything else that it lacks",
                     *lines,
                     f"-- set the password from your password file: {passwords}",
                 ]

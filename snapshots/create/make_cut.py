@@ -120,7 +120,7 @@ def _warn_of_skew(skew: Skew, progress: Progress) -> None:
     if skew.least > SKEW_SECONDS_MAX:
         progress.note(
             f"warning: the clock of node {skew.ahead} is at least {skew.least:.1f} s ahead of node {skew.behind}'s; the"
-            " cut does not depend on clocks, but the times of commits do: synchronize them"
+            " cut does not depend on clocks, but commit times do: synchronize the clocks"
         )
 
 
@@ -128,7 +128,7 @@ def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: 
     lost = [node for node, connection in primaries.items() if connection.closed]
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     where = f"node {', '.join(lost)}" if lost else "a node"
-    return f"{where}: its session was lost while markers were written: {reason.removeprefix(f'{where}: ')}"
+    return f"{where}: its session was lost while markers were being written: {reason.removeprefix(f'{where}: ')}"
 
 
 def check_cut_markers(node: str, shard: str, marked: CutMarkers, events: pa.Table) -> None:

@@ -79,8 +79,8 @@ def end_writes(
             _, left = end_sessions(node, sessions.connections[node.id], None, wait, progress)
         if left:
             raise SessionsLeftError(
-                f"node {node.id}: sessions that can write did not end within {wait:g} s, or the role may not end them:"
-                f" {sessions_text(left)}",
+                f"node {node.id}: sessions that can write did not end within {wait:g} s, or the role is not allowed to"
+                f" end them: {sessions_text(left)}",
                 hint="end them, or allow more time: --wait SECONDS",
                 details={"node": node.id, "sessions": [session.details() for session in left]},
             )
@@ -107,7 +107,9 @@ def check_final(
         undecided = cut.record.of(node).undecided
         if undecided:
             gids = ", ".join(repr(transaction.global_id) for transaction in undecided)
-            raise _not_final_error(task.node, f"prepared transactions are undecided: {gids}", [])
+            raise _not_final_error(
+                task.node, f"prepared transactions were neither committed nor rolled back: {gids}", []
+            )
         numbers: set[int] = set()
         for segment in cut.segments[node]:
             if segment.through > end:
@@ -117,7 +119,7 @@ def check_final(
                 {definition.group.name for definition in task.definitions if definition.group.number in numbers}
             )
             raise _not_final_error(
-                task.node, f"tables were written to after writes had ended: {', '.join(names)}", names
+                task.node, f"tables were written to after all writes had been stopped: {', '.join(names)}", names
             )
 
     def check(node: str) -> None:
@@ -155,6 +157,6 @@ def _not_final_error(node: Node, what: str, groups: list[str]) -> FinalStateErro
     return FinalStateError(
         f"node {node.id}: {what}: the snapshot would not be the final state",
         hint="find the client that sets default_transaction_read_only or transaction_read_only (SET, BEGIN READ WRITE,"
-        " options of its connection string), stop it, and repeat the command",
+        " connection string options), stop it, and repeat the command",
         details={"node": node.id, "groups": groups},
     )

@@ -90,7 +90,7 @@ def read_contents(body: bytes) -> Contents:
     major, minor, _, integer_bytes, offset_bytes, form = reader.take(6)
     version = major, minor
     if version not in VERSIONS or (integer_bytes, offset_bytes, form) != (INTEGER_BYTES, OFFSET_BYTES, CUSTOM):
-        raise DumpFormatError(f"it is an archive of an unknown format: version {major}.{minor}, kind {form}")
+        raise DumpFormatError(f"its archive format is unknown: version {major}.{minor}, kind {form}")
     if version < WITH_ALGORITHM:
         reader.integer()
     else:
@@ -102,11 +102,11 @@ def read_contents(body: bytes) -> Contents:
     # For example 18.6, 19devel or 19beta2.
     version_text = reader.text()
     if not (writer := re.match("[0-9]{1,4}", version_text)):
-        raise DumpFormatError(f"the version of its pg_dump is {version_text!r}")
+        raise DumpFormatError(f"the pg_dump version that it names is not valid: {version_text!r}")
     count_at = reader.offset
     count = reader.integer()
     if count < 0:
-        raise DumpFormatError(f"it has {count} entries")
+        raise DumpFormatError(f"its number of entries is {count}")
     if count * ENTRY_BYTES_MIN > len(body) - reader.offset:
         raise DumpFormatError("it ends early")
     entries = tuple(_read_entry(reader, version) for _ in range(count))
@@ -119,7 +119,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     entry_begin = reader.offset
     number = reader.integer()
     if reader.integer():
-        raise DumpFormatError(f"entry {number} has data")
+        raise DumpFormatError(f"entry {number} contains data")
     catalog, oid = reader.number(), reader.number()
     name, kind, section = reader.text(), reader.text(), reader.integer()
     begin = reader.offset

@@ -356,7 +356,7 @@ def find_ddl(chain: Chain, shard: str) -> StoredObject:
     if (stored := chain.ddl_object(shard)) is not None:
         return stored
     raise ManifestError(
-        f"snapshot {chain.name} lists no DDL of shard {shard}",
+        f"snapshot {chain.name} contains no DDL for shard {shard}",
         hint=f"it can't be restored; {NEW_CHAIN}",
         ends_chain=ChainEnd.PERHAPS,
         details={"node": shard},

@@ -272,7 +272,7 @@ class _TableReader:
             # A query runs the owner's code: casts and operators in the condition, and functions of indexes.
             if table.has_condition and not table.is_trusted:
                 refused[table.oid] = (
-                    "its dump has a condition, and its owner or its extension's owner is not a superuser"
+                    "it has a dump condition, and its owner or its extension's owner is not a superuser"
                 )
             else:
                 chosen.append(table)
@@ -315,7 +315,7 @@ class _TableReader:
             self.reasons[table.oid] = str(error)
         except psycopg.errors.LockNotAvailable:
             what = "it, or a relation that its condition needs," if table.has_condition else "it"
-            self.reasons[table.oid] = f"other sessions had {what} locked for {LOCK_SECONDS_MAX} s"
+            self.reasons[table.oid] = f"other sessions kept {what} locked for {LOCK_SECONDS_MAX} s"
             return False
         except psycopg.Error as error:
             if self._connection.broken:
@@ -365,7 +365,7 @@ def _compress_rows(connection: psycopg.Connection[Any], table: MarkedTable, byte
         return _CompressedRows(0, 0, b"")
     is_same, begin, end, copy_rows = map(bytes, statements)
     if connection.execute(is_same).fetchone() != (True,):
-        raise _UnfitTableError("its name has belonged to a different table since the cut")
+        raise _UnfitTableError("since the cut, a different table has taken its name")
     if not _is_named(INSERT.match(begin), table):
         raise _UnfitTableError("it was renamed after the cut")
     # A table that references itself needs a single statement, because a row may precede the row that it references.
@@ -423,7 +423,9 @@ def _divide(script: bytes) -> ExtensionsOfShard:
         end = begin + table.size
         own = statements[begin:end]
         if not _is_filled_by(own, table):
-            raise ValueError(f"the statements of {table_name(table.schema, table.name)} are not as Cutline writes them")
+            raise ValueError(
+                f"the statements of {table_name(table.schema, table.name)} are not in the form that Cutline writes"
+            )
         tables.append(ConfigurationRows(table, own))
         begin = end
     return ExtensionsOfShard(tuple(tables), document.sequences)

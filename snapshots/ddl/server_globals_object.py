@@ -139,7 +139,8 @@ def store_globals(
         shard for shard, server_globals in primaries.items() if passwords and not server_globals.with_verifiers
     ]:
         progress.note(
-            f"{', '.join(lacking)}: our role may not read pg_authid, so roles are stored without their passwords"
+            f"{', '.join(lacking)}: our role is not allowed to read pg_authid, so roles are stored without"
+            " their passwords"
         )
 
     def is_stored(shard: str) -> bool:
@@ -147,7 +148,7 @@ def store_globals(
             # Compare the contents: the digests of encrypted objects always differ.
             return chain is not None and read_stored_globals(store, chain, shard) == primaries[shard]
         except ObjectDamagedError as error:
-            progress.note(f"{error.message}; roles and tablespaces of {shard} are stored again")
+            progress.note(f"{error.message}; the roles and tablespaces of {shard} will be stored again")
             return False
 
     def store_one(shard: str) -> StoredObject | None:

@@ -159,8 +159,8 @@ def check_publication(node: str, before: TableState, after: TableState) -> None:
     """Raise PublicationChangedError if the publication itself was altered: changes to all its tables may be missing."""
     if before.publication != after.publication:
         raise PublicationChangedError(
-            f"node {node}: table {after.table} is in a publication of Cutline that was altered since the last commit:"
-            " the chain may lack changes made since",
+            f"node {node}: table {after.table} is in a Cutline publication that was altered after the last commit:"
+            " the chain may lack changes made since then",
             hint=NEW_CHAIN,
             ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node, "tables": [after.table]},
@@ -174,7 +174,7 @@ def _why_copy(
     if was is None:
         return "it is new"
     if is_moved:
-        return "its columns differed in between, while rows were written"
+        return "rows were written while its columns were temporarily different"
     if any(before.is_copied or before.group.definition() != table.group.definition() for before in tried):
         return "a failed attempt archived it under a different definition"
     if was.state is None:
@@ -188,7 +188,7 @@ def _why_state(before: TableState, after: TableState) -> str:
     if before.file != after.file and before.columns != after.columns:
         return "it was rewritten"
     if before.printed - after.printed:
-        return "the type of a column prints its values differently"
+        return "a column's type now prints values differently"
     if _dropped_attributes(before, after):
         return "a column was added and dropped again"
     return ""

@@ -135,7 +135,7 @@ class LongLines:
             line = column.data[int(column.offsets[0]) : int(column.offsets[-1])]
             if len(column) == 1 and stand_in_of(line) == stand_in:
                 return line
-        detail = "a row differs from when it was first read"
+        detail = "a row has changed since it was first read"
         raise ObjectDamagedError(key=source.source.key, kind="rows", node=source.source.node, detail=detail)
 
     def _row_group(self, number: int, group: int) -> pa.Table:

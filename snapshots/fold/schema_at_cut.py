@@ -107,7 +107,7 @@ def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
         data = lines.data[int(lines.offsets[0]) : int(lines.offsets[-1])]
         tabs = find_byte(data, TAB)
         if len(tabs) != len(lines) * (conversion.width - 1):
-            raise ValueError(f"rows of a table with {conversion.width} columns have a different number of columns")
+            raise ValueError(f"the table has {conversion.width} columns, but some of its rows have more or fewer")
         bounds[:, 1:-1] = tabs.reshape(len(lines), conversion.width - 1) + 1
     return bounds
 

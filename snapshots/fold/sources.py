@@ -71,7 +71,7 @@ def check_segment(footer: Any, segment: Segment) -> None:
     for name in DECLARED:
         given, expected = getattr(declared, name), getattr(segment, name)
         if given != expected:
-            raise ValueError(f"its metadata says {name} {given}, its commit {expected}")
+            raise ValueError(f"{name} is {given} in its metadata, but {expected} in its commit")
 
 
 def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iterator[pa.Table]:
@@ -83,7 +83,7 @@ def counting_groups(tables: Iterator[pa.Table], rows: Mapping[int, int]) -> Iter
             counted[group] = counted.get(group, 0) + count
         yield table
     if counted != {group: count for group, count in rows.items() if count}:
-        raise ValueError(f"it has rows {counted} instead of {dict(rows)}")
+        raise ValueError(f"it contains rows {counted} instead of {dict(rows)}")
 
 
 # A row group above this size contains a large row, and a process expands only one such row group at a time.

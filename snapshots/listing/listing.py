@@ -84,7 +84,7 @@ class Entry:
     @property
     def remark(self) -> str:
         """The explanation of the state for the operator; "" if none is needed."""
-        pruned = "its increments were pruned, and no others can be added" if self.is_only_full else ""
+        pruned = "its increments were pruned, and no more can be added" if self.is_only_full else ""
         return self.problem or pruned or (self.lost.text if self.lost else "")
 
 
@@ -127,14 +127,14 @@ def missing_texts(missing: Iterable[MissingPoint]) -> list[str]:
 
 def _text_of(name: str, points: list[MissingPoint]) -> str:
     first, more = points[0], len(points) - 1
-    others = f" (and those of later increments: {more:,})" if more else ""
+    others = f" (as are those of later increments: {more:,})" if more else ""
     text = (
         f"{increment_label(name, first.increment)} was committed, but its commit file is gone from the store{others}:"
         f" put it back from a copy of the store: {first.key}"
     )
     if first.increment:
         return text
-    return f"{text}   or, if there is no copy, give up the snapshot: snapshot delete {name} --force"
+    return f"{text}   or, if there is no copy, delete the snapshot: snapshot delete {name} --force"
 
 
 def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:

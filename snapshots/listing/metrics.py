@@ -57,7 +57,7 @@ BUILD_INFO = Metric(
     "cutline_build_info", "Always 1; the label is the version of Cutline that gathered the metrics.", ("version",)
 )
 GATHERED = Metric("cutline_gathered_timestamp_seconds", "Time at which the metrics were gathered.")
-GATHERING = Metric("cutline_gathering_seconds", "Duration of gathering the metrics.")
+GATHERING = Metric("cutline_gathering_seconds", "Time that gathering the metrics took.")
 STORE_UP = Metric(
     "cutline_store_up", "1 if the store answered in time and could be read, else 0; if 0, its metrics are absent."
 )
@@ -75,7 +75,7 @@ SLOT_LAG = Metric(
 )
 RETAINED = Metric("cutline_node_retained_wal_bytes", "WAL that the node retains for the slot.", ("node", "slot"))
 RETAINED_LIMIT = Metric(
-    "cutline_node_retained_wal_limit_bytes", "max_retained_wal, above which the chain is given up.", ("node",)
+    "cutline_node_retained_wal_limit_bytes", "Limit max_retained_wal: above it, the chain is given up.", ("node",)
 )
 ARCHIVE_LAG = Metric(
     "cutline_node_archive_lag_bytes",
@@ -94,7 +94,7 @@ REPLAY_LAG_SECONDS = Metric(
 SNAPSHOTS = Metric("cutline_snapshots", "Snapshots in the store, by state as shown by `list`.", ("state",))
 DAMAGED_MARKS = Metric(
     "cutline_damaged_marks",
-    "Snapshots that can be restored, but get no more increments because a mark can't be read.",
+    "Snapshots that can be restored, but will get no more increments because a mark can't be read.",
 )
 MISSING_POINTS = Metric(
     "cutline_missing_restore_points",
@@ -102,7 +102,7 @@ MISSING_POINTS = Metric(
 )
 STANDING_CONFLICTS = Metric(
     "cutline_snapshots_with_conflicts",
-    "Snapshots in which a check found conflicts, and no later full check found the same restore points valid.",
+    "Snapshots in which a check found conflicts, unless a later full check found the same restore points valid.",
 )
 RESTORE_POINTS = Metric(
     "cutline_restore_points", "Full snapshots and increments in the store, including cuts without rows."
@@ -121,7 +121,9 @@ NEWEST_CUT = Metric(
 CUT_SECONDS = Metric(
     "cutline_newest_cut_seconds", "Duration of the newest cut, from the first start marker to the last finish marker."
 )
-CUT_RETRIES = Metric("cutline_newest_cut_retries", "Repeated attempts at the newest cut after inconsistent attempts.")
+CUT_RETRIES = Metric(
+    "cutline_newest_cut_retries", "Number of times that the newest cut was retried because an attempt was inconsistent."
+)
 SAFE_TIME = Metric(
     "cutline_safe_timestamp_seconds",
     "Safe time of the newest cut: the cut includes every earlier commit of every node.",
@@ -176,7 +178,9 @@ SUCCESS_TRANSACTIONS = Metric(
     ("kind",),
 )
 SUCCESS_RETRIES = Metric(
-    "cutline_last_success_retries", "Repeated attempts at cuts in the last successful create of this kind.", ("kind",)
+    "cutline_last_success_retries",
+    "Number of times that cuts were retried in the last successful create of this kind.",
+    ("kind",),
 )
 RESTORE_STEP = Metric(
     "cutline_last_restore_step_seconds",
@@ -193,7 +197,7 @@ WATCH_ACTIVE = Metric(
 )
 WATCH_NEXT = Metric(
     "cutline_watch_next_timestamp_seconds",
-    "Time at which `watch` starts this task next according to its schedule.",
+    "Time at which `watch` will next start this task according to its schedule.",
     ("kind",),
 )
 WATCH_FAILURES = Metric(

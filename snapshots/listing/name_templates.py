@@ -62,7 +62,7 @@ class Template:
         try:
             return check_name(name)
         except UsageError as error:
-            raise UsageError(f"template {self.text!r} makes {name!r}: {error.message}", hint=error.hint) from error
+            raise UsageError(f"template {self.text!r} produces {name!r}: {error.message}", hint=error.hint) from error
 
     def values_in(self, name: str) -> FieldValues | None:
         """Return the values of the fields in `name`; None if the name doesn't match the template."""
@@ -90,13 +90,17 @@ def read_template(text: str) -> Template:
     try:
         parts = list(string.Formatter().parse(text))
     except ValueError as error:
-        raise UsageError(f"template {text!r} has a stray brace: {error}", hint=f"known fields are {HINT}") from error
+        raise UsageError(
+            f"template {text!r} contains a stray brace: {error}", hint=f"known fields are {HINT}"
+        ) from error
     for literal, field, form, conversion in parts:
         if is_template(literal):
-            raise UsageError(f"template {text!r} has a stray brace", hint=f"known fields are {HINT}")
+            raise UsageError(f"template {text!r} contains a stray brace", hint=f"known fields are {HINT}")
         whole = f"{field}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}"
         if field is not None and whole not in FIELDS:
-            raise UsageError(f"template {text!r} has an unknown field {{{whole}}}", hint=f"known fields are {HINT}")
+            raise UsageError(
+                f"template {text!r} contains an unknown field {{{whole}}}", hint=f"known fields are {HINT}"
+            )
     template = Template(text, tuple((literal, field) for literal, field, *_ in parts))
     # Before the store is read, refuse a template that can't make a valid name.
     template.render(utc_now(), 1)
@@ -126,7 +130,7 @@ def newest_name(fleet: Fleet, text: str) -> str:
     matching = {name: values for name in snapshot_names(_store(fleet)) if (values := template.values_in(name))}
     if not matching:
         raise SnapshotMissingError(
-            f"no snapshot has a name that matches template {text!r}",
+            f"no snapshot name matches template {text!r}",
             hint="run: snapshot list",
             details={"template": text},
         )

@@ -121,7 +121,7 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
             break
         time.sleep(POLL_SECONDS)
     for way in waiting:
-        text = f"it was asked to stop, but has not ended within {wait_seconds:.0f} s"
+        text = f"it was asked to stop, but is still running after {wait_seconds:.0f} s"
         yield Cancelled(way, CancelResult.STILL_RUNNING, text)
 
 
@@ -139,7 +139,7 @@ def _with_unfinished_part(store: ObjectStore, ended: Cancelled) -> Cancelled:
 
 
 def _unfinished_text(remedies: Iterable[str]) -> str:
-    return f"it stopped before it was finished; {'; '.join(remedies)}"
+    return f"it stopped before it had finished; {'; '.join(remedies)}"
 
 
 def _left_open(one: UnderWay) -> Cancelled:
@@ -172,7 +172,7 @@ class _SignWatch:
 
 def _ended(one: UnderWay, outcome: Outcome | None) -> Cancelled:
     if outcome is None or outcome.state != FAILED:
-        return Cancelled(one, CancelResult.TOO_LATE, "it was done before it could be stopped")
+        return Cancelled(one, CancelResult.TOO_LATE, "it finished before it could be stopped")
     if outcome.code == CANCELLED:
         return Cancelled(one, CancelResult.CANCELLED, "it has stopped and cleaned up")
     return Cancelled(one, CancelResult.ENDED, f"it had already ended: {outcome.reason}")

@@ -67,8 +67,8 @@ def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
     raise ObjectsNotStoredError(
         f"store {store.url} {' and '.join(whats)} ({len(sizes)} objects were reported as stored);"
         " nothing was committed",
-        hint="executors on other machines need the same store: s3://, or a folder that all machines share under one"
-        " path; then repeat the command",
+        hint="executors on other machines must use the same store: s3://, or a folder that all machines mount at"
+        " the same path; then repeat the command",
         details={"store": store.url, "missing": len(lacking), "other_size": len(others), "objects": len(sizes)},
     )
 
@@ -127,7 +127,7 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
             details={"snapshot": commit.snapshot, "increment": commit.increment},
         )
     if len(body) <= VOID_BYTES_MAX:
-        raise RuntimeError(f"a commit file of {len(body)} bytes would be taken for a void")
+        raise RuntimeError(f"a commit file of {len(body)} bytes would be mistaken for a void")
     try:
         store.create(key, body)
     except ObjectExistsError as error:
@@ -149,7 +149,7 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
     if before is None or Previous(before.operation, before.digest) != commit.previous:
         raise ManifestError(
             f"{increment_label(commit.snapshot, commit.increment - 1)} is not the commit that this increment builds on",
-            hint="somebody changed the store by hand; run: snapshot check",
+            hint="the store was changed by hand; run: snapshot check",
             details={"snapshot": commit.snapshot, "increment": commit.increment - 1},
         )
     if is_only_full(store, commit.snapshot):
@@ -172,7 +172,8 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
         what = increment_label(commit.snapshot, commit.increment)
         raise CommitIndeterminateError(
             f"it is not known whether {what} was committed: the store's answer was lost",
-            hint="run: snapshot list   once the store answers; the next create, delete, prune or gc settles it",
+            hint="once the store answers, run: snapshot list   (the next create, delete, prune or gc settles the"
+            " operation)",
             details={"snapshot": commit.snapshot, "increment": commit.increment, "operation": commit.operation},
         ) from error
 
@@ -180,7 +181,7 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
 def operation_settled_error(operation_id: str) -> OperationSettledError:
     """Return the error for an operation that another command settled as dead."""
     return OperationSettledError(
-        f"operation {operation_id} was settled as not committed by another command",
+        f"another command settled operation {operation_id} as not committed",
         hint="this operation committed nothing; repeat the command",
         details={"operation": operation_id},
     )
@@ -228,7 +229,7 @@ def decide(store: ObjectStore, intent: Intent) -> bool:
         if is_committed is None:
             raise UndecidedError(
                 f"it is not known whether operation {intent.operation} has committed: the store's answers were lost",
-                hint="repeat the command once the store answers: it decides this operation first",
+                hint="repeat the command once the store answers: it will settle this operation first",
                 details={"operation": intent.operation, "object": key},
             ) from error
         return is_committed
@@ -243,5 +244,5 @@ def key_of(intent: Intent) -> str:
 def _void(intent: Intent) -> bytes:
     body = seal(Void(intent.snapshot, intent.increment, intent.operation))
     if len(body) > VOID_BYTES_MAX:
-        raise RuntimeError(f"a void of {len(body)} bytes would be taken for a commit")
+        raise RuntimeError(f"a void of {len(body)} bytes would be mistaken for a commit")
     return body

@@ -115,7 +115,7 @@ def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]
     known_as = recorded.identifiers
     places = [
         f"node {node} is not the recorded server: its system identifier was {known_as[node]}"
-        f" and is {nodes[node].system_identifier}"
+        f", but is now {nodes[node].system_identifier}"
         for node in others
     ]
     raise OtherServersError(

@@ -189,11 +189,11 @@ class OpenOperation:
         """A line for the operator: where the operation is running, or what to do next."""
         intent = self.operation
         if intent is None:
-            return f"operation {self.id} has no known result: {self.problem}"
+            return f"the result of operation {self.id} is not known: {self.problem}"
         into = f" into {targets}" if (targets := name_targets(intent)) else ""
         what = f"operation {self.id} ({self.kind} {intent.snapshot}{into}, begun {intent.began_at})"
         if self.problem:
-            return f"{what} has no known result: {self.problem}"
+            return f"the result of {what} is not known: {self.problem}"
         made = increment_label(intent.snapshot, intent.increment) if intent.kind == CREATE else ""
         if made and self.committed:
             return f"{what} has no outcome yet: its commit is in the store, so {made} exists"

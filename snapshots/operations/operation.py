@@ -182,7 +182,7 @@ def begin(store: ObjectStore, intent: Intent) -> None:
 def reason_of(error: BaseException) -> str:
     """Return the reason that an outcome records for the error that ended the operation."""
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
-        return "stopped from elsewhere" if interrupt.args else "stopped by Ctrl-C"
+        return "stopped externally" if interrupt.args else "stopped by Ctrl-C"
     return error.slug if isinstance(error, SnapshotError) else type(error).__name__
 
 

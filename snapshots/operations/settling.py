@@ -105,11 +105,11 @@ def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sess
                 continue
             what = f"restore {intent.operation} of {intent.snapshot} into {name_targets(intent)}"
             if opened.is_running:
-                progress.note(f"{what} is running; it ends the chain of every database that it sets aside")
+                progress.note(f"{what} is running; it will end the chain of every database that it sets aside")
                 continue
             progress.note(
-                f"{what} has no outcome; the chain of a snapshot ends with its source database, which may be set aside"
-                " if the restore is resumed, or dropped if it is abandoned; see: snapshot list"
+                f"{what} has no outcome; a chain will end if its source database is set aside (when the restore is"
+                " resumed) or dropped (when it is abandoned); see: snapshot list"
             )
 
 
@@ -120,7 +120,7 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
     if owners.owner_of(slot) != operation:
         others = ", ".join(owner for owner in owners.ids.get(slot, ()) if owner != operation.id)
         why = (
-            f"the id of another operation gives the same slot name: {others}"
+            f"slot {slot} could also belong to another operation: {others}"
             if others
             else f"its intent was changed or removed after it was read, so the owner of slot {slot} is not known"
         )

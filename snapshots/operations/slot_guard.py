@@ -144,7 +144,7 @@ def read_kept_chains(
     retained = [slot for node in sessions.nodes for slot in read_retained(node, sessions.connections[node.id])]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
     for node, why in others.not_asked.items():
-        progress.note(f"node {node}: its retained WAL is not known: {why}")
+        progress.note(f"node {node}: the size of its retained WAL is not known: {why}")
     answers = RetainedAnswers((*retained, *others.retained), others.not_asked)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
@@ -177,9 +177,9 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
         if has_failed(store, operation.id) and not has_committed(store, operation):
             return replace(kept, is_failed=True)
         if is_deleted(store, operation.snapshot):
-            return replace(kept, removal_text=f"snapshot {operation.snapshot} is deleted")
+            return replace(kept, removal_text=f"snapshot {operation.snapshot} was deleted")
         if is_only_full(store, operation.snapshot):
-            return replace(kept, removal_text=f"the increments of snapshot {operation.snapshot} are pruned")
+            return replace(kept, removal_text=f"the increments of snapshot {operation.snapshot} were pruned")
         # The whole commit file is read only if there is something to report.
         if not kept.worst.is_past_half or has_committed(store, operation):
             return replace(kept, snapshot=operation.snapshot)
@@ -233,7 +233,7 @@ def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) ->
 def warning_text(kept: KeptChain) -> str:
     """Return the warning about a chain past half of a node's limit."""
     remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
-    return f"{_wal_text(kept, kept.worst)}, over half of its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
+    return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
 
 
 def over_limit_text(kept: KeptChain) -> str:

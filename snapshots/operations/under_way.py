@@ -36,7 +36,8 @@ from cutline.storage.store import ObjectStore
 
 WATCH = "watch"
 HANGING_WATCH = (
-    "if no other watch is working, its process may hang and hold the watch lock (see: snapshot status --nodes)"
+    "if no other watch is working, its process may be hung and still holding the watch lock"
+    " (see: snapshot status --nodes)"
 )
 Found = TypeVar("Found")
 
@@ -137,7 +138,7 @@ class UnderWay:
     def dead_text(self) -> str:
         """The reason why the operation is considered dead."""
         if self.failure is not None:
-            return f"has failed ({self.failure.reason}), and left something on a node"
+            return f"has failed ({self.failure.reason}) and left something behind on a node"
         return "has ended without an outcome: its process is gone" if self.is_gone else "shows no sign of life"
 
     def settled_by(self, now: datetime) -> str:
@@ -148,7 +149,7 @@ class UnderWay:
             left = self.left_text if self.kind != WATCH else HANGING_WATCH
             return f"{left}; to forget it: snapshot cancel {self.id}"
         # A removal can't be undone once it has begun to remove.
-        return f"{self.remedy}; at once: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
+        return f"{self.remedy}; to settle it now: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
 
     def to_json(self, now: datetime) -> dict[str, Any]:
         """Return the operation for JSON output; unknown values are null."""

@@ -153,7 +153,7 @@ def read_body(store: ObjectStore, key: str) -> bytes:
     stored = form.raw.read_range(key, 0, size_max + 1)
     if len(stored) > size_max:
         raise ManifestError(
-            f"object {key} is larger than any document: more than {DOCUMENT_BYTES_MAX >> 20} MiB",
+            f"object {key} is too large to be a document: more than {DOCUMENT_BYTES_MAX >> 20} MiB",
             hint="Cutline did not write it: put it back from a copy of the store",
             details={"object": key},
         )
@@ -163,8 +163,8 @@ def read_body(store: ObjectStore, key: str) -> bytes:
         raise ManifestError(error.message, hint=error.hint, details=error.details) from None
     if body.endswith(ENCRYPTED_END):
         raise StoreEncryptedError(
-            f"object {key} of store {store.url} is encrypted, but fleet.toml names no key",
-            hint="name the fleet's encryption key in [encryption] of fleet.toml: docs/encryption.md",
+            f"object {key} of store {store.url} is encrypted, but fleet.toml does not name a key",
+            hint="name the fleet's encryption key under [encryption] in fleet.toml: docs/encryption.md",
             details={"object": key, "store": store.url},
         )
     return body
@@ -181,7 +181,7 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     match = FORMAT.search(body)
     is_newer = match is not None and int(match[2]) > FORMAT_MAX
     raise ManifestError(
-        f"object {key} is damaged: its bytes are not those that were written",
+        f"object {key} is damaged: its contents have changed since it was written",
         hint=f"{NEWER_HINT}: its format is {match[1].decode()}"
         if match and is_newer
         else "put it back from a copy of the store; until then, nothing that it describes can be trusted",
@@ -239,7 +239,7 @@ def check_about(key: str, found: object, expected: object) -> None:
     if found != expected:
         raise ManifestError(
             f"object {key} describes {shortened(str(found))}, not {expected}",
-            hint="somebody copied it there: put the right object back from a copy of the store",
+            hint="it was copied there by hand: put the right object back from a copy of the store",
             details={"object": key},
         )
 

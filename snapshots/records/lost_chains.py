@@ -24,7 +24,9 @@ from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 
-DAMAGED_HINT = "put it back from a copy of the store, or remove it: the next increment shows whether the chain ended"
+DAMAGED_HINT = (
+    "put it back from a copy of the store, or remove it: the next increment will show whether the chain ended"
+)
 
 
 class ChainLostError(RefusedError):

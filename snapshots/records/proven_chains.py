@@ -102,7 +102,7 @@ def _check_group(where: str, group: Group) -> None:
             raise ValueError(f"{where}: a column has no number")
     for column in columns:
         if column.missing is not None and not COPY_TEXT.fullmatch(column.missing):
-            raise ValueError(f"{where}: missing of column {column.name} is not a value in COPY's text format")
+            raise ValueError(f"{where}: the missing value of column {column.name} is not in COPY's text format")
 
 
 def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> None:
@@ -115,7 +115,7 @@ def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> No
         for group in some:
             other = found.setdefault(group.number, group)
             if group.is_multiset != other.is_multiset or (named and group.name != other.name):
-                raise ValueError(f"groups contains number {group.number} for different tables")
+                raise ValueError(f"groups uses number {group.number} for different tables")
 
 
 def check_states(where: str, states: Iterable[TableState]) -> None:
@@ -124,7 +124,7 @@ def check_states(where: str, states: Iterable[TableState]) -> None:
     check_distinct(where, "table", [state.table for state in states])
     for state in states:
         if any(kind.startswith(XML_STAMP) and not XML_NUMBER.fullmatch(kind) for kind in state.types):
-            raise ValueError(f"{where}: types of {state.table} has a column without a number")
+            raise ValueError(f"{where}: types of {state.table} contains a column without a number")
 
 
 def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
@@ -139,14 +139,14 @@ def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
         if new.keys() & known.keys():
             raise ValueError(f"schema_changes.groups.{shard} uses a number twice")
         if not successions.keys() <= new.keys() or not set(successions.values()) <= known.keys():
-            raise ValueError(f"schema_changes.successions.{shard} has a number without a definition")
+            raise ValueError(f"schema_changes.successions.{shard} contains a number without a definition")
         current = {group.number for group in before.groups(shard)}
         check_distinct(f"schema_changes.gone.{shard}", "number", gone)
         if not set(gone) <= current:
-            raise ValueError(f"schema_changes.gone.{shard} has a number without a definition")
+            raise ValueError(f"schema_changes.gone.{shard} contains a number without a definition")
         check_distinct(f"schema_changes.successions.{shard}", "number", list(successions.values()))
         if not set(successions.values()) <= set(gone):
-            raise ValueError(f"schema_changes.successions.{shard} continues a table that schema_changes.gone lacks")
+            raise ValueError(f"schema_changes.successions.{shard} continues a table that is not in schema_changes.gone")
         for number, old in successions.items():
             _check_continued(f"schema_changes.successions.{shard}.{number}", known[old], new[number])
         for node in before.full.parts:
@@ -157,7 +157,7 @@ def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
 def _check_continued(where: str, old: Group, new: Group) -> None:
     """Raise ValueError unless rows of `old` can be converted to `new`."""
     if old.is_multiset != new.is_multiset or old.partitions != new.partitions:
-        raise ValueError(f"{where}: rows of group {old.number} can't be rows of group {new.number}")
+        raise ValueError(f"{where}: rows of group {old.number} can't become rows of group {new.number}")
     keys = [[column.number for column in group.columns[: group.key_width]] for group in (old, new)]
     if keys[0] != keys[1]:
         raise ValueError(f"{where}: group {old.number} has a different key than group {new.number}")
@@ -186,11 +186,11 @@ def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes:
     old, states_before = before.definitions(shard), before.tables(shard)
     new = {group.number: group for group in changes.groups.get(shard, ())}
     if unknown := {state.table for state in changes.tables.get(shard, ())} - states.keys():
-        raise ValueError(f"schema_changes.tables.{shard} has {sorted(unknown)[0]}, which is not a group")
+        raise ValueError(f"schema_changes.tables.{shard} contains {sorted(unknown)[0]}, which is not a group")
     for number, one in changes.successions.get(shard, {}).items():
         was, now = states_before.get(old[one].name), states.get(new[number].name)
         if was and now and was.oid != now.oid:
-            raise ValueError(f"schema_changes.successions.{shard}.{number} continues another table")
+            raise ValueError(f"schema_changes.successions.{shard}.{number} continues a different table")
 
 
 def definition_counts(chain: Chain) -> dict[str, int]:
@@ -211,7 +211,7 @@ def check_distinct(where: str, what: str, values: Iterable[Any]) -> None:
     """Raise ValueError if a value occurs twice."""
     for value, times in Counter(values).items():
         if times > 1:
-            raise ValueError(f"{where} has {what} {str(value)[:100]!r} twice")
+            raise ValueError(f"{where} contains {what} {str(value)[:100]!r} twice")
 
 
 # The names that pg_encoding_to_char returns for a database's encoding (PostgreSQL manual, "Supported Character Sets").
@@ -264,9 +264,9 @@ def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
     check_distinct("baseline", "node", [identity.node for identity in baseline])
     for node, one in identities.items():
         if one.encoding not in ENCODINGS or one.locale_provider not in PROVIDERS:
-            raise ValueError(f"baseline has an unknown encoding or locale_provider of {node}")
+            raise ValueError(f"baseline: the encoding or locale_provider of {node} is unknown")
         if one.in_recovery != (one.backup_of is not None):
-            raise ValueError(f"baseline: in_recovery and backup_of of {node} don't match")
+            raise ValueError(f"baseline: in_recovery and backup_of don't match for {node}")
         primary = identities.get(one.backup_of or node)
         if primary and _database(primary) != _database(one):
             raise ValueError(f"baseline: {node} has a different database than {primary.node}")
@@ -291,7 +291,7 @@ def _database(identity: NodeIdentity) -> tuple[object, ...]:
 def check_cut(cut: CutRecord) -> None:
     """Raise ValueError unless the cut's counts agree, its positions are in order, and none is listed twice."""
     if len(cut.causes) != cut.attempts - 1:
-        raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes has {len(cut.causes)}")
+        raise ValueError(f"cut.attempts is {cut.attempts}, but cut.causes lists {len(cut.causes)}")
     if cut.included_early > cut.in_flight:
         raise ValueError("cut.included_early is greater than cut.in_flight")
     if cut.safe_at != safe_time_of_nodes(cut.nodes):
@@ -310,9 +310,9 @@ def check_continues(before: Commit, commit: Commit) -> None:
     earlier: dict[str, NodeCut] = {node.node: node for node in before.cut.nodes}
     for node in commit.cut.nodes:
         if node.position < earlier[node.node].position or node.start < earlier[node.node].start:
-            raise ValueError(f"cut of node {node.node} precedes that of the previous commit")
+            raise ValueError(f"the cut of node {node.node} precedes its cut in the previous commit")
     if {entry.key for entry in before.named} & {entry.key for entry in commit.named}:
-        raise ValueError("the commit lists an object of the previous commit")
+        raise ValueError("the commit lists an object that the previous commit also lists")
 
 
 def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> None:
@@ -320,17 +320,15 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
     prefix = archive_prefix(commit.snapshot, node, commit.chain)
     for segment in segments:
         if segment.node != node:
-            raise ValueError(f"segments.{node} lists a segment of another node")
+            raise ValueError(f"segments.{node} lists a segment of a different node")
         if segment.key != segment_key(prefix, segment.number):
-            raise ValueError(
-                f"segments.{node} has key {segment.key}, which is not that of its segment {segment.number}"
-            )
+            raise ValueError(f"segments.{node}: {segment.key} is not the key of segment {segment.number}")
         if segment.partials + segment.truncates > segment.changes or segment.after > segment.through:
             raise ValueError(f"segments.{node}: the counts or positions of segment {segment.number} are inconsistent")
         if segment.events_at is not None and segment.events_at > segment.size:
             raise ValueError(
-                f"segments.{node}: segment {segment.number} has its events"
-                f" at {segment.events_at} of {segment.size} bytes"
+                f"segments.{node}: the events of segment {segment.number} start at byte {segment.events_at},"
+                f" but the segment is only {segment.size} bytes long"
             )
 
 
@@ -340,10 +338,10 @@ def _check_idle(commit: Commit) -> None:
         raise ValueError("idle is set in a full snapshot")
     for node, last in commit.idle.items():
         if commit.segments.get(node) != ():
-            raise ValueError(f"idle.{node}: the commit lists segments of this node, or does not cover it")
+            raise ValueError(f"idle.{node}: the commit lists segments of this node, or does not list the node")
         check_segments(commit, node, [last])
         if last.operation == commit.operation or last.open is not None:
-            raise ValueError(f"idle.{node}: segment {last.number} is not the end of an archive before this commit")
+            raise ValueError(f"idle.{node}: segment {last.number} is not the end of the archive at an earlier commit")
 
 
 def check_objects(commit: Commit) -> None:
@@ -357,7 +355,7 @@ def check_objects(commit: Commit) -> None:
     by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
     for (node, kind), times in archives.items():
         if times > (by_commit if kind == DDL else 1):
-            raise ValueError(f"objects has {kind} of {node} twice")
+            raise ValueError(f"objects lists {kind} of {node} twice")
 
 
 def _check_list(commit: Commit, entry: ObjectList) -> None:
@@ -365,7 +363,9 @@ def _check_list(commit: Commit, entry: ObjectList) -> None:
     if entry.kind not in (BASE, LARGE_OBJECTS):
         raise ValueError(f"object list {entry.key} has an unknown kind: {entry.kind}")
     if not 0 < entry.objects < entry.size <= DOCUMENT_BYTES_MAX:
-        raise ValueError(f"object list {entry.key} has {entry.objects} objects and {entry.size} bytes")
+        raise ValueError(
+            f"object list {entry.key}: its counts are not possible: {entry.objects} objects, {entry.size} bytes"
+        )
     if not entry.key.startswith(f"{list_prefix(commit.snapshot, entry.node, commit.operation)}/{entry.kind}-"):
         raise ValueError(f"object list {entry.key}: its key does not match kind {entry.kind} and node {entry.node}")
 
@@ -379,9 +379,9 @@ def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObjec
         check_key(stored.key)
         check_object(commit.snapshot, stored)
         if (stored.node, stored.kind) != (entry.node, entry.kind):
-            raise ValueError(f"object {stored.key} does not match kind {entry.kind} and node {entry.node} of its list")
+            raise ValueError(f"object {stored.key} does not match its list's kind {entry.kind} and node {entry.node}")
         if not stored.key.startswith(f"{base_prefix(commit.snapshot, entry.node, commit.operation)}/"):
-            raise ValueError(f"object {stored.key} does not belong to operation {commit.operation}, as its list does")
+            raise ValueError(f"object {stored.key} does not belong to operation {commit.operation}, but its list does")
         rows.update(stored.rows)
     if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (entry.objects, entry.bytes, entry.rows):
         raise ValueError("its objects, bytes and rows do not match the counts in its commit")
@@ -398,7 +398,7 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
     if not stored.key.startswith(folder) or not of_kind:
         raise ValueError(f"object {stored.key}: its key does not match kind {stored.kind} and node {stored.node}")
     if not is_rows and stored.rows:
-        raise ValueError(f"object {stored.key} of kind {stored.kind} has rows")
+        raise ValueError(f"object {stored.key} of kind {stored.kind} contains rows")
     if stored.kind == LARGE_OBJECTS and not stored.rows.keys() <= {LARGE_OBJECTS_COUNT}:
         raise ValueError(f"object {stored.key} contains rows other than large objects")
 
@@ -433,7 +433,7 @@ def check_commit(commit: Commit) -> None:
         raise ValueError(f"increment number {commit.increment} does not match the kind of commit")
     for name in COUNTS_SHOWN:
         if name not in commit.counts:
-            raise ValueError(f"counts has no {name}")
+            raise ValueError(f"counts lacks {name}")
     for one in commit.named:
         check_key(one.key)
     check_distinct("cut", "node", [cut.node for cut in commit.cut.nodes])
@@ -475,7 +475,7 @@ def _check_still_idle(chain: Chain, increment: Increment) -> None:
         if last.through > increment.cut.of(chain.shard_of(node)).start:
             raise ValueError(f"idle.{node}: its archive ends after the start of the cut")
         if not chain.is_partial and chain.segments(node)[-1:] != (last,):
-            raise ValueError(f"idle.{node}: segment {last.number} is not the last of its archive")
+            raise ValueError(f"idle.{node}: segment {last.number} is not the last segment of its archive")
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:
@@ -484,15 +484,15 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
     if list(recent) != list(range(first_summarized(commit.increment), commit.increment)):
         raise ValueError("history.recent does not list the previous increments")
     if not all(0 < number < commit.increment for number in history.redefinitions):
-        raise ValueError("history.redefinitions contains a number that is not that of a previous increment")
+        raise ValueError("history.redefinitions contains a number that does not belong to a previous increment")
     if any(recent[number].digest != one for number, one in history.redefinitions.items() if number in recent):
-        raise ValueError("history has two digests for one increment")
+        raise ValueError("history contains two digests for the same increment")
     if commit.previous is None:
         raise ValueError("history is set, but previous is not")
     last = recent.get(commit.increment - 1)
     digest, operation = (last.digest, last.operation) if last else (history.full, commit.previous.operation)
     if (commit.previous.digest, commit.previous.operation) != (digest, operation):
-        raise ValueError("history and previous name different previous commits")
+        raise ValueError("history and previous name different commits as the previous one")
 
 
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:
@@ -526,23 +526,23 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
         check_states(f"schema_changes.tables.{shard}", states)
     with_ddl = {stored.node for stored in changes.objects if stored.kind == DDL}
     if not with_ddl == changes.roles.keys() == changes.fingerprints.keys():
-        raise ValueError("schema_changes contains DDL objects, roles and fingerprints of different shards")
+        raise ValueError("schema_changes does not list DDL objects, roles and fingerprints for the same shards")
     entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
     for stored in entries:
         if stored.node not in full.parts:
             raise ValueError(f"object {stored.key} belongs to node {stored.node}, which is not in the snapshot")
         begun = {group.number for group in changes.groups.get(full.parts[stored.node] or stored.node, ())}
         if not stored.rows.keys() <= begun:
-            raise ValueError(f"object {stored.key} has rows of a group that is not new in this commit")
+            raise ValueError(f"object {stored.key} contains rows of a group that is not new in this commit")
 
 
 def _check_full(full: FullSnapshot) -> None:
     check_baseline(full.baseline)
     nodes, primaries = set(full.parts), set(full.primaries)
     if not primaries or not set(full.parts.values()) <= {None, *primaries}:
-        raise ValueError(f"baseline has no primary, or a standby of an unknown primary: {_names(nodes)}")
+        raise ValueError(f"baseline lists no primary, or a standby of an unknown primary: {_names(nodes)}")
     if full.only_cut and (full.copied or full.lists or any(full.groups.values()) or full.definition_changes):
-        raise ValueError("only_cut is set, but it has tables")
+        raise ValueError("only_cut is set, but the commit contains tables")
     _check_nodes(full, full)
     _check_same("base", full.base, nodes)
     _check_same("groups", full.groups, primaries)
@@ -573,12 +573,12 @@ def _check_rows(full: FullSnapshot) -> None:
             {LARGE_OBJECTS_COUNT} if stored.kind == LARGE_OBJECTS else numbers[full.parts[stored.node] or stored.node]
         )
         if not stored.rows.keys() <= known:
-            raise ValueError(f"object {stored.key} has rows of an unknown group")
+            raise ValueError(f"object {stored.key} contains rows of an unknown group")
 
 
 def _check_same(what: str, found: Iterable[str], expected: set[str]) -> None:
     if set(found) != expected:
-        raise ValueError(f"{what} has {_names(found)} instead of {_names(expected)}")
+        raise ValueError(f"{what} lists {_names(found)} instead of {_names(expected)}")
 
 
 def _names(names: Iterable[str]) -> str:
@@ -662,7 +662,7 @@ def free_turn(store: ObjectStore, name: str, increment: int) -> int:
     if place.commit is None:
         return place.turn
     raise SnapshotExistsError(
-        f"{increment_label(name, increment)} exists already",
+        f"{increment_label(name, increment)} already exists",
         hint=f"take its next increment: snapshot create {name} --incremental   or choose another name",
         details={"snapshot": name, "increment": increment},
     )
@@ -895,7 +895,7 @@ def _read_whole(store: ObjectStore, full: FullSnapshot, increment: int | None = 
     if is_only_full(store, name):
         raise increments_pruned_error(name)
     raise SnapshotMissingError(
-        f"there is no increment {increment} of snapshot {name}",
+        f"snapshot {name} has no increment {increment}",
         hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",
         details={"snapshot": name, "increment": increment},
     )

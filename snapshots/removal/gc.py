@@ -324,7 +324,7 @@ def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutc
     place = find_place(store, snapshot, number)
     if place.commit is not None and place.commit.operation == owner:
         return _outcome_of_commit((snapshot, number), place.key, place.commit)
-    return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"its operation {owner} has no record"))
+    return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"there is no record of its operation {owner}"))
 
 
 def _outcome_of_commit(expected: tuple[str, int], key: str, commit: Commit) -> CreateOutcome:

@@ -107,7 +107,7 @@ class PrunePlan:
         if conflicts and conflicts == restorable:
             warnings.append(
                 f"checks found conflicts in every snapshot that can be restored ({names}), so no older snapshot is kept"
-                " instead: age and number alone decide"
+                " instead: only age and number decide"
             )
         elif self.kept_instead:
             warnings.append(
@@ -117,8 +117,8 @@ class PrunePlan:
             )
         if self.unread:
             warnings.append(
-                "records that can't be read, or that end in the future (their conflicts count, other results don't):"
-                f" {list_some(self.unread, NAMES_SHOWN_MAX)}; see: snapshot history"
+                "check records that can't be read or that end in the future (their conflicts count, other results"
+                f" don't): {list_some(self.unread, NAMES_SHOWN_MAX)}; see: snapshot history"
             )
         return warnings
 

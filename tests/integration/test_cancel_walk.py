@@ -88,7 +88,7 @@ def test_what_has_just_been_committed_is_done_and_cancel_says_so(runs: Runs) -> 
     at = (str(CrashPoint.COMMITTED), 1)
     run = cancel_at(runs.fleet, at, "create", "daily", "--incremental", spark=runs.spark.running)
     assert (run.code, run.results) == (0, ["too-late"]), run.document
-    assert run.answers[0].text == "it was done before it could be stopped"
+    assert run.answers[0].text == "it finished before it could be stopped"
     (ended,) = run_here(runs.fleet, "history", "--last", "1")[1]["operations"]
     assert (ended["operation"], ended["state"], ended["code"]) == (run.document["operation"], "done", 0)
 

@@ -458,8 +458,8 @@ def test_tables_that_stay_locked_are_left_out(runs: Runs, monkeypatch: pytest.Mo
         connection.execute("SET statement_timeout = '5s'")
         body, left_out = _read_rows(node, connection, rules=GroupRules())
     assert {one.name: one.why.partition("(")[2].partition(")")[0] for one in left_out} == {
-        "kept.kind": "other sessions had it, or a relation that its condition needs, locked for 1 s",
-        "kept.loose": "other sessions had it locked for 1 s",
+        "kept.kind": "other sessions kept it, or a relation that its condition needs, locked for 1 s",
+        "kept.loose": "other sessions kept it locked for 1 s",
     }
     assert {one.table.name for one in _divide(uncompressed(body)).tables} == {*TABLES} - {"kind", "loose"}
     with connect(node) as connection:
@@ -479,7 +479,7 @@ def test_a_table_that_gets_the_name_of_another_is_not_read_for_it(runs: Runs) ->
         with _reading(connection):
             connection.execute("SELECT")
             execute(node.dsn, "ALTER TABLE kept.loose RENAME TO gone", "CREATE TABLE kept.loose (v text)")
-            with pytest.raises(_UnfitTableError, match="its name has belonged to a different table since the cut"):
+            with pytest.raises(_UnfitTableError, match="since the cut, a different table has taken its name"):
                 _compress_rows(connection, loose, BYTES_MAX)
         # What is stored for it would not be what its first line says.
         (setting,) = [table for table in tables if table.name == "setting"]
@@ -625,7 +625,7 @@ def test_rows_are_compared_without_their_order(runs: Runs, there: Fleet, monkeyp
 def test_an_object_with_anything_but_rows_is_damaged(statements: bytes) -> None:
     table = {"extension": "kept", "schema": "kept", "name": "loose", "rows": 1, "size": len(statements)}
     document = json.dumps({"schema": "cutline/extension-rows/1", "tables": [table]}).encode()
-    with pytest.raises(ValueError, match=r"kept\.loose are not as Cutline writes them"):
+    with pytest.raises(ValueError, match=r"kept\.loose are not in the form that Cutline writes"):
         _divide(b"-- " + document + b"\n" + statements)
 
 
@@ -663,7 +663,7 @@ def test_rows_keep_the_bytes_of_their_databases_encoding(runs: Runs) -> None:
     script = uncompressed(body)
     assert [one.table.name for one in _divide(script).tables] == ["kind", "loose", 'größe \\xff "x" ', "paired"]
     for name, other in ((b'""x""', b'""y""'), (b'kept."gr', b'kepd."gr')):
-        with pytest.raises(ValueError, match="are not as Cutline writes them"):
+        with pytest.raises(ValueError, match="are not in the form that Cutline writes"):
             _divide(script.replace(name, other))
     execute(back.dsn, *renamed)
     with connect(back, client_encoding=RAW) as connection:

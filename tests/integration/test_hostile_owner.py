@@ -101,7 +101,7 @@ def test_a_view_in_the_place_of_a_table_is_not_copied(own: Fleet) -> None:
         task = CopyTask(node, 0, exported, (PageRange(table.group, table.oid),), to, 0)
         problem = copy_ranges(task).problem
     assert problem
-    assert "a different relation now" in error_of(problem).message
+    assert "now a different relation" in error_of(problem).message
 
 
 @pytest.mark.parametrize("task_pages", [1, 8192], ids=["large tables", "small tables"])

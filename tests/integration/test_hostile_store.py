@@ -82,7 +82,9 @@ def test_an_intent_whose_id_has_the_slot_of_a_live_chain_drops_nothing(own: Flee
     record_outcome(store, live, "done")
     plant(own, LIVE.lower())
     settle_operations(store, own, notes)
-    assert notes.find_one(f"operation {LIVE.lower()} can't be settled", f"gives the same slot name: {LIVE}")
+    assert notes.find_one(
+        f"operation {LIVE.lower()} can't be settled", f"could also belong to another operation: {LIVE}"
+    )
     assert slot_name(LIVE) in all_slots(own.primaries[0].dsn) == before
     assert open_operation_ids(store) == [LIVE.lower()]
 

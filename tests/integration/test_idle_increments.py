@@ -128,7 +128,7 @@ def test_a_node_that_was_not_idle_is_found_with_the_next_segment(runs: Runs, mon
     change(runs.fleet, shards=1)
     runs.increment(name)
     found = [conflict.detail for conflict in runs.check_one(name).conflicts if conflict.kind == "cut"]
-    assert any("list the node as idle, but the archive has 1 events" in detail for detail in found), found
+    assert any("list the node as idle, but the archive contains 1 events" in detail for detail in found), found
 
 
 def test_wal_without_changes_is_archived_before_it_is_much_of_the_limit(runs: Runs) -> None:

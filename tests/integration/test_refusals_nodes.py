@@ -215,9 +215,7 @@ def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedd
     owned = node.folder.stat()
     subprocess.run(["chown", "-R", f"{owned.st_uid}:{owned.st_gid}", node.data_directory], check=True, timeout=60)
     embedded.start_node(node)
-    assert_refused(
-        alone, chain.snapshot, "baseline-changed", "node s1: its WAL ends at .* put back to an earlier state"
-    )
+    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1: its WAL ends at .* reset to an earlier state")
     chain = begin_chain(alone)
     rebuild_shard(embedded, node)
     execute(node.dsn("postgres"), "CREATE DATABASE bank")

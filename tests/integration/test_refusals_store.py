@@ -127,7 +127,7 @@ def test_a_missing_object_is_named_and_the_chain_continues_once_it_is_back(runs:
 def test_a_changed_global_id_rule_is_refused_until_it_is_set_back(runs: Runs) -> None:
     with refused(runs.fleet, "global-id-rule-changed") as errors:
         take_increment(replace(runs.fleet, global_id="xa"), NAME)
-    assert errors[0].hint.startswith("set it back in fleet.toml")
+    assert errors[0].hint.startswith("change it back in fleet.toml")
     assert runs.increment(NAME).increment == newest_increment(runs)
 
 

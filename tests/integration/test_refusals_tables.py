@@ -192,7 +192,7 @@ def assert_restores_equal(current: CurrentChain, target: Fleet) -> None:
      "publication {ours} of kept.person, kept.total was altered: it publishes insert$"),
     (["ALTER PUBLICATION {ours} SET (publish = 'insert')", "UPDATE kept.person SET age = 3",
       "ALTER PUBLICATION {ours} SET (publish = 'insert, update, delete, truncate')"], "publication-changed",
-     "kept.person is in a publication .* altered since"),
+     "kept.person is in a Cutline publication .* altered after"),
     (["ALTER PUBLICATION {ours} SET (publish_via_partition_root)"], "publication-changed", "partitions as their root"),
     (["ALTER PUBLICATION {ours}_append_only SET (publish = 'truncate')"], "publication-changed", "publishes truncate$"),
     (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person WHERE (id < 10)"], "publication-changed",

@@ -97,7 +97,7 @@ def assert_warned(
     preview_full(limited.fleet, CreateRequest("third"), notes)
     for name in chains:
         text = notes.find_one(f"snapshot {name},")
-        assert "over half of its limit" in text
+        assert "more than half its limit" in text
         assert f"snapshot create {name} --incremental" in text
     fleet = with_settings(guarded.fleet, f"[wal]\nmax_retained_wal = {limit}", tmp_path / "limited.toml")
     code, document = run_here(fleet, "list")
@@ -113,7 +113,7 @@ def assert_warned(
     assert (code, len(document["warnings"])) == (0, 2)
     notes = Notes()
     limited.increment("second", notes)
-    assert notes.find_one("snapshot first,", "over half")
+    assert notes.find_one("snapshot first,", "more than half")
     assert limited.list_states() == {"first": "complete", "second": "complete"}
     assert guarded.slots() == slots
 

@@ -135,7 +135,7 @@ def test_a_primary_killed_between_its_markers_costs_one_attempt(
     notes = Notes()
     commit = increment(chain, retries=1, notes=notes)
     assert (commit.cut.attempts, len(commit.cut.causes), len(started)) == (2, 1, 2)
-    assert re.match("node s2: its session was lost while markers were written", commit.cut.causes[0])
+    assert re.match("node s2: its session was lost while markers were being written", commit.cut.causes[0])
     assert any("attempt 1 of 2" in text and "node s2" in text for text in notes.texts)
 
     stored = read_commit(chain.fleet.store.open(), NAME, commit.increment)

@@ -423,7 +423,7 @@ def test_what_is_damaged_of_them_is_a_conflict_and_keeps_only_roles_from_being_r
     assert report.role_differences == []
     # The next increment has them again; what is lost of the restore points before is still named.
     (note,) = [one for one in notes_of_increment(runs) if stored.key in one]
-    assert note.endswith(f"it is not in the store; roles and tablespaces of {shard.id} are stored again")
+    assert note.endswith(f"it is not in the store; the roles and tablespaces of {shard.id} will be stored again")
     chain = read_chain(store, NAME)
     assert [(one.kind, one.node) for one in chain.last.own_objects] == [(GLOBALS, shard.id)]
     assert read_stored_globals(store, chain, shard.id) is not None

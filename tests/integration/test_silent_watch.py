@@ -73,7 +73,7 @@ def test_a_watch_that_hangs_is_told_by_the_one_that_waits_and_is_not_forgotten(
         assert first.to_json()["watch"]["session"] == found.details["session"]
         (one,) = read_under_way(store)[-1:]
         assert one.id == gone.id
-        assert "its process may hang and hold the watch lock" in one.settled_by(now)
+        assert "its process may be hung and still holding the watch lock" in one.settled_by(now)
         (cancelled,) = cancel_operations(fleet, [one], 0.0, Silent())
         assert cancelled.result is CancelResult.STILL_RUNNING
         assert ends in cancelled.text

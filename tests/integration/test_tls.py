@@ -110,7 +110,7 @@ def test_a_fleet_that_accepts_only_tls_is_snapshotted_and_restored(
     watching = Watching()
     initialise(ours, watching)
     # The wheel's pg_dump can't connect here.
-    assert [note for note in watching.notes if "is dumped by" in note and str(server.programs) in note]
+    assert [note for note in watching.notes if "will be dumped by" in note and str(server.programs) in note]
     runs, name = Runs(ours, Ready(spark)), sslmode.replace("-", "")
     runs.full(name)
     target = with_options(ours, dbname=f"bank_{name}")

@@ -83,7 +83,7 @@ def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
     assert [conflict.global_id for conflict in report.conflicts] == torn
     for conflict in report.conflicts:
         assert (conflict.node, conflict.other_node) == NODES[:2]
-        assert conflict.detail == "it belongs to the state on s1, but not to the state on s2"
+        assert conflict.detail == "it is included in the state on s1, but not in the state on s2"
 
 
 def test_prepared_parts_are_compared(spark: SparkSession, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_prepared_parts_are_compared(spark: SparkSession, tmp_path: Path) -> Non
     report = compare_shards(spark, tmp_path, [(left, 200, frozenset({Lsn(120)})), (right, 200, frozenset())])
     assert report.transactions == 2
     assert [conflict.global_id for conflict in report.conflicts] == ["left out of one"]
-    assert report.conflicts[0].detail == "it belongs to the state on s2, but not to the state on s1"
+    assert report.conflicts[0].detail == "it is included in the state on s2, but not in the state on s1"
 
 
 def test_of_many_shards_every_pair_is_compared(

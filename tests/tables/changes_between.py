@@ -35,11 +35,11 @@ CHANGES: dict[str, tuple[Step, Step]] = {
     ),
     "renamed": (
         (["ALTER TABLE kept.{t} RENAME TO somebody", "UPDATE kept.somebody SET age = 4 WHERE id = 1",
-          "ALTER TABLE kept.somebody RENAME TO {t}"], "its columns differed in between"),
+          "ALTER TABLE kept.somebody RENAME TO {t}"], "rows were written while its columns were temporarily different"),
         SAME,
     ),
     "labelled": ((["ALTER TYPE kept.mood_{t} RENAME VALUE 'sad' TO 'blue'"],
-                  "the type of a column prints its values"), SAME),
+                  "a column's type now prints values differently"), SAME),
     "added": (
         (["ALTER TABLE kept.{t} ADD more int DEFAULT 7", "UPDATE kept.{t} SET more = 8 WHERE id = 3"], ""),
         (["ALTER TABLE kept.{t} DROP age"], ""),

@@ -132,7 +132,7 @@ def test_a_changed_position_is_a_conflict_of_its_cut_and_of_the_next() -> None:
     chain = Chain(chain.full, (chain.increments[0], structs.replace(wrong, cut=cut), chain.increments[2]))
     details = [one.detail for one in findings_of(store, chain).report.conflicts]
     assert [detail.partition(":")[0] for detail in details] == ["cut op-2.1", "cut op-3.1"]
-    assert "position is 0/122 in the commit, 0/FA in the archived events" in details[0]
+    assert "position is 0/122 in the commit, but 0/FA in the archived events" in details[0]
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_prune_says_if_every_snapshot_has_conflicts() -> None:
     plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
     assert plan.warnings == [
         "checks found conflicts in every snapshot that can be restored (new, old), so no older snapshot is kept"
-        " instead: age and number alone decide"
+        " instead: only age and number decide"
     ]
     assert [(step.kind, step.mark.snapshot) for step in plan.steps] == [("delete", "old")]
 
@@ -215,6 +215,6 @@ def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
     store.create(operation_key(check, "outcome"), b"{" * 500)
     plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
     assert plan.warnings == [
-        "records that can't be read, or that end in the future (their conflicts count, other results don't):"
+        "check records that can't be read or that end in the future (their conflicts count, other results don't):"
         f" {check}; see: snapshot history"
     ]

@@ -62,7 +62,7 @@ def test_a_chain_is_read_up_to_an_increment() -> None:
     assert read_chain(store, "daily", 0) == chain.up_to(0) == Chain(chain.full)
     assert chain.full == as_read(commit(0))
     assert snapshot_names(store) == ["daily"]
-    with pytest.raises(SnapshotMissingError, match="increment 3 of snapshot daily"):
+    with pytest.raises(SnapshotMissingError, match="snapshot daily has no increment 3"):
         read_chain(store, "daily", 3)
     with pytest.raises(SnapshotMissingError, match="snapshot weekly"):
         read_chain(store, "weekly")

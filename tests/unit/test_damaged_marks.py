@@ -33,7 +33,7 @@ from tests.unit.metric_values import of, read
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TIMES = tuple(f"2026-11-20T0{hour}:00:00Z" for hour in range(3))
 LOST, PRUNED = lost_key("daily", "op-daily-0"), only_full_key("daily")
-HINTS = {LOST: "or remove it: the next increment shows", PRUNED: "if nobody pruned snapshot daily"}
+HINTS = {LOST: "or remove it: the next increment will show", PRUNED: "if nobody pruned snapshot daily"}
 MARKS = pytest.mark.parametrize("key", [LOST, PRUNED])
 
 

@@ -43,7 +43,7 @@ def test_a_document_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / KEY).open("r+b") as file:
         # A sparse file: it takes no room here, but its reader would need all of it.
         file.truncate(DOCUMENT_BYTES_MAX * 4)
-    assert "larger than any document" in refusal(store)
+    assert "too large to be a document" in refusal(store)
 
 
 @pytest.mark.parametrize("place", ['"comment": ""', '"bytes": 20', '"a": "0/0"'])

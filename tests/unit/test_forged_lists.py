@@ -50,20 +50,23 @@ def with_first(**changed: object) -> Change:
 
 FIRST = base_copies("a")[0].key
 CHANGES: dict[str, tuple[Change, str]] = {
-    "an object less": (lambda found: structs.replace(found, objects=found.objects[1:]), "not those that its commit"),
+    "an object less": (
+        lambda found: structs.replace(found, objects=found.objects[1:]),
+        "do not match the counts in its commit",
+    ),
     "an object twice": (
         lambda found: structs.replace(found, objects=(found.objects[0], *found.objects[:-1])),
         "twice",
     ),
-    "another size": (with_first(size=SIZE + 1), "not those that its commit counts"),
-    "rows": (with_first(rows={1: 1}), "not those that its commit counts"),
+    "another size": (with_first(size=SIZE + 1), "do not match the counts in its commit"),
+    "rows": (with_first(rows={1: 1}), "do not match the counts in its commit"),
     "of another node": (
         lambda found: structs.replace(found, objects=tuple(base_copies("b", 3))),
-        "does not match kind base and node a of its list",
+        "does not match its list's kind base and node a",
     ),
     "of another operation's folder": (
         with_first(key=FIRST.replace("op-0", "op-9")),
-        "does not belong to operation op-0, as its list does",
+        "does not belong to operation op-0, but its list does",
     ),
     "not below the snapshot": (with_first(key="fleet.json"), "its key does not match"),
     "with an impossible key": (with_first(key=FIRST.replace("part", "../part")), "key"),
@@ -154,9 +157,9 @@ def test_two_commits_beside_lists_cannot_name_the_same_object() -> None:
 
 ENTRIES: dict[str, tuple[dict[str, object], str]] = {
     "of DDL": ({"kind": "archive"}, "has an unknown kind: archive"),
-    "of nothing": ({"objects": 0}, "has 0 objects"),
-    "of more objects than bytes": ({"objects": 2**63 - 1}, f"has {2**63 - 1} objects"),
-    "too large": ({"size": DOCUMENT_BYTES_MAX + 1}, f"3 objects and {DOCUMENT_BYTES_MAX + 1} bytes"),
+    "of nothing": ({"objects": 0}, ": 0 objects"),
+    "of more objects than bytes": ({"objects": 2**63 - 1}, f": {2**63 - 1} objects"),
+    "too large": ({"size": DOCUMENT_BYTES_MAX + 1}, f"3 objects, {DOCUMENT_BYTES_MAX + 1} bytes"),
     "in the folder of another node": ({"node": "b"}, "its key does not match kind base and node b"),
     "under the key of another kind": ({"kind": "large_objects"}, "does not match kind large_objects and node a"),
     "elsewhere": ({"key": "fleet.json"}, "its key does not match kind base and node a"),
@@ -178,7 +181,7 @@ def test_a_segment_whose_events_begin_beyond_its_end_is_refused() -> None:
     ((node, (one,)), *_) = new.segments.items()
     for at, is_refused in ((one.size, False), (one.size + 1, True)):
         forged = structs.replace(new, segments=new.segments | {node: (structs.replace(one, events_at=at),)})
-        with pytest.raises(ValueError, match="has its events at") if is_refused else nullcontext():
+        with pytest.raises(ValueError, match="the events of segment") if is_refused else nullcontext():
             check_commit(forged)
 
 

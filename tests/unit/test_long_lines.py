@@ -74,7 +74,7 @@ def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
     objects = (store_base(store, "base/0", LINES, 2), store_base(store, "base/1", LINES, 2))
     stand_in, place = next(one for one in read(store, objects) if one[1] != NO_PLACE)
     never = stand_in_of(np.frombuffer(b"what never was\n", np.uint8))
-    with pytest.raises(ObjectDamagedError, match=r"base/0 .* a row differs"):
+    with pytest.raises(ObjectDamagedError, match=r"base/0 .* a row has changed"):
         LongLines(store, BaseSources.of(objects), ()).read(place, never)
     elsewhere = InMemoryStore("memory://test")
     elsewhere.create("base/0", store.read("base/0")[:-1] + b"?")

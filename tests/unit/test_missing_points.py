@@ -103,9 +103,9 @@ def test_a_snapshot_of_which_nothing_is_left_is_missed(fleet: Fleet, store: Obje
     assert conflicts_of(store) == [commit_key("daily", 0)]
     (text,) = list_store(fleet).warnings
     assert text.startswith(
-        "snapshot daily was committed, but its commit file is gone from the store (and those of later"
+        "snapshot daily was committed, but its commit file is gone from the store (as are those of later"
     )
-    assert text.endswith("if there is no copy, give up the snapshot: snapshot delete daily --force")
+    assert text.endswith("if there is no copy, delete the snapshot: snapshot delete daily --force")
     with pytest.raises(SnapshotMissingError):
         plan_deletion(store, fleet, "daily", force=False)
     with pytest.raises(SnapshotMissingError):

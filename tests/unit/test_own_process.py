@@ -90,4 +90,4 @@ def test_status_says_at_once_that_an_operation_of_this_machine_is_dead(*, has_si
     process.communicate()
     assert found.state(now) is ActivityState.DEAD
     assert found.dead_text == "has ended without an outcome: its process is gone"
-    assert found.settled_by(now).endswith(f"at once: snapshot cancel {intent.id}")
+    assert found.settled_by(now).endswith(f"to settle it now: snapshot cancel {intent.id}")

@@ -125,9 +125,9 @@ def test_slots_of_deleted_and_pruned_chains_are_recognised() -> None:
 
     assert (removal_text_of("old"), removal_text_of("new")) == ("", "")
     prune(store, nodes, keep_increments=1)
-    assert removal_text_of("old") == "the increments of snapshot old are pruned"
+    assert removal_text_of("old") == "the increments of snapshot old were pruned"
     delete(store, nodes)
-    assert (removal_text_of("old"), removal_text_of("new")) == ("snapshot old is deleted", "")
+    assert (removal_text_of("old"), removal_text_of("new")) == ("snapshot old was deleted", "")
 
 
 def test_a_pruned_chain_without_increments_leaves_no_slot_and_the_newest_keeps_its_own() -> None:

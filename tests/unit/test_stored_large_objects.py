@@ -108,12 +108,12 @@ def test_the_parts_that_a_task_writes_are_read(location: StoreLocation) -> None:
         ([(0, 0, b"x", OWNED)], "large object 0"),
         ([(2**32, 0, b"x", OWNED)], "large object 4294967296"),
         ([(7, 0, WHOLE + b"x", OWNED)], "262145 bytes"),
-        ([(7, 0, b"x", OWNED), (7, 0, b"x", OWNED)], "large object 7 comes after 7"),
-        ([(7, 0, b"x", None)], "at offset 0 after its last"),
-        ([(7, 0, b"x", OWNED), (7, 1, b"x", None)], "at offset 1 after its last"),
+        ([(7, 0, b"x", OWNED), (7, 0, b"x", OWNED)], "large object 7 is listed after large object 7"),
+        ([(7, 0, b"x", None)], "at offset 0, after its last part"),
+        ([(7, 0, b"x", OWNED), (7, 1, b"x", None)], "at offset 1, after its last part"),
         ([(7, 0, WHOLE, OWNED), (7, -5, b"x", None)], "at offset -5 instead of 262144"),
         ([(7, 0, WHOLE, OWNED), (7, 2 * PART_BYTES, b"x", None)], "at offset 524288 instead of 262144"),
-        ([(7, 0, WHOLE, OWNED), (7, PART_BYTES, b"", None)], "is empty"),
+        ([(7, 0, WHOLE, OWNED), (7, PART_BYTES, b"", None)], "contains an empty part"),
     ],
 )
 def test_parts_in_another_order_are_damage(location: StoreLocation, rows: list[Part], detail: str) -> None:

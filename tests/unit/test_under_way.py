@@ -86,7 +86,10 @@ def test_a_check_is_under_way_by_its_signs_alone() -> None:
 @pytest.mark.parametrize(
     ("kind", "remedy"),
     [
-        ("create", "the next create, delete, prune or gc settles it; at once: snapshot --fleet f.toml cancel {}"),
+        (
+            "create",
+            "the next create, delete, prune or gc settles it; to settle it now: snapshot --fleet f.toml cancel {}",
+        ),
         ("delete", "to resume it: snapshot --fleet f.toml delete daily"),
         ("check", "it left nothing behind; to forget it: snapshot --fleet f.toml cancel {}"),
     ],
@@ -114,7 +117,7 @@ def test_a_create_that_has_failed_and_left_something_is_dead_at_once() -> None:
     assert found.to_json(NOW)["failure"] == "node-unreachable"
     (line,) = [one for one in lines_of(StatusReport([found], [], NOW)) if isinstance(one, str)]
     assert line.startswith(
-        f"operation {intent.id} has failed (node-unreachable), and left something on a node; the next create"
+        f"operation {intent.id} has failed (node-unreachable) and left something behind on a node; the next create"
     )
     ensure_identity(store, FLEET)
     with pytest.raises(OperationFailedError) as error:

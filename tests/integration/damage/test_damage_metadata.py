@@ -72,7 +72,7 @@ def test_a_metadata_check_names_what_it_skipped(stored: StoredChain) -> None:
     skipped = [one.what for one in report.snapshots[0].skipped]
     size = sum((stored.store / key).stat().st_size for key in stored.objects())
     assert skipped == [
-        f"contents of the objects ({size_text(size)} in {len(stored.objects())} objects)",
+        f"object contents ({size_text(size)} in {len(stored.objects())} objects)",
         "copies against each other", "global transactions between shards",
     ]  # fmt: skip
 

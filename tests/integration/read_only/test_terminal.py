@@ -161,7 +161,8 @@ def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
     first, second = runs.fleet.primaries
     original = fleet_settings(runs.fleet)
     with pytest.raises(
-        FinalStateError, match=rf"node {first.id}: tables were written to after writes had ended: public.entry"
+        FinalStateError,
+        match=rf"node {first.id}: tables were written to after all writes had been stopped: public.entry",
     ) as caught:
         create_terminal(runs, "insisted", act_at(CrashPoint.STARTS_WRITTEN, lambda: insist_on_writing(first)))
     assert caught.value.exit_code == 3
@@ -276,7 +277,7 @@ def test_the_second_of_two_creates_that_chose_the_same_name_is_refused(runs: Run
     assert first == second == "both-1"
     # The second has passed its checks before the first begins and ends.
     watching = act_at(CrashPoint.CHECKED, lambda: runs.full(first))
-    with pytest.raises(SnapshotExistsError, match="snapshot both-1 exists already") as caught:
+    with pytest.raises(SnapshotExistsError, match="snapshot both-1 already exists") as caught:
         create_full(runs.fleet, CreateRequest(second), runs.spark, watching)
     assert caught.value.exit_code == 3
     assert CrashPoint.INTENT_STORED not in {one.point for one in watching.reached_points}

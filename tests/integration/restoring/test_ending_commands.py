@@ -28,8 +28,8 @@ def test_a_create_names_the_open_restore_into_its_databases(place: Place, monkey
     try:
         # No increment of the chain that the other modules share.
         for take, text in (
-            (create_full, "is running; it ends the chain of every database that it sets aside"),
-            (create_increment, "the chain of a snapshot ends with its source database"),
+            (create_full, "is running; it will end the chain of every database that it sets aside"),
+            (create_increment, "a chain will end if its source database is set aside"),
         ):
             noting = Noting(Silent())
             take(place.fleet, CreateRequest("between"), Ready(place.spark), noting)

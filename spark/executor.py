@@ -57,7 +57,7 @@ class NotInPodError(UsageError):
     def __init__(self, lacking: list[str]) -> None:
         super().__init__(
             f"this is not an executor's pod: {', '.join(lacking)} is not set",
-            hint="let Spark start executors, with this program in their pod template: docs/kubernetes.md",
+            hint="let Spark start the executors; their pod template must run this program: docs/kubernetes.md",
         )
 
 

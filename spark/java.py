@@ -68,8 +68,8 @@ class NoExecutableFolderError(RefusedError):
 
     def __init__(self, folders: Sequence[Path]) -> None:
         super().__init__(
-            f"java can't run programs and libraries from {' or '.join(map(str, folders))}: mounted noexec",
-            hint="set TMPDIR to one of your folders on a file system that is not mounted noexec",
+            f"java can't run programs and libraries from {' or '.join(map(str, folders))}, which are mounted noexec",
+            hint="set TMPDIR to a folder of yours on a file system that is not mounted noexec",
         )
 
 

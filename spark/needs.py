@@ -31,9 +31,9 @@ class StoreNotSharedError(RefusedError):
 
     def __init__(self, url: str) -> None:
         super().__init__(
-            f"its store {url} is not the store of this machine",
-            hint="use a store that all machines share: s3://, or a network file system that is mounted everywhere under"
-            " the same path",
+            f"what it sees at {url} is not this machine's store",
+            hint="use a store that all machines share: s3://, or a network file system that all of them mount under the"
+            " same path",
             details={"store": url},
         )
 
@@ -98,7 +98,7 @@ FULL_HINT = "allow its user more processes (ulimit -u), or give its machine more
 MEMORY_HINT = (
     "give the executors more memory in [spark] of fleet.toml (executor.memory, executor.memoryOverhead), or run fewer"
     " tasks at once; tasks on this machine use its own memory, which may be limited by MemoryMax= of a systemd unit,"
-    " the container, or ulimit -v"
+    " by the container, or by ulimit -v"
 )
 
 
@@ -146,12 +146,12 @@ def find_executor_error(text: str) -> SnapshotError | None:
         return ExecutorPythonError(f"{name}: its Python has no module {lacking.group(1)}", hint=PYTHON_HINT)
     if other := OTHER_PYTHON.search(text):
         return ExecutorPythonError(
-            f"{name}: its Python is {other.group(1)}, here it is {other.group(2)}", hint=PYTHON_HINT
+            f"{name}: its Python is {other.group(1)}, but this machine's is {other.group(2)}", hint=PYTHON_HINT
         )
     if program := NO_PYTHON.search(text):
         path, number = program.group(1), int(program.group(2))
         hint = FULL_HINT if number in {errno.EAGAIN, errno.ENOMEM} else PYTHON_HINT
-        return ExecutorPythonError(f"{name}: it cannot run {path}: {os.strerror(number)}", hint=hint)
+        return ExecutorPythonError(f"{name}: it can't run {path}: {os.strerror(number)}", hint=hint)
     if no_memory := next(
         (line for line in text.splitlines() if says_no_memory(line) and not OF_SERVER.search(line)), ""
     ):

@@ -152,8 +152,8 @@ def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
     listed = package.files
     if listed is None:
         raise PackError(
-            f"package {package.name} has no list of its files",
-            hint="install Cutline and its dependencies with pip into a separate environment, and pack there",
+            f"package {package.name} has no list of its installed files",
+            hint="install Cutline and its dependencies with pip into a separate environment, and run the command there",
         )
     for path in listed:
         name = PurePosixPath(path).as_posix()

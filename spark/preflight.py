@@ -230,7 +230,7 @@ def _none_text(session: SparkSession) -> str:
     # By default a standalone cluster gives an executor all cores of a worker; other clusters give it one.
     usual = "all" if master.startswith("spark://") else "1"
     cores, memory = conf.get("spark.executor.cores", usual), conf.get("spark.executor.memory", "1g")
-    return f"{master} has granted no executor of {memory} memory and {cores} cores"
+    return f"{master} has not granted any executor with {memory} memory and {cores} cores"
 
 
 def _offer(session: SparkSession) -> str:
@@ -244,7 +244,7 @@ def _none_hint(master: str) -> str:
             "look at its executors' pods while the command waits: kubectl get pods -l spark-role=executor; and check"
             " that they can reach driver.host: docs/kubernetes.md"
         )
-    return "check that its workers are running, and have the memory and cores that [spark] of fleet.toml requests"
+    return "check that its workers are running and have the memory and cores that [spark] of fleet.toml requests"
 
 
 def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
@@ -253,18 +253,22 @@ def _problem_of(answer: Examined, store: ObjectStore) -> SnapshotError | None:
 
     found = answer.found
     if found["archive"]:
-        return ExecutorUnfitError(f"it has no archive of Cutline: {found['archive']}", hint=ARCHIVE_HINT)
+        return ExecutorUnfitError(f"it did not get the archive of Cutline: {found['archive']}", hint=ARCHIVE_HINT)
     if found["lacks"]:
         return ExecutorUnfitError(f"its Python {found['python']} has no module {found['lacks']}", hint=INSTALL)
     if found["build"] != build_digest():
         return ExecutorUnfitError("it has a different build of Cutline", hint=INSTALL)
     for library, version in (("pyspark", pyspark.__version__), ("pyarrow", pyarrow.__version__)):
         if found[library] != version:
-            return ExecutorUnfitError(f"its {library} is {found[library]}, here it is {version}", hint=INSTALL)
+            return ExecutorUnfitError(
+                f"its {library} is {found[library]}, but this machine's is {version}", hint=INSTALL
+            )
     early, late = answer.asked_at - CLOCK_SECONDS_MAX, answer.answered_at + CLOCK_SECONDS_MAX
     if not early < found["time"] < late:
         off = found["time"] - answer.answered_at
-        return ExecutorUnfitError(f"its clock is off by {off:+.0f} s", hint="set the clocks of all machines by NTP")
+        return ExecutorUnfitError(
+            f"its clock is off by {off:+.0f} s", hint="synchronize the clocks of all machines with NTP"
+        )
     if found["problem"] is not None:
         return error_of(found["problem"])
     return None if not found["key"] or _has_answer(store, found["key"]) else StoreNotSharedError(store.url)
@@ -286,7 +290,7 @@ def _combine(problems: Sequence[SnapshotError], asked: int) -> SnapshotError:
         combined = kind.__new__(kind)
         SnapshotError.__init__(
             combined,
-            f"{len(problems)} of {asked} executors can't take part: {messages}",
+            f"{len(problems)} of {asked} executors can't be used: {messages}",
             hint=list(dict.fromkeys(line for problem in problems for line in problem.hint.split("\n"))),
             details=first.details,
         )

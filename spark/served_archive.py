@@ -46,7 +46,7 @@ class ServedArchive:
         except OSError as error:
             raise PackedArchiveError(
                 f"the archive {file} can't be read: {error.strerror or error}",
-                hint="create it: snapshot cluster pack FILE, and name it in [spark] of fleet.toml: docs/cluster.md",
+                hint="run: snapshot cluster pack FILE   then name that file in [spark] of fleet.toml: docs/cluster.md",
             ) from error
         place = settings.get(BIND_ADDRESS) or host
         try:

@@ -75,7 +75,7 @@ def session_folder() -> Iterator[Path]:
     except OSError as error:
         raise NoTemporaryFolderError(
             f"there is no folder for temporary files: {error}",
-            hint="set TMPDIR to one of your folders, with free space",
+            hint="set TMPDIR to a folder of yours with free space",
         ) from error
     before = os.environ.get("TMPDIR")
     chosen = tempfile.tempdir
@@ -115,7 +115,8 @@ def safe_parent() -> Path:
                 return parent
     raise NoTemporaryFolderError(
         problem,
-        hint="set TMPDIR to one of your folders below folders of yours or root's, or make it sticky: chmod +t",
+        hint="set TMPDIR to a folder that belongs, like all folders above it, to you or root; or set the sticky bit:"
+        " chmod +t",
     )
 
 

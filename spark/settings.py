@@ -118,7 +118,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
         if is_shown and any(secrets_in_options(value)):
             raise SparkUnprotectedError(
                 f"{name} seems to contain a secret, which Spark would put on a command line",
-                hint="put the option into a file on the executors' machines, and name the file: @/path/of/file",
+                hint="put the option into a file on the executors' machines, and refer to the file: @/path/to/file",
                 details={"setting": name},
             )
     if not has_executors(master):
@@ -126,7 +126,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
     for name, required in REQUIRED_ON_A_CLUSTER.items():
         if given.get(name, required).strip().lower() != required:
             raise SparkUnprotectedError(
-                f"{name} must be {required} at {master}, because rows and credentials are sent to its executors",
+                f"{name} must be {required} for {master}, because rows and credentials are sent to its executors",
                 hint=f"remove {name.removeprefix('spark.')} from [spark] in fleet.toml;"
                 " the cluster needs the same settings: docs/spark.md",
                 details={"setting": name},

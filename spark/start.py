@@ -70,7 +70,7 @@ class SparkStartError(RefusedError):
     def __init__(self, reason: str, log: Path) -> None:
         super().__init__(
             f"spark did not start: {reason}",
-            hint=f"see its log, {log}, and the master and settings in [spark] of fleet.toml",
+            hint=f"check its log, {log}, and the master and settings in [spark] of fleet.toml",
             details={"log": str(log)},
         )
 
@@ -80,7 +80,8 @@ class NoLoopbackError(RefusedError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"spark did not start: its processes communicate at {LOOPBACK}, which this machine doesn't have: {reason}",
+            f"spark did not start: its processes communicate over {LOOPBACK}, which this machine doesn't have:"
+            f" {reason}",
             hint=f"add the address to the loopback interface: ip address add {LOOPBACK}/8 dev lo",
         )
 
@@ -292,7 +293,7 @@ def _start_error(error: Exception, log: Path) -> SnapshotError:
         return SparkStartError(reason, kept)
     return TooLittleMemoryError(
         f"spark did not start: {reason}",
-        hint=f"{MEMORY_HINT}; the heap of its process is driver.memory in [spark] of fleet.toml; its log: {kept}",
+        hint=f"{MEMORY_HINT}; driver.memory in [spark] of fleet.toml sets Spark's own heap size; Spark's log: {kept}",
     )
 
 
@@ -347,11 +348,11 @@ def _reason(error: Exception, log: Path) -> str:
     logged = log.read_text(errors="replace").splitlines() if log.exists() else []
     if any(EXECUTORS_FAILED in line for line in logged):
         return (
-            "its executors end as soon as they start; see their pods' logs, which are kept if"
+            "its executors exit as soon as they start; see their pods' logs, which are kept if"
             ' "kubernetes.executor.deleteOnTermination" = "false" in [spark]'
         )
     if any(APPLICATION_REMOVED in line for line in logged):
-        return "its executors end as soon as they start; see the logs of the cluster's workers"
+        return "its executors exit as soon as they start; see the logs of the cluster's workers"
     if any(map(says_used_up, logged)):
         return "too many open files"
     if lacking := next(filter(says_no_memory, [*logged, *lines]), ""):

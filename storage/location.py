@@ -115,11 +115,11 @@ def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
     if _is_plain(endpoint, options, client):
         how = _origin(endpoint) or "use_ssl is false"
         return [
-            f"the store is reached without TLS ({how}): everybody on the network can read and change it;"
+            f"the store is accessed without TLS ({how}): anyone on the network can read and change it;"
             " use an https:// endpoint"
         ]
     if client.get("verify") is False:
-        return ["the store's certificate is not verified: anybody on the network can pose as the store; set ca_file"]
+        return ["the store's certificate is not verified: anyone on the network can impersonate the store; set ca_file"]
     return []
 
 

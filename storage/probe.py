@@ -52,7 +52,7 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
             keys += probe_creating(store, f"{folder}/parts", store.create_in_parts, "conditional upload in parts")
         return probe_deleting(store, folder, [f"{folder}/read", *keys])
     except AnswerLostError as error:
-        reason = f"answers to creates get lost ({error.reason}); the probe gave up"
+        reason = f"the store's answer to a create was lost ({error.reason}), so the probe gave up"
         raise StoreUnreachableError(url=store.url, reason=reason) from error
     finally:
         # A failed probe leaves objects behind. Its error matters more than any error of this clean-up.
@@ -127,7 +127,7 @@ def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
             raise
         won = [body for body in outcomes if body is not None]
     if len(won) != 1:
-        lack = f"{len(won)} of {RACERS} concurrent creates of the same object were accepted: {way}"
+        lack = f"{len(won)} of {RACERS} concurrent creates of the same object were accepted ({way})"
         raise StoreUnfitError(url=store.url, lack=lack)
     if store.read(key) != won[0]:
         raise StoreUnfitError(url=store.url, lack=f"a refused {way} replaced the accepted one")

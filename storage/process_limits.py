@@ -56,7 +56,7 @@ def _links(error: BaseException) -> Iterator[BaseException]:
 
 
 MEMORY_HINT = (
-    "allow the command more memory and threads and repeat it; the limit may be MemoryMax= or TasksMax= of a systemd"
+    "allow the command more memory and threads, then repeat it; the limit may be MemoryMax= or TasksMax= of a systemd"
     " unit, the container's limit, or ulimit -v or -u"
 )
 # The wordings of Python, the dynamic loader, Arrow, the JVM and its launcher.
@@ -95,11 +95,11 @@ OF_MACHINE = os.strerror(errno.ENFILE).lower()
 GRANTED_ANYWAY = 10_240
 FILES_PER_CONNECTION = 3
 OPEN_FILES_HINT = (
-    "raise the hard limit and repeat the command; it needs about 100 plus 5 for each node, and Spark's process 500."
+    "raise the hard limit and repeat the command, which needs about 100 plus 5 per node, and Spark's process 500."
     " For a systemd unit: LimitNOFILE=4096; for a user, in a new session: `USER hard nofile 4096` in"
     " /etc/security/limits.conf"
 )
-HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or find the processes that have so many files open"
+HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or find the processes that have many files open"
 
 
 class OpenFilesError(UnreachableError):
@@ -107,7 +107,7 @@ class OpenFilesError(UnreachableError):
 
     def __init__(self, reason: str, details: Mapping[str, object] | None = None) -> None:
         is_machine = OF_MACHINE in reason.lower()
-        limit = "the machine's limit on open files (fs.file-max) is used up" if is_machine else limit_text()
+        limit = "the machine's limit on open files (fs.file-max) has been reached" if is_machine else limit_text()
         hint = HINT_OF_MACHINE if is_machine else OPEN_FILES_HINT
         super().__init__(f"{limit}: {reason}", hint=hint, details={**(details or {}), "limit": open_files_limit()})
 
@@ -119,7 +119,7 @@ def open_files_limit() -> int:
 
 def limit_text() -> str:
     """Return the message that names the limit."""
-    return f"the limit of {open_files_limit()} open files and connections (ulimit -n) is used up"
+    return f"the limit of {open_files_limit()} open files and connections (ulimit -n) has been reached"
 
 
 def raise_limit() -> None:
@@ -187,7 +187,7 @@ class _Begun(threading.Event):
         for _ in range(BEGIN_SECONDS_MAX):
             if super().wait(1):
                 return True
-        raise RuntimeError(NO_THREAD) from MemoryError("the thread has not begun")
+        raise RuntimeError(NO_THREAD) from MemoryError("the thread did not start")
 
 
 def limit_thread_starts() -> None:

@@ -54,8 +54,8 @@ class CertificateFileError(UsageError):
         host = socket.gethostname()
         super().__init__(
             f"the store's ca_file {path} can't be used on {host}: {problem}",
-            hint="put the certificates of the authority (PEM) under this name on this machine and on every machine of"
-            " Spark's executors, readable by the executors' user",
+            hint="put the authority's certificates (PEM) at this path on this machine and on every machine that runs"
+            " Spark executors, readable by the executors' user",
             details={"file": path, "host": host},
         )
 
@@ -279,7 +279,7 @@ def wait_for(client: S3Client, work: Coroutine[Any, Any, T]) -> T:
             check_not_stopped()
             waits += 1
             if waits > BEGIN_SECONDS_MAX and not client.loop.is_running():
-                raise TooLittleMemoryError("the thread of the store's requests has ended")
+                raise TooLittleMemoryError("the thread that sends the store's requests has ended")
         return future.result()
     except BaseException:
         if not ended.is_set():

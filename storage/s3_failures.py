@@ -95,8 +95,8 @@ REGION_HINT = "name the bucket's region in [store_options] of fleet.toml: client
 # Hints by error code, for refusals whose status is not specific enough.
 CODE_HINTS = {
     "NoSuchBucket": "create the bucket, or correct store in fleet.toml",
-    "AccessDenied": "use credentials that may do this: docs/storage.md, Policies",
-    "InvalidAccessKeyId": f"the store does not know the access key: check {CREDENTIALS}",
+    "AccessDenied": "use credentials that allow this: docs/storage.md, Policies",
+    "InvalidAccessKeyId": f"the store does not recognize the access key: check {CREDENTIALS}",
     "SignatureDoesNotMatch": f"the secret does not belong to the access key: check {CREDENTIALS}",
     "PermanentRedirect": REGION_HINT,
     "AuthorizationHeaderMalformed": REGION_HINT,
@@ -104,7 +104,7 @@ CODE_HINTS = {
 # botocore's names for the sources of credentials, in words. Any name that is missing here belongs to a credential
 # service.
 SOURCES = {
-    "explicit": "key, secret and token in [store_options] of fleet.toml, or the variables that it names",
+    "explicit": "key, secret and token in [store_options] of fleet.toml, or the variables named there",
     "env": "the environment's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
     "shared-credentials-file": "the AWS credentials file",
     "config-file": "the AWS config file",
@@ -134,7 +134,7 @@ class UntrustedServerError(SSLError):  # type: ignore[misc]  # botocore has no t
         said = (getattr(cause, "verify_message", "") or getattr(cause, "reason", "") for cause in causes)
         self.is_certificate = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
         self.why = next(filter(None, said), "unknown reason")
-        self.authorities = authorities or "those that botocore ships"
+        self.authorities = authorities or "those included in botocore"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -269,21 +269,23 @@ def fault_of(error: BaseException) -> Fault:
     hint = hint_of_status(status)
     if isinstance(error, CredentialsExpired):
         source = SOURCES.get(error.source, f"the service {error.source}" if error.source else "an unknown source")
-        hint = f"renew the credentials, which are from {source}; then repeat the command"
+        hint = f"renew the credentials, which come from {source}; then repeat the command"
     elif isinstance(error, NO_CREDENTIALS):
         hint = "set key and secret in [store_options], or use a profile, the environment or a role, as AWS tools do;"
-        hint += " on a cluster, do this for the user of Spark's executors, too"
+        hint += " on a cluster, do this for the user that runs Spark's executors, too"
     elif isinstance(error, UntrustedServerError):
-        hint = "set ca_file in [store_options] of fleet.toml to the file with the authority of the store's certificate"
+        hint = "set ca_file in [store_options] of fleet.toml to a file with the CA that issued the store's certificate"
         hint = hint if error.is_certificate else "check endpoint_url in [store_options]: the port must be for HTTPS"
     elif code == WRONG_CLOCK:
-        hint = "correct this machine's clock, or the store's: S3 refuses requests dated more than 15 minutes off"
+        hint = (
+            "correct this machine's clock, or the store's: S3 rejects requests whose time is more than 15 minutes off"
+        )
     elif code in CODE_HINTS:
         hint = CODE_HINTS[code]
     elif is_too_fast(error):
-        hint = f"{hint_of_status(STATUS_UNAVAILABLE)}; retry_for in [store_options] sets how long requests are repeated"
+        hint = f"{hint_of_status(STATUS_UNAVAILABLE)}; retry_for in [store_options] sets how long requests are retried"
     elif isinstance(error, ENDED_EARLY):
-        hint = "check proxies and load balancers: something ends the store's answers early. Then repeat the command"
+        hint = "check proxies and load balancers: something cuts the store's answers short. Then repeat the command"
     elif isinstance(error, NO_ANSWER):
         hint = "check the network, and endpoint_url in [store_options]; repeat the command once the store answers"
     return Fault(
@@ -306,7 +308,7 @@ def reason_of(error: BaseException) -> str:
         ahead = _seconds_ahead(_header(error, "date"), machine_now())
         side = "behind" if ahead > 0 else "ahead of"
         by = f": this machine's clock is {length_text(abs(ahead))} {side} the store's" if ahead else ""
-        return f"the clocks of this machine and of the store differ too much{by}"
+        return f"the clocks of this machine and the store differ too much{by}"
     if status:
         why = ", which asks for fewer requests" if is_too_fast(error) else ""
         return f"the server answered {status} {'' if code == str(status) else code}".rstrip() + why
@@ -322,7 +324,7 @@ def reason_of(error: BaseException) -> str:
         broken = error.kwargs.get("error")
         return "can't connect" if is_not_connected(error) else f"the connection broke: {type(broken).__name__}"
     if isinstance(error, ENDED_EARLY):
-        return "its answer ended early"
+        return "its answer was cut short"
     if isinstance(error, (ReadTimeoutError, ConnectTimeoutError, TimeoutError)):
         return "it did not answer in time"
     if isinstance(error, NO_ANSWER):
@@ -333,7 +335,7 @@ def reason_of(error: BaseException) -> str:
 def remove_text(error: Exception) -> Exception:
     """Return the same error without the server's text, so that not even a traceback shows it."""
     if type(error) is ResponseParserError:
-        return ResponseParserError("an answer that is not S3's")
+        return ResponseParserError("an answer that is not from S3")
     if not isinstance(error, ClientError):
         return error
     code, status = code_and_status(error)

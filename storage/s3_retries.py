@@ -95,7 +95,7 @@ class Pace:
             async with self._turn:
                 while (left := self.free_at - time.monotonic()) > 0 and hurried_seconds() is None:
                     if self.told_at is None and time.monotonic() - began >= TELL_SECONDS:
-                        tell(f"{self.store} has asked for fewer requests: they are slowed down")
+                        tell(f"{self.store} has asked for fewer requests: slowing down")
                     await asyncio.sleep(min(left, LOOK_SECONDS))
                 self.free_at = max(self.free_at, time.monotonic()) + 1 / self.rate
         now = time.monotonic()
@@ -191,7 +191,7 @@ class Tries:
         if self.pace.told_at is None or now - self.pace.told_at >= TELL_AGAIN_SECONDS:
             self.pace.told_at = now
             limit = length_text(self._limit(error))
-            tell(f"{self.pace.store}: {reason_of(error)}; the request is repeated for up to {limit}")
+            tell(f"{self.pace.store}: {reason_of(error)}; the request will be retried for up to {limit}")
 
 
 def retries_of(config: Mapping[str, object], seconds_max: float | None = None) -> Retries:

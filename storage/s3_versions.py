@@ -84,7 +84,7 @@ class VersionedDeletion:
             if marker is not None:
                 self._call("delete_object", VersionId=marker)
             if current.id != NULL or marker is not None:
-                reason = f"its bucket keeps versions, which can't be listed: {fault_of(why).reason}"
+                reason = f"its bucket keeps object versions, which can't be listed: {fault_of(why).reason}"
                 raise DeletionRefusedError(url=self.url, key=self.key, reason=reason) from why
 
     def _delete_key(self) -> str | None:

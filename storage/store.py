@@ -223,7 +223,7 @@ class WritingRefusedError(StoreUnreachableError):
     """A policy or the folder's permissions forbid writing to the store; nothing was stored."""
 
     def __init__(self, *, url: str, reason: str, hint: str = "") -> None:
-        hint = hint or "use credentials that may create objects: docs/storage.md, Policies"
+        hint = hint or "use credentials that are allowed to create objects: docs/storage.md, Policies"
         super().__init__(url=url, reason=f"creating objects was refused: {reason}", hint=hint)
 
 
@@ -234,7 +234,7 @@ class DeletionRefusedError(RefusedError):
         details: dict[str, object] = {"store": url, "object": key}
         super().__init__(
             f"store {url}: object {key} can't be deleted: {reason}",
-            hint="repeat the command after the lock has expired, or with credentials that may delete",
+            hint="repeat the command after the lock has expired, or with credentials that are allowed to delete",
             details=details | ({"until": until.isoformat()} if until else {}),
         )
         self.until = until
@@ -278,7 +278,7 @@ def hint_of_status(status: int) -> str:
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return "run fewer commands at a time, so that they make fewer requests; or repeat the command in a few minutes"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
-        return "check the store's log or its provider's status page; repeat the command once the store works"
+        return "check the store's log or its provider's status page; repeat the command once the store works again"
     return ""
 
 

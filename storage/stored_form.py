@@ -75,6 +75,6 @@ class UndecryptableError(RefusedError):
     def __init__(self, *, url: str, key: str, problem: str) -> None:
         super().__init__(
             f"store {url}: object {key} {problem}",
-            hint="put it back from a copy of the store: it is damaged, or was written by somebody without the key",
+            hint="put it back from a copy of the store: it is damaged, or was written by someone without the key",
             details={"store": url, "object": key},
         )

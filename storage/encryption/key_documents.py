@@ -153,7 +153,8 @@ def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
         )
     others = ", ".join(stored_key.name for stored_key in stored)
     raise StoreKeyError(
-        f"store {raw.url} does not open with encryption key {key.id}, fleet name {key.fleet!r}; its keys are: {others}",
+        f"store {raw.url} can't be opened with encryption key {key.id} and fleet name {key.fleet!r}; its keys are:"
+        f" {others}",
         hint="correct [encryption] or name in fleet.toml; without one of these keys nothing in the store can be read",
         details={"store": raw.url, "key": key.id},
     )
@@ -167,9 +168,9 @@ def ensure_data_key(raw: ObjectStore, key: EncryptionKey) -> bool:
     if not raw.list(KEYS):
         if any(name != "probes" for name in raw.list_children("")):
             raise StoreKeyError(
-                f"store {raw.url} is in use, and has no key document: it is not encrypted, or {KEYS}/ was removed",
+                f"store {raw.url} is in use, but has no key document: it is not encrypted, or {KEYS}/ was removed",
                 hint=f"if it was encrypted, put {KEYS}/ back from a copy of the store; if not, set store in fleet.toml"
-                " to a new folder: encryption begins with an empty store",
+                " to a new folder: only an empty store can be encrypted",
                 details={"store": raw.url},
             )
         try:
@@ -200,8 +201,8 @@ def _store_document(raw: ObjectStore, document: KeyDocument) -> KeyDocument:
             create_or_find(raw, place, _body(document))
             return document
     raise StoreKeyError(
-        f"store {raw.url} has no free place for a key document below {KEYS}/",
-        hint=f"remove the objects below {KEYS}/ that are not key documents; to list them: snapshot key list",
+        f"store {raw.url} has no free number for a key document under {KEYS}/",
+        hint=f"remove the objects under {KEYS}/ that are not key documents; to list them: snapshot key list",
         details={"store": raw.url},
     )
 

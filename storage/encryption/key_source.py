@@ -51,7 +51,7 @@ class KeySource:
             text = os.environ.get(self.variable, "")
             if not text:
                 raise EncryptionKeyError(
-                    f"the encryption key's variable {self.variable} is empty or not in the environment",
+                    f"the encryption key's variable {self.variable} is empty or not set",
                     hint="set it, or name the right variable",
                 )
         else:
@@ -71,7 +71,7 @@ def parse_key(text: str, source: str) -> bytes:
         if len(key) == KEY_BYTES:
             return key
     raise EncryptionKeyError(
-        f"the encryption key of {source} is not {KEY_BYTES} bytes as base64 or hexadecimal digits",
+        f"the encryption key from {source} is not {KEY_BYTES} bytes in base64 or hexadecimal",
         hint="use the right key; to generate a key for a new store: snapshot key new FILE",
     )
 
@@ -125,7 +125,7 @@ def _run(command: tuple[str, ...]) -> str:
         # A command that traces itself prints the key to stderr, too.
         reason = SECRETIVE.sub("***", run.stderr.decode(errors="replace").strip())[-ERROR_CHARACTERS_MAX:]
         raise KeyCommandError(
-            f"the encryption key's command {name} ended with exit code {run.returncode}"
+            f"the encryption key's command {name} exited with code {run.returncode}"
             + (f": {reason}" if reason else ""),
             hint="run it by hand; it must print the key",
         )

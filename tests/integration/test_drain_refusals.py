@@ -65,8 +65,8 @@ def with_mixed_rows(messages: list[bytes], _: int) -> list[bytes]:
 @pytest.mark.parametrize(
     ("alter", "problem"),
     [
-        (without_end, r"end within the transaction at \w+/\w+"),
-        (with_message_past_finish, r"up to \w+/\w+, but was read only up to"),
+        (without_end, r"end in the middle of the transaction at \w+/\w+"),
+        (with_message_past_finish, r"up to \w+/\w+, but only WAL up to"),
         (with_mixed_rows, r"message 4 of its slot \(\d+ bytes, in the transaction at \w+/\w+\) is invalid: a row"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_row_whose_line_copy_could_not_read_is_named(
     assert problem is not None
     assert problem["slug"] == "row-undecodable"
     row = f"(b = 8, a = {key})" if has_key else "(the table has no key)"
-    assert f"table public.escaped: a row was written that has {fits + 2} bytes as COPY prints it" in problem["message"]
+    assert f"table public.escaped: a row was written that takes {fits + 2} bytes in COPY's format" in problem["message"]
     assert problem["message"].endswith(row)
     assert "snapshot create NAME" in str(problem["hint"])
 

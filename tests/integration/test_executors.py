@@ -122,11 +122,11 @@ def test_a_store_that_is_not_shared_and_another_build_are_named_and_nothing_is_m
         code, found = run_command(folder, "create", "never")
         assert code == 3, found
         message = str(found["message"])
-        assert message.startswith("2 of 3 executors can't take part: ")
+        assert message.startswith("2 of 3 executors can't be used: ")
         parts = message.partition(": ")[2].split("; ")
         assert sorted(re.sub(r"executor on \S+ \(process \d+\): ", "", part) for part in parts) == [
             "it has a different build of Cutline",
-            f"its store file://{folder}/store is not the store of this machine",
+            f"what it sees at file://{folder}/store is not this machine's store",
         ]
         # The lock has recorded the primaries that granted it.
         assert {key: one for key, one in read_changeable(fleet).items() if not key.startswith("baselines/")} == before
@@ -139,7 +139,7 @@ def test_without_executors_the_command_says_so_and_ends_with_nothing_made(
         fleet = fleet_on(master, shared_fleet, folder)
         code, found = run_command(folder, "create", "never", "--wait", "3")
         assert code == 6, found
-        granted = f"{master} has granted no executor of 512m memory and 1 cores in 3 s"
+        granted = f"{master} has not granted any executor with 512m memory and 1 cores in 3 s"
         assert found["message"] == f"{granted}; it has no workers"
         assert "operations" not in fleet.store.open().list_children("")
         assert not any(slots_of(node.dsn) for node in fleet.nodes)
@@ -154,7 +154,7 @@ def test_without_room_for_an_executor_the_command_says_what_workers_have_free(
         file.write_text(file.read_text().replace("512m", "4g"))
         code, found = run_command(folder, "create", "never", "--wait", "3")
         assert code == 6, found
-        granted = f"{master} has granted no executor of 4g memory and 1 cores in 3 s"
+        granted = f"{master} has not granted any executor with 4g memory and 1 cores in 3 s"
         assert found["message"] == f"{granted}; free on its workers: 1 of 1 cores and 1024 of 1024 MiB on 127.0.0.1"
 
 
@@ -183,5 +183,5 @@ def test_an_executor_that_comes_later_is_asked_before_its_first_task(shared_flee
             assert found["saw"] == [True] * 8
             return
         assert found["slug"] == "store-not-shared"
-        assert f"its store file://{folder}/store is not the store of this machine" in found["message"]
+        assert f"what it sees at file://{folder}/store is not this machine's store" in found["message"]
         assert found["message"].startswith("executor on ")

@@ -148,7 +148,7 @@ def refused(create: Callable[..., object], runs: Runs, name: str, why: str) -> R
     seconds = time.monotonic() - progress.began
     assert WAIT_SECONDS <= seconds < WAIT_SECONDS + 10
     (note,) = progress.lines
-    behind = r"standby s1-b1 is \d[\d.]* K?i?B behind, its last commit is \d+ s old"
+    behind = r"standby s1-b1 is \d[\d.]* K?i?B behind, its last replayed commit is \d+ s old"
     assert re.search(rf"waits for up to 3 s: {behind}: {why}$", note), note
     assert 2.0 <= progress.seconds[0] < NOTE_SECONDS_MAX
     assert re.search(rf"gave up after waiting \d s: {behind}: {why}$", raised.value.message), raised.value.message

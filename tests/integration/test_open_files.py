@@ -64,6 +64,6 @@ def test_a_jvm_that_can_open_no_more_files_names_the_limit(runs: Runs) -> None:
         code, found = run_limited(runs.fleet, "-n 256", "create", "few")
         assert (code, found["error"]) == (6, "open-files"), found
         assert found["message"] == (
-            "the limit of 256 open files and connections (ulimit -n) is used up: spark did not start:"
+            "the limit of 256 open files and connections (ulimit -n) has been reached: spark did not start:"
             " too many open files"
         )

@@ -171,6 +171,8 @@ def test_a_missing_bucket_is_unreachable(place: StorePlace) -> None:
     store = open_store(f"{place.protocol}://never-made/folder", place.options)
     with pytest.raises(AnswerLostError, match="NotFound"):
         store.create("object", b"x")
-    with pytest.raises(StoreUnreachableError, match=r"answers to creates get lost \(.*NotFound.*\); the probe gave up"):
+    with pytest.raises(
+        StoreUnreachableError, match=r"the store's answer to a create was lost \(.*NotFound.*\), so the probe gave up"
+    ):
         probe_store(store)
     assert store.list("") == []

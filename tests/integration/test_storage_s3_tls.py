@@ -135,7 +135,7 @@ def test_a_fleet_is_snapshotted_checked_and_restored_through_tls_by_executors_of
         error = run(lacking, *words.split())
         assert (error["code"], error["error"]) == (2, "certificate-file"), error
         assert "can't be used on " in error["message"]
-        assert "every machine of Spark's executors" in error["hint"]
+        assert "every machine that runs Spark executors" in error["hint"]
 
 
 def run(fleet: Fleet, *words: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def test_what_is_in_its_place_is_not_taken_for_it(
             LocalStore(store).create(FLEET_KEY, seal(StoreIdentity("eeeeeeee", runs.fleet.name)))
 
     insert(runs, 1)
-    place = "a store of fleet eeeeeeee" if other else "nothing is in its place"
+    place = "a store of fleet eeeeeeee" if other else "nothing is there now"
     with pytest.raises(StoreGoneError, match=place):
         create(runs, NAME, Moving(point, replace))
     assert not list(store.glob("operations/*/outcome.json"))

@@ -128,7 +128,7 @@ def recovered(place: Place) -> Iterator[None]:
 
 def assert_told(notes: list[str], fault: Fault) -> None:
     store = [note for note in notes if note.startswith("store s3://outages")]
-    assert any("the request is repeated for up to 10 min" in note for note in store), notes
+    assert any("the request will be retried for up to 10 min" in note for note in store), notes
     # In minutes a sign of life may be waiting, too, and say so once more before it is repeated.
     assert any("answers again" in note for note in store), notes
     assert not any("credentials" in note for note in store)
@@ -148,7 +148,7 @@ def test_commands_wait_for_the_store_and_store_nothing_twice(place: Place, kind:
     assert (code, document["increment"]) == (0, 0), document
     assert place.proxy.outage is None
     if not fault.ends_early:  # a create reads no base objects
-        assert any("the request is repeated" in note for note in notes), notes
+        assert any("the request will be retried" in note for note in notes), notes
     # The commit's own put.
     place.fail_at(fault, "/increments/")
     code, document, notes = place.run("create", name, "--incremental")
@@ -202,7 +202,7 @@ def waiting(place: Place, *words: str) -> Iterator[subprocess.Popen[str]]:
     try:
         assert process.stderr is not None
         lines = []
-        while lines[-1:] == [] or "the request is repeated" not in lines[-1]:
+        while lines[-1:] == [] or "the request will be retried" not in lines[-1]:
             line = process.stderr.readline()
             assert line, lines
             lines.append(line)

@@ -250,7 +250,7 @@ def _read_segment(process: Process, prefix: str, number: int) -> Segment:
 def _segment(key: str, number: int, body: bytes) -> Segment:
     words = body.decode().split(" ")
     if words[4:] != ["."]:
-        raise ArchiveError(f"object {key} is not a segment of this version")
+        raise ArchiveError(f"object {key} is not a segment that this version can read")
     return Segment(
         key=key, number=number, size=len(body), digest=digest(body), changes=1, events=1, partials=0, truncates=0,
         node=words[0], operation=words[1], after=Lsn(int(words[2])), through=Lsn(int(words[3])), open=None,

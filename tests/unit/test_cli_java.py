@@ -163,5 +163,5 @@ def test_a_folder_that_is_mounted_noexec_holds_no_wrapper(tmp_path: Path) -> Non
 
     assert find_on(noexec, other) == str(other)
     refusal = find_on(noexec)
-    assert refusal.startswith(f"3 java can't run programs and libraries from {noexec}: mounted noexec")
+    assert refusal.startswith(f"3 java can't run programs and libraries from {noexec}, which are mounted noexec")
     assert "TMPDIR" in refusal

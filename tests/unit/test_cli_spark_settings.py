@@ -20,7 +20,7 @@ def test_a_machine_without_a_loopback_of_ipv4_is_named(monkeypatch: pytest.Monke
     start.check_loopback()
     # An address for documentation, which no machine has.
     monkeypatch.setattr(start, "LOOPBACK", "192.0.2.1")
-    with pytest.raises(start.NoLoopbackError, match=r"at 192\.0\.2\.1, which this machine doesn't have: ") as raised:
+    with pytest.raises(start.NoLoopbackError, match=r"over 192\.0\.2\.1, which this machine doesn't have: ") as raised:
         start.check_loopback()
     assert raised.value.exit_code == 3
 

@@ -49,10 +49,10 @@ Caused by: java.net.UnknownHostException: driver: driver: Name or service not kn
         (
             STOPPED,
             FAILED,
-            "its executors end as soon as they start; see their pods' logs, which are kept if"
+            "its executors exit as soon as they start; see their pods' logs, which are kept if"
             ' "kubernetes.executor.deleteOnTermination" = "false" in [spark]',
         ),
-        (STOPPED, REMOVED, "its executors end as soon as they start; see the logs of the cluster's workers"),
+        (STOPPED, REMOVED, "its executors exit as soon as they start; see the logs of the cluster's workers"),
         (
             DIED,
             NO_HOST,

@@ -40,15 +40,15 @@ RIGHT: dict[str, Any] = {
         ({"lacks": "pyarrow"}, "its Python 3.11.7 has no module pyarrow"),
         (
             {"archive": "http://m1:7/ab: timed out", "lacks": "pyarrow"},
-            "it has no archive of Cutline: http://m1:7/ab: timed out",
+            "it did not get the archive of Cutline: http://m1:7/ab: timed out",
         ),
         ({"build": "another"}, "it has a different build of Cutline"),
-        ({"pyarrow": "1.0"}, f"its pyarrow is 1.0, here it is {pyarrow.__version__}"),
-        ({"pyspark": "3.5"}, f"its pyspark is 3.5, here it is {pyspark.__version__}"),
+        ({"pyarrow": "1.0"}, f"its pyarrow is 1.0, but this machine's is {pyarrow.__version__}"),
+        ({"pyspark": "3.5"}, f"its pyspark is 3.5, but this machine's is {pyspark.__version__}"),
         ({"time": 301.0}, "its clock is off by +301 s"),
         ({"time": -302.0}, "its clock is off by -302 s"),
         ({"time": 299.0}, None),
-        ({"key": "probes/x/lost"}, "its store {} is not the store of this machine"),
+        ({"key": "probes/x/lost"}, "what it sees at {} is not this machine's store"),
         ({"key": "probes/x/stored"}, None),
     ],
 )
@@ -65,11 +65,11 @@ def test_an_answer_is_compared_with_the_driver(tmp_path: Path, changed: dict[str
     [
         (
             f'{LOST}java.io.IOException: Cannot run program "/opt/python": error=2, No such file or directory',
-            "executor 1 on 10.0.0.2: it cannot run /opt/python: No such file or directory",
+            "executor 1 on 10.0.0.2: it can't run /opt/python: No such file or directory",
         ),
         (
             f'{LOST}java.io.IOException: Cannot run program "/opt/python": Exec failed, error: 13 (Permission denied)',
-            "executor 1 on 10.0.0.2: it cannot run /opt/python: Permission denied",
+            "executor 1 on 10.0.0.2: it can't run /opt/python: Permission denied",
         ),
         (
             f"{LOST}org.apache.spark.api.python.PythonException: … ModuleNotFoundError: No module named 'columns'",
@@ -78,7 +78,7 @@ def test_an_answer_is_compared_with_the_driver(tmp_path: Path, changed: dict[str
         (
             "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than"
             " that in driver: 3.11, PySpark cannot run with different minor versions.",
-            "an executor: its Python is 3.12, here it is 3.11",
+            "an executor: its Python is 3.12, but this machine's is 3.11",
         ),
         (f"{LOST}org.postgresql: FATAL:  out of memory", None),
     ],
@@ -116,7 +116,7 @@ def test_an_error_of_a_worker_crosses_with_its_class_and_the_executor() -> None:
     error = of_executor(StoreNotSharedError("file:///store"), "w2", 7)
     found = find_executor_error(f"{LOST}PythonException: {ExecutorTaskError(error)}\n\tat org.apache.spark")
     assert isinstance(found, StoreNotSharedError)
-    assert found.message == "executor on w2 (process 7): its store file:///store is not the store of this machine"
+    assert found.message == "executor on w2 (process 7): what it sees at file:///store is not this machine's store"
     assert found.details == {"store": "file:///store", "host": "w2", "process": 7}
 
 
@@ -127,7 +127,7 @@ def test_a_worker_refuses_another_build_and_another_store(tmp_path: Path) -> Non
     check_worker(build_digest(), needs)
     with pytest.raises(ExecutorTaskError, match="different build"):
         check_worker("another", needs)
-    with pytest.raises(ExecutorTaskError, match="is not the store of this machine"):
+    with pytest.raises(ExecutorTaskError, match="is not this machine's store"):
         check_worker(build_digest(), ExecutorNeeds(StoreLocation(store.url), key="fleet.json", body=b"theirs"))
 
 

@@ -61,7 +61,7 @@ def test_it_is_named_whatever_was_taken_for_the_reason(error: Exception) -> None
     failure = failure_of(error)
     assert (failure.code, failure.slug) == (6, "open-files")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert failure.message.startswith(f"the limit of {limit} open files and connections (ulimit -n) is used up: ")
+    assert failure.message.startswith(f"the limit of {limit} open files and connections (ulimit -n) has been reached: ")
     assert "LimitNOFILE=4096" in failure.hint
     assert failure.details["limit"] == limit
 
@@ -69,7 +69,7 @@ def test_it_is_named_whatever_was_taken_for_the_reason(error: Exception) -> None
 def test_the_limit_of_the_machine_is_told_apart() -> None:
     failure = failure_of(OSError(errno.ENFILE, os.strerror(errno.ENFILE)))
     assert (failure.code, failure.slug) == (6, "open-files")
-    assert failure.message.startswith("the machine's limit on open files (fs.file-max) is used up: ")
+    assert failure.message.startswith("the machine's limit on open files (fs.file-max) has been reached: ")
     assert "sysctl fs.file-max" in failure.hint
 
 

@@ -185,7 +185,7 @@ def test_an_archive_without_a_hole_is_contiguous() -> None:
     ],
 )
 def test_a_hole_is_found(segments: list[Segment]) -> None:
-    with pytest.raises(ArchiveError, match="node n1: the archive has a hole"):
+    with pytest.raises(ArchiveError, match="node n1: the archive has a gap"):
         check_contiguous("n1", Lsn(100), segments)
 
 

@@ -95,7 +95,7 @@ def test_the_warning_is_shown_once_per_command_and_in_json(
     file.write_text(f'name = "f"\nstore = "s3://bucket"\n{options}')
     assert cutline.cli.main.run(["--fleet", str(file), "--json", "list"]) == 0
     shown = capsys.readouterr()
-    assert shown.err.count('"note": "the store is reached without TLS (http://192.0.2.1)') == 1
+    assert shown.err.count('"note": "the store is accessed without TLS (http://192.0.2.1)') == 1
     assert [PLAIN in text for text in json.loads(shown.out)["warnings"]] == [True, False]
 
 

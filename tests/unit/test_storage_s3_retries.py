@@ -261,7 +261,7 @@ def test_requests_that_wait_for_their_turn_are_told(clock: Callable[[], float]) 
     with listening(told.append):
         drive(pace.turn())
     assert clock() >= 30
-    assert told == ["s3://b has asked for fewer requests: they are slowed down"]
+    assert told == ["s3://b has asked for fewer requests: slowing down"]
 
 
 def test_an_outage_that_was_waited_for_is_not_waited_for_again(clock: Callable[[], float]) -> None:
@@ -342,7 +342,7 @@ def test_the_operator_is_told_after_two_seconds_and_once_a_minute(clock: Callabl
     while clock() < 2:
         assert told == []
         drive(tries.again(client_error(500, "InternalError")))
-    text = "store s3://b/f: the server answered 500 InternalError; the request is repeated for up to 10 min"
+    text = "store s3://b/f: the server answered 500 InternalError; the request will be retried for up to 10 min"
     # It may wait while the second second ends.
     drive(tries.again(client_error(500, "InternalError")))
     assert told == [text]
@@ -378,7 +378,7 @@ def test_each_failure_has_the_hint_that_fits_it() -> None:
     for error in (*NOT_MADE, ReadTimeoutError(endpoint_url=URL), ConnectionClosedError(endpoint_url=URL)):
         assert "check the network" in hint(error)
     for error in (IncompleteReadError(actual_bytes=1, expected_bytes=2), aiohttp.ClientPayloadError()):
-        assert "ends the store's answers early" in hint(error)
+        assert "cuts the store's answers short" in hint(error)
     assert "correct this machine's clock" in hint(WRONG_CLOCK)
     passing = (*TOO_FAST, *SERVER, *BROKEN, *NOT_MADE, *NOT_NOW, WRONG_CLOCK, client_error(404, "NoSuchBucket"))
     assert not [error for error in passing if "credentials" in hint(error)]
@@ -392,7 +392,7 @@ def test_each_failure_has_the_hint_that_fits_it() -> None:
 def test_a_refused_clock_is_told_with_the_difference(minutes: int, text: str) -> None:
     then = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes), usegmt=True)
     assert reason_of(client_error(403, "RequestTimeTooSkewed", date=then)) == (
-        f"the clocks of this machine and of the store differ too much: this machine's clock is {text} the store's"
+        f"the clocks of this machine and the store differ too much: this machine's clock is {text} the store's"
     )
 
 

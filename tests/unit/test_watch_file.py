@@ -134,11 +134,11 @@ def test_a_store_that_is_gone_or_another_one_is_none_to_work_with(file: Path, tm
     first, _ = ensure_identity(LocalStore(folder), source.fleet)
     assert source.open_store().url == f"file://{folder}"
     folder.rename(tmp_path / "unmounted")
-    with pytest.raises(StoreGoneError, match="nothing is in its place"):
+    with pytest.raises(StoreGoneError, match="nothing is there now"):
         source.open_store()
     second, _ = ensure_identity(LocalStore(folder), source.fleet)
     assert first.fleet_id != second.fleet_id
-    with pytest.raises(StoreGoneError, match=f"in its place is a store of fleet {second.fleet_id}"):
+    with pytest.raises(StoreGoneError, match=f"a store of fleet {second.fleet_id} is there now"):
         source.open_store()
     folder.rename(tmp_path / "other")
     (tmp_path / "unmounted").rename(folder)

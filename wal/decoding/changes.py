@@ -60,12 +60,12 @@ def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[Cha
         refuse(
             numbers,
             kinds != pgoutput.INSERTED,
-            f"a change of {group.name} is not an INSERT, but the table has no replica identity",
+            f"a change to {group.name} is not an INSERT, but the table has no replica identity",
         )
     if group.is_multiset:
         is_new &= kinds == pgoutput.INSERTED
     is_valid = (is_new & (kinds != pgoutput.DELETED)) | (is_old & (kinds != pgoutput.INSERTED))
-    refuse(numbers, ~is_valid, f"a change of {group.name} lacks the row or key that its replica identity requires")
+    refuse(numbers, ~is_valid, f"a change to {group.name} lacks the row or key that its replica identity requires")
     if (some := numbers[is_new]).size:
         columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
         yield from _inserted_rows(messages, some, columns, group, 0)
@@ -79,7 +79,7 @@ def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[Cha
 def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
     width = len(group.columns)
     old, offset = read_tuples(messages, numbers, messages.starts[numbers] + 6, width, is_last=False)
-    refuse(numbers, messages.u8(offset) != NEW_TUPLE, f"an UPDATE of {group.name} has no new row")
+    refuse(numbers, messages.u8(offset) != NEW_TUPLE, f"an UPDATE of {group.name} lacks the new row")
     new, _ = read_tuples(messages, numbers, offset + 1, width, is_last=True)
     if group.is_multiset:
         yield _deleted_rows(messages, numbers, old, group)

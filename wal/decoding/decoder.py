@@ -65,7 +65,7 @@ def refuse_long_lines(node: str, group: Group, part: ChangeColumns) -> None:
     raise RowUndecodableError(
         node=node,
         table=group.name,
-        what=f"a row was written that has {int(lengths[row])} bytes as COPY prints it, more than COPY can read",
+        what=f"a row was written that takes {int(lengths[row])} bytes in COPY's format, more than COPY can read",
         row=key[:KEY_CHARACTERS_MAX] or "the table has no key",
         sqlstate=TOO_LONG,
     )
@@ -215,7 +215,9 @@ class Decoder:
             if len(part) == 0:
                 continue
             if description is None:
-                raise DecodingError(f"a change of table {oid} comes before its relation message", number=int(part[0]))
+                raise DecodingError(
+                    f"a change to table {oid} comes before the table's relation message", number=int(part[0])
+                )
             yield description, part
 
     def _events(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, Lsn]:

@@ -85,7 +85,7 @@ def truncated_tables(messages: Messages, number: int) -> list[int]:
     if options > 3:
         raise DecodingError(f"a TRUNCATE message has unknown options {options}", number=number)
     if 4 * count != len(fields.message) - fields.offset:
-        raise DecodingError("a TRUNCATE message has a wrong number of tables", number=number)
+        raise DecodingError("a TRUNCATE message has the wrong number of tables", number=number)
     return [fields.number(4) for _ in range(count)]
 
 
@@ -128,7 +128,7 @@ def _check_messages(messages: Messages, numbers: Ints) -> None:
     contents = starts + zeros + 5
     refuse(numbers, (zeros < 0) | (contents > ends), "a logical message ends within its prefix")
     lengths = messages.u32(contents - 4)
-    refuse(numbers, contents + lengths != ends, "a logical message has a wrong content length")
+    refuse(numbers, contents + lengths != ends, "a logical message has the wrong content length")
 
 
 BEGINS = (pgoutput.BEGIN, pgoutput.BEGIN_PREPARE)
@@ -155,7 +155,7 @@ def check_nesting(messages: Messages, before: OpenTransactionHead | None) -> Non
     is_within = np.isin(kinds, WITHIN)
     loose = np.flatnonzero(kinds == pgoutput.MESSAGE)
     is_within[loose] = messages.u8(messages.starts[loose] + 1) == 1
-    refuse(everything, is_within & (open_after == 0), "a change is outside of any transaction")
+    refuse(everything, is_within & (open_after == 0), "a change is outside any transaction")
     refuse(
         everything,
         np.isin(kinds, BETWEEN) & (open_after == 1),

@@ -176,7 +176,7 @@ def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_l
     a tuple has a different number of columns or contains binary values.
     """
     ends = messages.ends[numbers]
-    refuse(numbers, at + 2 > ends, "a row ends within its number of columns")
+    refuse(numbers, at + 2 > ends, "a row ends before its number of columns is complete")
     counts = (messages.u8(at).astype(np.int64) << 8) | messages.u8(at + 1)
     if (wrong := counts != width).any():
         refuse(numbers, wrong, f"a row has {int(counts[wrong][0])} columns instead of {width}")
@@ -224,7 +224,9 @@ def read_relation(message: bytes, number: int = 0, convert: Texts | None = None)
         columns.append(RelationColumn("", type_oid, (modifier ^ 1 << 31) - (1 << 31), bool(flags)))
     fields.end()
     if replica_identity not in b"dnfi":
-        raise DecodingError(f"a relation message has unknown replica identity {chr(replica_identity)!r}", number=number)
+        raise DecodingError(
+            f"a relation message has the unknown replica identity {chr(replica_identity)!r}", number=number
+        )
     schema, table, *column_names = name_texts(names, number) if convert is None else convert(names)
     named = tuple(replace(column, name=name) for column, name in zip(columns, column_names, strict=True))
     # PostgreSQL sends pg_catalog as an empty schema name.

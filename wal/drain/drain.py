@@ -269,8 +269,8 @@ class _Chunk:
         """Keep decoded rows for the next segment."""
         if decoded.through > task.finish:
             raise DecodingError(
-                f"node {task.node.id}: slot {task.slot} returned WAL up to {decoded.through}, but was read only up to"
-                f" {task.finish}",
+                f"node {task.node.id}: slot {task.slot} returned WAL up to {decoded.through}, but only WAL up to"
+                f" {task.finish} was requested",
                 details={"node": task.node.id, "lsn": str(decoded.through)},
             )
         changes = _after(decoded.changes, self.resumed)
@@ -315,7 +315,7 @@ def _empty() -> pa.Table:
 
 def _incomplete_error(task: DrainTask, lsn: Lsn) -> DecodingError:
     return DecodingError(
-        f"node {task.node.id}: the messages of slot {task.slot} end within the transaction at {lsn}",
+        f"node {task.node.id}: the messages of slot {task.slot} end in the middle of the transaction at {lsn}",
         hint="repeat the command: it reads the same WAL again; if this error persists, report it",
         details={"node": task.node.id, "lsn": str(lsn)},
     )

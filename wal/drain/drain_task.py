@@ -77,6 +77,6 @@ def archive_busy_error(task: DrainTask) -> DrainBusyError:
     """Return the error for an archive to which another process is writing."""
     return DrainBusyError(
         f"node {task.node.id}: another process is archiving WAL of snapshot {task.snapshot}",
-        hint="wait until it has ended, then repeat the command",
+        hint="wait until it has finished, then repeat the command",
         details={"node": task.node.id},
     )

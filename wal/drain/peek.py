@@ -186,7 +186,7 @@ def slot_in_use(node: Node, slot: str) -> SlotInUseError:
     """Return the error for a slot that another process is reading."""
     return SlotInUseError(
         f"node {node.id}: another process is reading slot {slot}",
-        hint="wait until it has ended; pg_replication_slots.active_pid is the process id of its session",
+        hint="wait until it has finished; pg_replication_slots.active_pid is the process id of its session",
         details={"node": node.id, "slot": slot},
     )
 
@@ -197,7 +197,7 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None) -> Sn
         return slot_in_use(node, slot)
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(
-        f"node {node.id}: the server ended the read of slot {slot}: {lines[0] if lines else 'no reason given'}"
+        f"node {node.id}: the server stopped the read of slot {slot}: {lines[0] if lines else 'no reason given'}"
         f"{missing_files(node.dsn)}",
         hint="see the server's log, then repeat the command: it continues where the archive ends",
         details={"node": node.id, "slot": slot},

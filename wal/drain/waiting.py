@@ -156,15 +156,15 @@ class WaitNotes:
 
 def describe_waits(awaited: Iterable[Awaited]) -> str:
     """Describe the first NAMED_MAX transactions, for messages."""
-    return join_some((one.text() for one in awaited), NAMED_MAX) or "transactions that its primary does not show"
+    return join_some((one.text() for one in awaited), NAMED_MAX) or "transactions that the primary does not show"
 
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:
     """Return the error for a wait that was given up; its hint contains the statements that end the transactions."""
     remedies = [line for one in awaited[:NAMED_MAX] for line in one.remedy()]
-    end = "wait until these transactions end, or wait longer: --wait SECONDS; or end them"
+    end = "wait longer (--wait SECONDS), or end these transactions"
     if awaited and all(one.is_committed_elsewhere for one in awaited):
-        end = "another node has committed these transactions: commit them here, too; or wait longer: --wait SECONDS"
+        end = "another node has committed these transactions: wait longer (--wait SECONDS), or commit them here, too"
     return SlotWaitError(
         f"{what}: gave up after waiting {seconds:.0f} s for {describe_waits(awaited)}",
         hint=[f"{end}:", *remedies] if remedies else "see the server's log, or wait longer: --wait SECONDS",
@@ -223,7 +223,7 @@ class ReplayState:
     @property
     def text(self) -> str:
         """How far the standby is behind, and why, for messages."""
-        age = f", its last commit is {self.age_seconds:.0f} s old" if self.age_seconds is not None else ""
+        age = f", its last replayed commit is {self.age_seconds:.0f} s old" if self.age_seconds is not None else ""
         return f"standby {self.node} is {size_text(self.behind_bytes)} behind{age}: {self._reason}"
 
     @property
@@ -234,7 +234,7 @@ class ReplayState:
             "delayed": f"its recovery_min_apply_delay is {self.delay}",
             "conflict": "a session on it blocks its replay",
             "not receiving": "it receives no WAL",
-        }.get(self.why, "it has not replayed further yet")
+        }.get(self.why, "it has not caught up yet")
 
     @property
     def remedies(self) -> list[str]:
@@ -255,7 +255,7 @@ class ReplayState:
                 comment(f"{on}, to see the sessions; pg_terminate_backend(pid) ends a session:"),
                 "SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE xact_start IS NOT NULL;",
             ],
-            "not receiving": [comment(f"{on}, to see whether this is its primary; see its log, too:"), CONNINFO],
+            "not receiving": [comment(f"{on}, to check that this is its primary; check its log, too:"), CONNINFO],
         }.get(self.why, [comment(f"{on}, to see its progress:"), RECEIVER])
         return [*lines, WITHOUT_STANDBYS]
 

@@ -59,12 +59,12 @@ def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str]
     except ObjectMissingError:
         raise ObjectDamagedError(key=key, kind="missing", node=node, detail="it is not in the store") from None
     if size_found != size:
-        detail = f"it has {size_found} bytes instead of {size}"
+        detail = f"it is {size_found} bytes long instead of {size}"
         raise ObjectDamagedError(key=key, kind="size", node=node, detail=detail)
     if len(stored) != size - offset:
         raise StoreUnreachableError(url=store.url, reason=f"reading {key} ended after {len(stored)} bytes")
     if digest(stored) != expected:
-        detail = "its bytes are not those that were committed"
+        detail = "its contents differ from those that were committed"
         raise ObjectDamagedError(key=key, kind="digest", node=node, detail=detail)
     try:
         return form.decode(key, stored, start)

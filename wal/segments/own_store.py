@@ -32,7 +32,7 @@ def store_gone_error(store: ObjectStore, found: str | None, hint: str) -> StoreG
 
     Fleet `found` has its store in that place; None if nothing is there.
     """
-    place = "nothing is in its place" if found is None else f"in its place is a store of fleet {found}"
+    place = "nothing is there now" if found is None else f"a store of fleet {found} is there now"
     return StoreGoneError(
         f"the store that was at {store.url} is gone: {place}", hint=hint, details={"store": store.url}
     )

@@ -92,12 +92,12 @@ def check_rows(table: pa.Table) -> None:
     op, group = to_numpy(table["op"]), to_numpy(table["group"])
     is_change = np.isin(op, CHANGES)
     if not (is_change | np.isin(op, EVENTS)).all():
-        raise ValueError("it has a row that is neither a change nor an event")
+        raise ValueError("it contains a row that is neither a change nor an event")
     if (group[is_change] <= NO_GROUP).any() or (group[~is_change] != NO_GROUP).any():
-        raise ValueError("it has a change without a group, or an event with a group")
+        raise ValueError("it contains a change without a group, or an event with a group")
     needs_id = np.isin(op, OF_TWO_PHASES)
     if needs_id.any() and table["global_id"].filter(to_mask(needs_id)).null_count:
-        raise ValueError("it has an event of a two-phase transaction without a global id")
+        raise ValueError("it contains an event of a two-phase transaction without a global id")
 
 
 # Arrow never writes a row group with more rows. A line of COPY is at most 1 GB, and its key is stored again.
@@ -151,7 +151,7 @@ def expand_global_ids(table: pa.Table) -> pa.Table:
     column = table.column(place)
     lengths = [pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in column.chunks]
     if max(lengths, default=0) > GLOBAL_ID_BYTES_MAX:
-        raise ValueError(f"a global id has {max(lengths)} bytes, more than PostgreSQL allows")
+        raise ValueError(f"a global id is {max(lengths)} bytes long, more than PostgreSQL allows")
     return table.set_column(place, pa.field(GLOBAL_ID, pa.string()), column.cast(pa.string()))
 
 
@@ -282,7 +282,7 @@ def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: 
     for expected, segment in enumerate(segments, start=first):
         if segment.number != expected or segment.after != through or segment.node != node:
             raise ArchiveError(
-                f"node {node}: the archive has a hole at {through}, before segment {segment.key}",
+                f"node {node}: the archive has a gap at {through}, before segment {segment.key}",
                 hint=NEW_CHAIN,
                 ends_chain=ChainEnd.FOR_GOOD,
                 details={"node": node, "object": segment.key},
@@ -423,9 +423,9 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
             reason = f"reading {key} ended after {len(stored)} bytes"
             raise StoreUnreachableError(url=store.url, reason=reason) from error
         raise ArchiveError(
-            f"object {key} is damaged, or is not a segment of this version",
-            hint="if a newer version of Cutline wrote it, use that; else put it back from a copy of the store, or"
-            f" {NEW_CHAIN}",
+            f"object {key} is damaged, or is not a segment that this version can read",
+            hint="if a newer version of Cutline wrote it, use that version; otherwise put it back from a copy of the"
+            f" store, or {NEW_CHAIN}",
             ends_chain=ChainEnd.PERHAPS,
             details={"object": key},
         ) from error
@@ -504,7 +504,7 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
             groups = _event_row_groups(file.metadata, segment.changes)
             declared = sum(file.metadata.row_group(number).num_rows for number in groups)
             if declared != segment.events:
-                detail = f"it has {declared} events instead of {segment.events}"
+                detail = f"it contains {declared} events instead of {segment.events}"
                 raise ObjectDamagedError(key=key, kind="rows", node=node, detail=detail)
             if not groups:
                 return pa.Table.from_batches([], SEGMENT_SCHEMA)

@@ -8,7 +8,7 @@ from cutline.check.report import CheckReport, Compared, Conflict, Skipped, Snaps
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 
 SOMETHING = Compared(objects=1)
-CONFLICT = Conflict("digest", "its bytes are not those that were committed", object="key", node="s1")
+CONFLICT = Conflict("digest", "its contents differ from those that were committed", object="key", node="s1")
 SKIPPED = Skipped("rows of shard s1", "no backup copy to compare with")
 
 
@@ -56,7 +56,7 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
             "skipped": [{"what": "rows of shard s1", "why": "no backup copy to compare with"}],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
-                "object": "key", "global_id": None, "detail": "its bytes are not those that were committed",
+                "object": "key", "global_id": None, "detail": "its contents differ from those that were committed",
             }],
         }],
         "open_operations": [],

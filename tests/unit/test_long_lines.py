@@ -79,7 +79,7 @@ def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
     elsewhere = InMemoryStore("memory://test")
     elsewhere.create("base/0", store.read("base/0")[:-1] + b"?")
     reader = LongLines(elsewhere, BaseSources.of(objects), ())
-    with pytest.raises(ObjectDamagedError, match=r"base/0 .* not those that were committed"):
+    with pytest.raises(ObjectDamagedError, match=r"base/0 .* differ from those that were committed"):
         reader.read(place, stand_in)
     assert reader.current_source == objects[0].source
 

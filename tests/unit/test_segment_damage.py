@@ -115,5 +115,5 @@ def test_a_segment_of_an_early_commit_without_events_digest_is_read_whole(monkey
     older = from_json(json.dumps(entry), Segment)
     assert older == replace(segment, events_at=None, events_digest="")
     assert read_events(store, older)["lsn"].to_pylist() == [2]
-    with pytest.raises(ObjectDamagedError, match="its bytes are not those"):
+    with pytest.raises(ObjectDamagedError, match="its contents differ from those"):
         read_events(store_with(segment, b"X" + body[1:]), older)

@@ -56,7 +56,7 @@ def cancel(
     every: Annotated[bool, typer.Option("--all", help="Stop all operations of the fleet.")] = False,
     wait: Annotated[
         float,
-        typer.Option(min=0, max=SECONDS_MAX, metavar="SECONDS", help="How long to wait for them to end."),
+        typer.Option(min=0, max=SECONDS_MAX, metavar="SECONDS", help="How long to wait for them to stop."),
     ] = 60.0,
 ) -> None:
     """Stop running operations, on any machine.

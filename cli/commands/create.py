@@ -247,7 +247,7 @@ def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
         f"{quantity_text(counts['objects'], 'objects')}, {seconds_text(commit.seconds)}",
         f"the cut took {cut.seconds * 1000:.1f} ms on {quantity_text(len(cut.nodes), 'shards')}"
         + (f" in attempt {cut.attempts}" if cut.attempts > 1 else "")
-        + f": {quantity_text(cut.global_transactions, 'global transactions')}, {cut.in_flight} in flight across it, "
+        + f": {quantity_text(cut.global_transactions, 'global transactions')}, {cut.in_flight} in flight at the cut, "
         f"{cut.included_early} of them included",
     ]
     if commit.terminal:

@@ -51,7 +51,7 @@ def gc(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Remove only objects older than this, such as 30min or 7d. Default: gc_grace in fleet.toml, else 24h.",
+            help="Remove only objects older than this, such as 30min or 7d. Default: gc_grace in fleet.toml, or 24h.",
             show_default=False,
         ),
     ] = None,

@@ -46,7 +46,7 @@ SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
 # How many increments of a snapshot to list: when all snapshots are listed, when one is named, and at most.
 LAST, LAST_OF_ONE, LAST_MAX = 3, 20, 1_000_000
 Flat = Annotated[bool, typer.Option("--flat", help="Print one row per restore point, with all columns.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print these rows as CSV, for spreadsheets and scripts.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Like --flat, but as CSV, for spreadsheets and scripts.")]
 COLUMNS = (
     "snapshot",
     "increment",
@@ -70,7 +70,9 @@ def list_snapshots(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Only this snapshot, or the newest of a template. Default: all snapshots."),
+        typer.Argument(
+            metavar="NAME", help="Only this snapshot, or the newest that matches a template. Default: all snapshots."
+        ),
     ] = None,
     *,
     last: Annotated[

@@ -36,7 +36,7 @@ STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 def watch(context: typer.Context) -> None:
     """Run increments, full snapshots, checks, drills and pruning on the schedule in fleet.toml, until SIGTERM.
 
-    Only one watch works for a fleet at a time; others stand by. The watch writes a line to stderr for everything that
+    Only one watch per fleet is active at a time; others stand by. The watch writes a line to stderr for everything that
     it does.
     """
     options = command_context(context)

@@ -126,7 +126,7 @@ def load(
 
 
 def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = False) -> None:
-    """Stop the servers that `demo up DIR` started; their data stays."""
+    """Stop the servers that `demo up DIR` started; their data is kept."""
     fleet = open_fleet(directory)
     with progress(context) as shown:
         shown.step("stop PostgreSQL")
@@ -203,7 +203,7 @@ def _load_lines(workload: BankWorkload, seconds: float, invariants: BankInvarian
         lines.append(f"99 of 100 took at most {p99 * 1000:.1f} ms, the longest {longest * 1000:.1f} ms")
     total, expected = count_text(invariants.total_balance), count_text(invariants.expected_total)
     if invariants.hold:
-        return [*lines, f"the bank's books balance: {total} in all, no transfer on only one of its shards"]
+        return [*lines, f"the bank's books balance: {total} in all, and no transfer is on only one of its shards"]
     return [
         *lines,
         f"the bank's books DO NOT BALANCE: {total} in all instead of {expected}, "

@@ -139,7 +139,7 @@ NoDatabaseSettings = Annotated[
     bool,
     typer.Option(
         "--no-database-settings",
-        help="Do not restore the owner, privileges, settings, comment and tablespace of the databases themselves.",
+        help="Do not restore the owner, privileges, settings, comment or tablespace of the databases themselves.",
     ),
 ]
 SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="Restore the DDL without rows.")]

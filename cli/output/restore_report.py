@@ -103,7 +103,7 @@ def _time_line(preview: RestorePreview) -> str:
     if not estimate.is_rough:
         return f"time: about {seconds_text(estimate.total)}{based}"
     least, most = estimate.bounds
-    return f"time: {seconds_text(least)} to {seconds_text(most)}, corrected while it runs{based}"
+    return f"time: {seconds_text(least)} to {seconds_text(most)}, updated as it runs{based}"
 
 
 def _disk_line(disk: DiskSpace) -> str:

@@ -158,7 +158,7 @@ def _find_extension_rows(
     """Read the extension rows that a target gets; add an obstacle if they are damaged."""
     if plan.request.tables.is_partial:
         return _RowsOfExtensions()
-    store, commit, where = plan.store.open(), plan.chain.last, f"rows of extensions' tables on {target.shard}"
+    store, commit, where = plan.store.open(), plan.chain.last, f"rows of extension tables on {target.shard}"
     try:
         stored = read_extension_rows(store, commit, target.source)
     except ObjectDamagedError as error:

@@ -381,7 +381,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
     request, of_extensions = plan.request, list[str]()
     if request.tables.is_partial or request.scope.data_only:
         filled = {stored.node for stored in plan.chain.last.extension_rows}
-        of_extensions = [f"rows of extensions' tables on {shard}" for shard in plan.sources if shard in filled]
+        of_extensions = [f"rows of extension tables on {shard}" for shard in plan.sources if shard in filled]
     if request.is_with_all_rows:
         return of_extensions
     counts = count_by_node(plan.chain.full)

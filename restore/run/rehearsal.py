@@ -36,7 +36,7 @@ IN_ONE_DATABASE = (
 )
 # The privileges can't be granted in advance in a database that the restore creates.
 ROWS_LATER = (
-    "a superuser can add rows of extensions' tables later: restore without them; then, in the file of refused"
+    "a superuser can add rows of extension tables later: restore without them; then, in the file of refused"
     " statements, change the user in the \\connect lines to a superuser and run it"
 )
 NAMED_MAX = 5

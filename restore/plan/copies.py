@@ -356,7 +356,9 @@ def _damage_error(
         hints.append(f"standbys' copies contain these rows: {command} --use-backup-copies --increment {number}")
     if without:
         newest = f"{command} --increment {without[-1]}"
-        hints.append(f"increments that can still be restored: {number_ranges(without)}; the newest of them: {newest}")
+        hints.append(
+            f"increments that can still be restored: {number_ranges(without)}; to restore the newest: {newest}"
+        )
     elif with_standbys:
         some = number_ranges(with_standbys)
         newest = f"{command} --use-backup-copies --increment {with_standbys[-1]}"

@@ -232,7 +232,7 @@ def make_cut(
             progress.reached(CrashPoint.RESOLVED)
         except AttemptFailedError as error:
             causes.append(str(error))
-            report = f"attempt {attempt} of {plan.retries + 1} at a cut was inconsistent: {error}"
+            report = f"cut attempt {attempt} of {plan.retries + 1} was inconsistent: {error}"
             if attempt > plan.retries:
                 progress.note(report)
                 raise _cut_error(causes, error.unreachable) from error
@@ -276,12 +276,12 @@ def _cut_error(causes: list[str], unreachable: SnapshotError | None) -> Snapshot
     attempts = f"{len(causes)} attempts" if len(causes) > 1 else "one attempt"
     if unreachable:
         return CutUnreachableError(
-            f"no cut in {attempts}: {unreachable.message}",
+            f"no cut after {attempts}: {unreachable.message}",
             hint=unreachable.hint,
             details={**unreachable.details, "attempts": causes},
         )
     return CutInconsistentError(
-        f"no consistent cut in {attempts}; last: {causes[-1]}",
+        f"no consistent cut after {attempts}; last: {causes[-1]}",
         hint="find out why the node restarts or loses connections, then repeat the command; or allow more attempts:"
         " --retries N",
         details={"attempts": causes},

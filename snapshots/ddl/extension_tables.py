@@ -328,7 +328,7 @@ class _TableReader:
             rows = _compress_rows(self._connection, table, min(BYTES_MAX, self._left))
         except _TooManyError as error:
             limit = f"more than {BYTES_MAX >> 20} MiB"
-            full = f"more than {SCRIPT_BYTES_MAX - HEADER_BYTES_MAX >> 20} MiB with the shard's other tables"
+            full = f"more than {SCRIPT_BYTES_MAX - HEADER_BYTES_MAX >> 20} MiB together with the shard's other tables"
             raise _UnfitTableError(limit if self._left >= BYTES_MAX else full) from error
         self.rows[table.oid] = rows
         self._left -= rows.size

@@ -101,7 +101,7 @@ def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Cha
             with suppress(SnapshotError):
                 read_chain(store, name, last)
                 error.hint += (
-                    f"\nincrements that can still be restored: 0 to {last}; the newest of them:"
+                    f"\nincrements that can still be restored: 0 to {last}; to restore the newest:"
                     f" {restore_command(name)} --increment {last}"
                 )
         raise

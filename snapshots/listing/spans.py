@@ -124,7 +124,7 @@ def traced(fleet: Fleet, target: Progress, command: Command, *, is_one_of_many: 
     except ImportError as error:
         if fleet.metrics.traces:
             raise TracesMissingError(f"[metrics] traces: {MISSING}", hint=f"install it: {INSTALL}") from error
-        target.note(f"no spans are sent: {MISSING}; to install it: {INSTALL}")
+        target.note(f"no spans will be sent: {MISSING}; to install it: {INSTALL}")
         yield target
         return
     attributes = {"cutline.fleet": fleet.name, "cutline.kind": command.kind}

@@ -212,13 +212,16 @@ def _hanging(store: ObjectStore, fleet: Fleet, one: UnderWay) -> Cancelled | Non
     for answer in answers:
         if answer.watch is not None and is_of_one_process(answer.watch.label, one.label):
             text = (
-                f"{SILENT}, but still holds the watch lock: it will stop when it resumes; otherwise end its process, or"
-                f" its sessions, on every primary: {end_sessions_statement(answer.watch.label)}"
+                f"{SILENT}, but still holds the watch lock: it will stop once it resumes; if it does not, end its"
+                f" process, or its sessions on every primary: {end_sessions_statement(answer.watch.label)}"
             )
             return Cancelled(one, CancelResult.STILL_RUNNING, text)
     if all(answer.problem for answer in answers):
         silent = answers[0]
-        text = f"{SILENT}; it may still hold the watch lock, which can't be read: node {silent.node}: {silent.problem}"
+        text = (
+            f"{SILENT}; it may still hold the watch lock, whose holder can't be determined: node {silent.node}:"
+            f" {silent.problem}"
+        )
         return Cancelled(one, CancelResult.UNREACHABLE, text)
     return None
 
@@ -249,9 +252,9 @@ def _settled(
             return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; its unfinished work was undone")
         return Cancelled(one, CancelResult.TOO_LATE, f"it {one.dead_text}, but it had committed")
     if problem is None:
-        return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, and it can't be undone; {one.remedy}")
+        return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, but it can't be undone; {one.remedy}")
     result = {BusyError: CancelResult.BUSY, UnreachableError: CancelResult.UNREACHABLE}
     kind = next(
         (cancel_result for base, cancel_result in result.items() if isinstance(problem, base)), CancelResult.REFUSED
     )
-    return Cancelled(one, kind, f"it {one.dead_text}, and it can't be settled now: {problem.message}")
+    return Cancelled(one, kind, f"it {one.dead_text}, but it can't be settled now: {problem.message}")

@@ -92,7 +92,7 @@ def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdenti
         return
     missing = sorted(primaries - held)
     raise MajorityMissingError(
-        f"only {len(held)} of the {len(primaries)} recorded primaries granted their lock, and {needed} are needed;"
+        f"only {len(held)} of the {len(primaries)} recorded primaries granted their lock, but {needed} are needed;"
         f" missing: {', '.join(missing)}",
         hint="list all nodes of the fleet in fleet.toml; if the fleet has shrunk, and nothing else takes snapshots of"
         " the missing nodes: snapshot init --forget-nodes",

@@ -169,7 +169,7 @@ def record_operation(
         record_outcome(store, intent, DONE, details=details, keeps_intent=not operation.is_idle)
     except (UnreachableError, IndeterminateError) as error:
         progress.note(
-            f"operation {operation.id} is done, but its outcome could not be stored; the next command records it"
+            f"operation {operation.id} is done, but its outcome could not be stored; the next command will record it"
             f" ({error.message})"
         )
 

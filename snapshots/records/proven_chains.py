@@ -663,7 +663,7 @@ def free_turn(store: ObjectStore, name: str, increment: int) -> int:
         return place.turn
     raise SnapshotExistsError(
         f"{increment_label(name, increment)} already exists",
-        hint=f"take its next increment: snapshot create {name} --incremental   or choose another name",
+        hint=f"take its next increment: snapshot create {name} --incremental   or choose a different name",
         details={"snapshot": name, "increment": increment},
     )
 

@@ -41,7 +41,7 @@ def baseline_key(number: int) -> str:
 
 FLEET_KEY = own_store.FLEET_KEY
 FOLDER_URL = "file://"
-MISSING_HINT = "if the store has snapshots, mount its file system; if it is new, run: snapshot init"
+MISSING_HINT = "if the store contains snapshots, mount its file system; if it is new, run: snapshot init"
 
 
 class StoreNotInitialisedError(RefusedError):

@@ -118,7 +118,8 @@ def check_not_deleted(store: ObjectStore, name: str) -> None:
         return
     raise SnapshotDeletedError(
         f"snapshot {name} was deleted at {mark.at}",
-        hint="choose a new name, such as 'nightly-{date}': deleted names are never used again; see: snapshot list",
+        hint="choose a new name, such as 'nightly-{date}': the name of a deleted snapshot can't be used again;"
+        " see: snapshot list",
         details={"snapshot": name, "object": tombstone_key(name)},
     )
 

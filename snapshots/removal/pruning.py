@@ -111,7 +111,7 @@ class PrunePlan:
             )
         elif self.kept_instead:
             warnings.append(
-                f"kept instead of {names}, in which checks found conflicts:"
+                f"checks found conflicts in {names}, so these are kept instead:"
                 f" {list_some(self.kept_instead, NAMES_SHOWN_MAX)}; prune will remove them once there are enough newer"
                 " snapshots without conflicts"
             )

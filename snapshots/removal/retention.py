@@ -109,7 +109,9 @@ def apply_retention(
     for snapshot in newest_first:
         if not snapshot.is_whole:
             verdicts.append(
-                RetentionVerdict(snapshot.name, RetentionFate.KEEP, ("it is damaged, so the possible loss is unknown",))
+                RetentionVerdict(
+                    snapshot.name, RetentionFate.KEEP, ("it is damaged, so it is not known what would be lost",)
+                )
             )
         elif snapshot.is_only_cut and (why := reasons[snapshot.name]):
             verdicts.append(RetentionVerdict(snapshot.name, RetentionFate.KEEP, why))
@@ -145,7 +147,7 @@ class _Place:
 
     @property
     def text(self) -> str:
-        return f"number {self.number + 1} from the newest" + (" without conflicts" if self.passed_over else "")
+        return f"number {self.number + 1} counting from the newest" + (" without conflicts" if self.passed_over else "")
 
     @property
     def note(self) -> tuple[str, ...]:

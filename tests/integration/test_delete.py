@@ -271,9 +271,9 @@ def test_a_prune_keeps_the_older_snapshot_while_a_check_of_the_newest_has_found_
         assert document["steps"] == document["done"] == []
         verdicts = {one["name"]: one for one in document["snapshots"]}  # type: ignore[attr-defined]
         assert {name: one["fate"] for name, one in verdicts.items()} == {"bad": "keep", "good": "keep"}
-        assert verdicts["good"]["why"] == ["keep_full 1: it is number 1 from the newest without conflicts"]
+        assert verdicts["good"]["why"] == ["keep_full 1: it is number 1 counting from the newest without conflicts"]
         assert (verdicts["bad"]["checked"]["result"], verdicts["good"]["checked"]) == ("conflicts", None)
-        assert "instead of bad, in which checks found conflicts: good;" in document["warnings"][0]  # type: ignore[index]
+        assert "conflicts in bad, so these are kept instead: good;" in document["warnings"][0]  # type: ignore[index]
         assert "see snapshot check bad" in run_as_text(fleet, "prune", "--keep-full", "1", "--dry-run")
 
         # What a check of less finds does not clear it; once the object is put back, a full check does.

@@ -299,7 +299,7 @@ def test_what_is_not_read_is_named_in_every_output(runs: Runs, there: Fleet, mon
             patch.setattr(extension_tables, "SCRIPT_BYTES_MAX", extension_tables.HEADER_BYTES_MAX + (4 << 20))
             _, left_out = _read_rows(node, connection, rules=GroupRules(include=("kept.setting", "kept.loose")))
         (line,) = [one.why for one in left_out]
-        assert "(more than 4 MiB with the shard's other tables)" in line
+        assert "(more than 4 MiB together with the shard's other tables)" in line
     commit = runs.full(NAME)
     (line,) = [one for one in create_lines(commit) if "kept.loose" in one]
     assert line.startswith("warning: rows of extension tables were not read")

@@ -143,7 +143,7 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     rules = Retention(keep_full=1)
     plan = plan_prune(store, FLEET, rules, force=False)
     lines = prune_plan_lines(plan)
-    assert lines[0] == "newer: kept: keep_full 1: it is number 1 from the newest"
+    assert lines[0] == "newer: kept: keep_full 1: it is number 1 counting from the newest"
     assert lines[1].startswith("new: kept: it is damaged")
     assert "part-0.parquet is gone from the store" in lines[1]
     assert lines[2:5] == [
@@ -167,13 +167,13 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
     check = ended(store, 7, point("newer", 0, "conflicts"), point("new", 0))
     plan = plan_prune(store, FLEET, rules, force=False)
     warning = (
-        "kept instead of newer, in which checks found conflicts: new; prune will remove them once there are enough"
+        "checks found conflicts in newer, so these are kept instead: new; prune will remove them once there are enough"
         " newer snapshots without conflicts"
     )
     assert prune_plan_lines(plan)[:3] == [
-        "newer: kept: keep_full 1: it is number 1 from the newest; it is not counted, because the check that ended at"
-        " 2026-11-24 10:07 UTC found conflicts: see snapshot check newer",
-        "new: kept: keep_full 1: it is number 1 from the newest without conflicts",
+        "newer: kept: keep_full 1: it is number 1 counting from the newest; it is not counted, because the check that"
+        " ended at 2026-11-24 10:07 UTC found conflicts: see snapshot check newer",
+        "new: kept: keep_full 1: it is number 1 counting from the newest without conflicts",
         "old: deleted: no rule keeps it",
     ]
     assert f"warning: {warning}" in prune_plan_lines(plan)

@@ -112,7 +112,9 @@ def test_it_is_never_pruned_and_can_be_deleted(fleet: Fleet, key: str) -> None:
     plan = plan_prune(store, fleet, Retention(keep_full=1), force=False)
     assert plan.steps == ()
     *_, line, nothing = plan_lines(plan)
-    assert line.startswith(f"daily: kept: it is damaged, so the possible loss is unknown (object {key} is damaged")
+    assert line.startswith(
+        f"daily: kept: it is damaged, so it is not known what would be lost (object {key} is damaged"
+    )
     assert nothing == "nothing to prune"
     deletion = plan_deletion(store, fleet, "daily", force=False)
     assert [one.increment for one in deletion.mark.points] == [0, 1, 2]

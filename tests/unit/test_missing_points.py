@@ -170,7 +170,7 @@ def test_what_is_left_before_a_commit_that_is_damaged_or_gone_is_named(store: Ob
         read_restorable(store, "daily", None)
     last = 1 if is_damaged else 0
     assert raised.value.hint.endswith(
-        f"increments that can still be restored: 0 to {last}; the newest of them:"
+        f"increments that can still be restored: 0 to {last}; to restore the newest:"
         f" snapshot restore daily --increment {last}"
     )
     assert read_restorable(store, "daily", last).last.increment == last

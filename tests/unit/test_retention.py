@@ -117,11 +117,14 @@ def test_every_verdict_says_why() -> None:
         [snapshot("a", 3, 2), snapshot("b", 1, 0.5)], Retention(keep_full=2, keep_days=1, keep_increments=1), NOW
     )
     assert found[0].why == (
-        "keep_full 2: it is number 1 from the newest",
+        "keep_full 2: it is number 1 counting from the newest",
         "keep_days 1: its newest cut was made at 2026-11-20 00:00",
-        "increments kept by keep_increments 1: number 1 from the newest",
+        "increments kept by keep_increments 1: number 1 counting from the newest",
     )
-    assert found[1].why == ("keep_full 2: it is number 2 from the newest", "increments removed: keep_increments 1")
+    assert found[1].why == (
+        "keep_full 2: it is number 2 counting from the newest",
+        "increments removed: keep_increments 1",
+    )
 
 
 COUNTS = st.none() | st.integers(0, 6)

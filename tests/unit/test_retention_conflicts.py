@@ -26,9 +26,9 @@ def test_a_snapshot_with_conflicts_takes_no_place_from_older_ones() -> None:
     found = (snapshot("a", 9), snapshot("b", 8), snapshot("c", 7, found="conflicts"), snapshot("d", 6, found="valid"))
     assert fates(*found, keep_full=2) == {"d": "keep", "c": "keep", "b": "keep", "a": "delete"}
     assert whys(*found, keep_full=2) == {
-        "d": ("keep_full 2: it is number 1 from the newest",),
-        "c": ("keep_full 2: it is number 2 from the newest", note("c")),
-        "b": ("keep_full 2: it is number 2 from the newest without conflicts",),
+        "d": ("keep_full 2: it is number 1 counting from the newest",),
+        "c": ("keep_full 2: it is number 2 counting from the newest", note("c")),
+        "b": ("keep_full 2: it is number 2 counting from the newest without conflicts",),
         "a": ("no rule keeps it",),
     }
     # It is deleted as one without conflicts would be.
@@ -88,7 +88,7 @@ def test_damaged_snapshots_and_restore_points_with_conflicts_are_judged_as_ever(
     point = HeldSnapshot("p", (NOW - DAY,), is_only_cut=True, checked=check("p", "conflicts"))
     found = (snapshot("a", 4), snapshot("b", 3), snapshot("c", 2, is_whole=False, found="conflicts"), point)
     assert fates(*found, keep_full=1) == {"p": "keep", "c": "keep", "b": "keep", "a": "delete"}
-    assert whys(*found, keep_full=1)["b"] == ("keep_full 1: it is number 1 from the newest",)
+    assert whys(*found, keep_full=1)["b"] == ("keep_full 1: it is number 1 counting from the newest",)
 
 
 def test_what_is_kept_only_because_newer_ones_have_conflicts_is_known() -> None:

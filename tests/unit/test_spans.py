@@ -180,7 +180,7 @@ def test_without_the_package_an_option_is_refused_and_a_variable_noted(monkeypat
     target = Notes()
     with traced(fleet_with(traces=None), target, COMMAND) as progress:
         assert progress is target
-    target.find_one("no spans are sent", "cutline[otel]")
+    target.find_one("no spans will be sent", "cutline[otel]")
 
 
 def test_a_collector_that_is_away_fails_nothing_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_a_snapshot_with_a_damaged_mark_is_kept_and_why_is_said(key: str) -> Non
         assert pruned.removed == ()
         assert key in pruned.plan.problems["old"]
         (verdict,) = (one for one in pruned.plan.verdicts if one.name == "old")
-        assert verdict.why == ("it is damaged, so the possible loss is unknown",)
+        assert verdict.why == ("it is damaged, so it is not known what would be lost",)
     store.delete(key)
     assert (read_chain_lists(store, "old"), nodes.slots) == before
     assert [one.mark.snapshot for one in prune(store, nodes, keep_full=1).removed] == ["old"]

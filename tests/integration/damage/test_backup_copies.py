@@ -99,7 +99,9 @@ def test_without_the_option_a_missing_object_is_an_obstacle_that_no_node_is_aske
     error = plan_restore(copied.fleet, nowhere, RestoreRequest(NAME)).damage
     assert error
     assert f"snapshot restore {NAME} --use-backup-copies --increment 2" in error.hint
-    assert f"increments that can still be restored: 0 to 1; the newest of them: snapshot restore {NAME}" in error.hint
+    assert (
+        f"increments that can still be restored: 0 to 1; to restore the newest: snapshot restore {NAME}" in error.hint
+    )
     scope = RestoreScope(no_owner=True, role_map=(("a", "b"),), analyze=True)
     asked = RestoreRequest(NAME, replace=True, create_roles=True, scope=scope)
     damage = plan_restore(copied.fleet, nowhere, asked).damage

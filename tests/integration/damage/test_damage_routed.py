@@ -42,7 +42,9 @@ def test_what_is_refused_with_routes_is_not_suggested(copied: CopiedChain, tmp_p
     code, refused = run_here(copied.fleet, *into_one(copied, tmp_path))
     assert (code, refused["details"].get("restorable_with_backup_copies")) == (3, [0, 1]), refused
     assert "--use-backup-copies" not in refused["hint"]
-    assert f"the newest of them: snapshot --fleet {copied.fleet.path} restore {NAME} --increment 1" in refused["hint"]
+    assert (
+        f"to restore the newest: snapshot --fleet {copied.fleet.path} restore {NAME} --increment 1" in refused["hint"]
+    )
     copied.damage({copied.base("s1"): remove})
     code, refused = run_here(copied.fleet, *into_one(copied, tmp_path))
     assert (code, refused["details"].get("restorable_with_backup_copies")) == (3, []), refused

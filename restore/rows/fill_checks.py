@@ -75,7 +75,7 @@ def check_sequences(
     if beyond := [table_name(space, name) for space, name, _, fits, _ in rows if not fits]:
         checker.add(
             f"sequences of {checker.label} can't be set to the snapshot's values: {named(beyond)}",
-            "alter their MINVALUE and MAXVALUE to the snapshot's",
+            "change their MINVALUE and MAXVALUE to those of the snapshot",
         )
     if denied := [(space, name) for space, name, _, _, may_set in rows if not may_set]:
         checker.add(
@@ -159,14 +159,12 @@ def check_tables(
     encoding, may_create = connection.execute(DATABASE_QUERY).fetchone() or ("", False)
     if encoding != wanted.encoding:
         checker.add(
-            f"{checker.label} has encoding {encoding}, but the snapshot's rows have {wanted.encoding}",
+            f"{checker.label} has encoding {encoding}, but the snapshot's rows are in {wanted.encoding}",
             f"restore into a database with encoding {wanted.encoding}, or without --data-only",
         )
     if not may_create:
         grant = f"GRANT CREATE ON DATABASE {quote(checker.database)} TO {role}"
-        checker.add(
-            f"role {role} may not create the schema of a ledger in {checker.label}", "run as its owner", [grant]
-        )
+        checker.add(f"role {role} may not create the ledger's schema in {checker.label}", "run as its owner", [grant])
     _check_replica(checker, connection, role)
     tables = {table.group.name: table for table in read_tables(connection, GroupRules())}
     present = {group.name: tables[group.name] for group in wanted.groups if group.name in tables}
@@ -233,13 +231,13 @@ def _check_found(
     }
     if others := [f"{name} is {kinds[name]}" for name in lacking if name in kinds]:
         checker.add(
-            f"{checker.label} has no ordinary tables with these names: {named(others)}",
+            f"tables of the snapshot are not ordinary tables in {checker.label}: {named(others)}",
             "restore only the other tables with --group PATTERN, or all tables without --data-only",
         )
     if missing := [name for name in lacking if name not in kinds]:
         checker.add(
             f"{checker.label} lacks tables that the snapshot has: {named(missing)}",
-            "create them, or restore only the others with --group PATTERN",
+            "create them, or restore only the other tables with --group PATTERN",
         )
 
 
@@ -284,7 +282,8 @@ def _check_constraints(
     if acting := find_acting(connection, [*oids, *find_oids(connection, roots)]):
         turn = {"A": "ENABLE", "R": "DISABLE"}
         checker.add(
-            f"triggers or rules of {checker.label} would fire for the rows, because they are enabled ALWAYS or REPLICA:"
+            f"triggers or rules of {checker.label} would fire for the loaded rows, because they are enabled as ALWAYS"
+            " or REPLICA:"
             f" {named([trigger.label for trigger in acting])}",
             "disable them until the restore is done",
             [
@@ -301,14 +300,15 @@ def _check_constraints(
         )
     if others := [name for (name,) in connection.execute(LEAVES_QUERY, (list(roots), oids))]:
         checker.add(
-            f"rows may be stored in other partitions, which PostgreSQL chooses by an enum's hash: {named(others)}",
+            f"rows may end up in partitions that are not restored, because PostgreSQL chooses partitions by an enum's"
+            f" hash: {named(others)}",
             "restore all partitions together",
         )
     if untrusted := find_untrusted(connection, oids):
         checker.add(
             f"foreign keys of {checker.label} can't be verified without running code of roles that own no restored"
             f" table: {named(untrusted)}",
-            "drop them until the restore is done, or restore those tables too",
+            "drop them and add them again after the restore, or restore those tables too",
         )
     if code := find_code_of_others(connection, oids):
         checker.add(
@@ -330,7 +330,7 @@ def _check_privileges(
     oids = [one.oid for one in present.values()]
     if hidden := [name for name, one in present.items() if one.hides_rows]:
         checker.add(
-            f"row security of {checker.label} applies to role {role}: {named(hidden)}",
+            f"row-level security in {checker.label} applies to role {role}: {named(hidden)}",
             "run as a superuser",
             [f"ALTER ROLE {role} BYPASSRLS"],
         )

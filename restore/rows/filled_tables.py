@@ -32,7 +32,7 @@ class Checker:
         """Add an obstacle, with a hint and the `statements` that remove it."""
         lines = [f"  {statement};" for statement in dict.fromkeys(statements)]
         if lines:
-            hint = f"{hint} in {self.label} of {self.node.id}:"
+            hint = f"{hint} in {self.label} on {self.node.id}:"
         error = TablesUnfitError(
             f"node {self.node.id}: {what}", hint=[hint, *lines], details={"database": self.database}
         )

@@ -207,7 +207,11 @@ class Filling:
                     execute(last.encode())
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             database, is_deadlock = self.connection.info.dbname, isinstance(error, psycopg.errors.DeadlockDetected)
-            why = "locked them in a different order" if is_deadlock else f"have locked them for {LOCK_SECONDS_MAX} s"
+            why = (
+                "locked them in a different order"
+                if is_deadlock
+                else f"have held locks on them for {LOCK_SECONDS_MAX} s"
+            )
             raise TablesInUseError(
                 f"node {self.node}: tables of database {database} can't be emptied: other sessions {why}",
                 hint="end the sessions that use them (see pg_locks), then repeat the command",
@@ -243,7 +247,7 @@ class Filling:
     def _check_orphans(self, tables: list[_Filled]) -> None:
         if orphan := find_orphan(self.node, self.connection, [table.oid for table in tables], only_into=True):
             self._refuse(
-                f"a row of {orphan.table} references a row of {orphan.referenced} by foreign key {orphan.name}:"
+                f"a row of {orphan.table} references a row of {orphan.referenced} through foreign key {orphan.name}:"
                 f" ({orphan.columns}) = ({orphan.values})",
                 "delete such rows, then repeat the command",
             )

@@ -57,7 +57,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline')
    AND starts_with(query, 'COPY ') AND wait_event_type = 'Lock'
 """
-ALTERING = "wait to alter them, and everyone else waits for these sessions"
+ALTERING = "are waiting to alter them, and everyone else is waiting for these sessions"
 BLOCKING = f"have blocked the load for {LOCK_SECONDS_MAX} s with their open transactions"
 WAITS = ((WAITING_QUERY, ALTERING), (BLOCKING_QUERY, BLOCKING))
 SECONDS_MAX = {ALTERING: WAITING_SECONDS_MAX, BLOCKING: LOCK_SECONDS_MAX}
@@ -77,9 +77,9 @@ def hold_tables(node: Node, connection: psycopg.Connection[Any], groups: Sequenc
             some = ", ONLY ".join(names[start : start + LOCKED_AT_ONCE])
             connection.execute(f"LOCK TABLE ONLY {some} IN SHARE UPDATE EXCLUSIVE MODE".encode())
     except psycopg.errors.DeadlockDetected as error:
-        raise in_use(node, connection.info.dbname, "other sessions lock them in a different order") from error
+        raise in_use(node, connection.info.dbname, "other sessions are locking them in a different order") from error
     except psycopg.errors.LockNotAvailable as error:
-        why = f"other sessions alter them, or have held locks on them for {LOCK_SECONDS_MAX} s"
+        why = f"other sessions are altering them, or have held locks on them for {LOCK_SECONDS_MAX} s"
         raise in_use(node, connection.info.dbname, why) from error
     except psycopg.errors.OutOfMemory as error:
         raise TablesUnfitError(

@@ -190,7 +190,7 @@ TOKEN_BYTES = 16
 COUNTED_AT_ONCE = 100
 
 # A hint from tasks; the driver adds the remedy (restore/run/loading.py).
-READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until these are loaded"
+READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until those rows are loaded"
 
 
 class LoadError(RefusedError):
@@ -259,7 +259,7 @@ FROZEN_FROM = 10_000
 # SQLSTATE class 57P, operator intervention: the server shuts down, or ends all sessions after a crash.
 SHUTDOWN = "57P"
 LOADED = "cutline"
-SEE_LOG = "see the server's log, then repeat the command"
+SEE_LOG = "check the server's log, then repeat the command"
 
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:

@@ -258,8 +258,8 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
             raise ForeignKeyViolatedError(
                 f"node {node.id}: foreign key {orphan.name} of table {orphan.table} is violated: the row with"
                 f" ({orphan.columns}) = ({orphan.values}) references a missing row of {orphan.referenced}",
-                hint="restore the referenced tables together with it, at the same increment; or load their rows first;"
-                " or drop the constraint",
+                hint="restore the referenced tables along with this table, at the same increment; or load their rows"
+                " first; or drop the constraint",
                 details={"node": node.id, "constraint": orphan.name, "table": orphan.table, "key": orphan.values},
             )
 

@@ -70,7 +70,9 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     for group in groups:
         created = present.get(group.name)
         if created is None:
-            raise _contradiction(shard, f"its DDL has no table {group.name}, although the commit lists rows of it")
+            raise _contradiction(
+                shard, f"its DDL does not create table {group.name}, although the commit lists rows of it"
+            )
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
             raise _contradiction(shard, f"table {group.name} has different columns in the DDL and in the commit")
     # A commit does not contain tables that were dropped while it was created. Tables that the rules exclude have no

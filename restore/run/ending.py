@@ -114,10 +114,11 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
         error.hint = "\n".join(filter(None, [error.hint, *lines]))
         error.details["unfinished"] = run.operation
     elif isinstance(error, KeyboardInterrupt):
-        message = f"{ALL_RESTORED}, but not recorded" if run.is_published else "the restore was left unfinished"
+        recorded = f"{ALL_RESTORED}, but this was not recorded"
+        message = recorded if run.is_published else "the restore was left unfinished"
         raise StoppedError(message, hint=lines, details={"unfinished": run.operation}) from error
     else:
-        run.progress.note("; ".join(["the restore ended unfinished", *lines]))
+        run.progress.note("; ".join(["the restore did not finish", *lines]))
 
 
 def end_published(

@@ -93,11 +93,13 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str
                 oids = list(check_tables(node, session, wanted, obstacles).values())
                 if empty := find_empty_referenced(session, oids):
                     obstacles.warnings.append(
-                        f"{node.id}: foreign keys reference empty tables that are not restored; a row with such a key"
-                        f" ends the restore after the load: {named(empty)}"
+                        f"{node.id}: foreign keys reference empty tables that are not restored; if a row has such a"
+                        f" key, the restore fails after the load: {named(empty)}"
                     )
             views = find_views(session)
-            left_out += [f"rows of materialized view {name} on {target.shard}: it is not refreshed" for name in views]
+            left_out += [
+                f"rows of materialized view {name} on {target.shard}: the view is not refreshed" for name in views
+            ]
     return left_out
 
 
@@ -230,7 +232,7 @@ def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[obj
         raise TablesUnfitError(
             f"node {target.node.id}: tables of database {target.database} were replaced after the restore began to fill"
             " them",
-            hint=f"undo it: {run.records[target.shard].abandon_command}",
+            hint=f"undo the restore: {run.records[target.shard].abandon_command}",
             details={"node": target.node.id, "database": target.database},
         )
 
@@ -272,7 +274,8 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
     try:
         verify_references(database, run.watch)
     except psycopg.errors.LockNotAvailable as error:
-        why = f"others have held locks on tables at the other ends of their foreign keys for {LOCK_SECONDS_MAX} s"
+        where = "on tables at the other ends of their foreign keys"
+        why = f"other sessions have held locks {where} for {LOCK_SECONDS_MAX} s"
         raise in_use(target.node, target.database, why) from error
     with raising_unreachable(target.node):
         session.execute("COMMIT")
@@ -293,7 +296,7 @@ def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
     with filling.connection.transaction():
         if filled := find_filled(filling.connection, groups):
             raise TablesUnfitError(
-                f"node {target.node.id}: tables of database {target.database} are not empty any more: {named(filled)}",
+                f"node {target.node.id}: tables of database {target.database} are no longer empty: {named(filled)}",
                 hint="find out what writes to them, then repeat the command",
                 details={"node": target.node.id, "groups": filled},
             )

@@ -80,7 +80,7 @@ LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s
 
 OTHERS_MAX = 5
 WITHOUT_GLOBALS = (
-    "without --create-roles everything else is restored; the next increment stores roles again, for its restores; or"
+    "omit --create-roles to restore everything else; or take another increment, which stores the roles again; or"
 )
 
 

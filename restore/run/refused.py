@@ -31,10 +31,10 @@ from cutline.storage.errors import SnapshotError
 REFUSED_KEPT_MAX = 100
 NAMED_MAX = 5
 MAINTAINED = {
-    "INDEX": "ANALYZE and REINDEX of it fail",
-    "CONSTRAINT": "ANALYZE and REINDEX of it fail",
-    "STATISTICS": "ANALYZE of its table fails",
-    MATERIALIZED_VIEW: "REFRESH of it fails",
+    "INDEX": "ANALYZE and REINDEX of it will fail",
+    "CONSTRAINT": "ANALYZE and REINDEX of it will fail",
+    "STATISTICS": "ANALYZE of its table will fail",
+    MATERIALIZED_VIEW: "REFRESH of it will fail",
 }
 
 
@@ -53,8 +53,8 @@ def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
     functions = f" ({', '.join(show_name(path.function) for path in needed)})" if needed else ""
     statements = " ".join(show_name(path.statement) for path in needed) or "ALTER FUNCTION … SET search_path = …;"
     return (
-        f"{entry.label} uses functions that set no search_path{functions};"
-        f" {MAINTAINED[entry.kind]} on PostgreSQL 17 and newer until: {statements}"
+        f"{entry.label} uses functions that do not set search_path{functions}; on PostgreSQL 17 and newer,"
+        f" {MAINTAINED[entry.kind]} until you run: {statements}"
     )
 
 

@@ -24,8 +24,9 @@ from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
 # pg_dump writes its statements for servers of its own version.
 OWN_VERSION = (
-    "a syntax error usually means that the snapshot's pg_dump is newer than the target: in the source's fleet.toml set"
-    " [tools] postgresql to programs of the servers' own version and take a new full snapshot, or restore into a newer"
+    "a syntax error usually means that the snapshot's pg_dump is newer than the target: in the source's fleet.toml,"
+    " set [tools] postgresql to programs of the servers' own version and take a new full snapshot, or restore into a"
+    " newer"
     " PostgreSQL"
 )
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
@@ -36,7 +37,7 @@ IN_ONE_DATABASE = (
 )
 # The privileges can't be granted in advance in a database that the restore creates.
 ROWS_LATER = (
-    "a superuser can add rows of extension tables later: restore without them; then, in the file of refused"
+    "a superuser can add the rows of extension tables later: restore without them; then, in the file of refused"
     " statements, change the user in the \\connect lines to a superuser and run it"
 )
 NAMED_MAX = 5

@@ -256,8 +256,8 @@ def _clear_own_records(run: RestoreRun) -> None:
             raise
         command = resume_command(run.plan.request.name, run.plan.request.scope.nodes)
         run.report.warnings.append(
-            f"everything is restored, but a record of the restore could not be removed: {error}; so a database may lack"
-            f" its owner and its comment; to set them: {command}"
+            f"everything is restored, but a record of the restore could not be removed: {error}; a database may"
+            f" therefore still lack its owner and its comment; to set them: {command}"
         )
 
 

@@ -70,7 +70,7 @@ def parse_route(word: str) -> Route:
     match = ROUTE.fullmatch(word.strip())
     if match is None:
         raise UsageError(
-            f"--route {word!r} can't be read",
+            f"--route {word!r} can't be parsed",
             hint=f"write it as 'SCHEMA.TABLE=…' with one of {FORMS}, such as 'public.account=hash(id)'",
         )
     kind = RouteKind(match["kind"] or match["range"] or match["node"] or match["all"])
@@ -269,7 +269,7 @@ def _places_of(batch: pa.RecordBatch, route: TableRoute, routes: SourceRoutes) -
         fields = field_of(column_of(batch.column("row")), route.width, route.field)
     nulls = find_nulls(fields)
     if nulls.any():
-        raise _without_target(fields, nulls, route, routes, "rows can't be divided by NULL")
+        raise _without_target(fields, nulls, route, routes, "a NULL value can't be routed")
     if route.kind is RouteKind.HASH:
         return _hashes_of(fields, route).astype(np.int64) % len(routes.targets)
     if route.kind is RouteKind.RANGE:
@@ -302,6 +302,6 @@ def _without_target(
     return RowWithoutTargetError(
         f"table {route.table} of {routes.source} has rows with {route.column} = {value}, which {route.text} assigns to"
         f" no target: {why}",
-        hint="give the table a route that fits all its rows, or correct the rows and take another increment",
+        hint="give the table a route that covers all its rows, or correct the rows and take another increment",
         details={"table": route.table, "column": route.column, "value": value, "source": routes.source},
     )

@@ -289,7 +289,7 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
         statements = "; ".join(composed.as_string(connection) for composed in (comment, *rest))
         why = shorten_message(error)
-        return f"database {database} is not altered: {why}; to alter it: BEGIN; {statements}; COMMIT;"
+        return f"database {database} was not altered: {why}; to alter it: BEGIN; {statements}; COMMIT;"
     return ""
 
 

@@ -97,8 +97,8 @@ def check_extensions(
             TargetLacksError(
                 f"node {node.id}: extensions of the snapshot are not trusted: {', '.join(refused)}",
                 hint=[
-                    "to let a drill do everything that these extensions allow any role:"
-                    f" [drill] extensions = [{listed}] in fleet.toml",
+                    "to let a drill do everything that these extensions permit every role to do: [drill] extensions ="
+                    f" [{listed}] in fleet.toml",
                     f"or {WITHOUT}",
                 ],
                 details={"node": node.id, "extensions": refused},
@@ -116,10 +116,10 @@ def check_extensions(
     for name in names:
         default, others = available.get(name, ("", set()))
         if name in versions and name in available and default != versions[name]:
-            has = "also has" if versions[name] in others else "lacks"
+            has = "also has" if versions[name] in others else "does not have"
             obstacles.warnings.append(
-                f"node {node.id}: extension {name} is created in version {default}, the server's default; the snapshot"
-                f" has {versions[name]}, which the server {has}"
+                f"node {node.id}: extension {name} will be created in version {default}, the server's default; the"
+                f" snapshot has version {versions[name]}, which the server {has}"
             )
     return frozenset((*(name for name in names if name not in available), *refused, *alone))
 
@@ -133,7 +133,7 @@ def check_compression(
         return
     obstacles.add(
         TargetLacksError(
-            f"node {node.id}: its PostgreSQL is built without lz4, which compresses columns of the snapshot:"
+            f"node {node.id}: its PostgreSQL is built without lz4, with which columns of the snapshot are compressed:"
             f" {list_some(columns, NAMED_MAX)}",
             hint="restore to a server that is built with lz4; or run ALTER TABLE … ALTER COLUMN … SET COMPRESSION pglz"
             " on the source, take an increment, and restore it",
@@ -171,7 +171,7 @@ def check_locales(
     lacking = [f"locale {name}" for name in sorted(_find_missing_locales(connection, _locales_of(source, collations)))]
     uses_icu = source.locale_provider == ICU or any(collation.provider == ICU for collation in collations)
     if uses_icu and not _has_icu(connection):
-        lacking.append("support for ICU")
+        lacking.append("ICU support")
     else:
         known = {name for (name,) in connection.execute(COLLATIONS_QUERY)}
         lacking += [
@@ -285,7 +285,7 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
             obstacles.add(
                 SpaceLackingError(
                     what,
-                    hint="free space on that disk, or restore to servers with more: --to FILE",
+                    hint="free up space on that disk, or restore to servers with more space: --to FILE",
                     details={"nodes": disk.nodes, "needed": disk.needed_bytes, "free": disk.free_bytes},
                 ),
                 disk.nodes[0],

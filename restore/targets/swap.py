@@ -107,7 +107,8 @@ def check_swappable(target: Target, databases: Mapping[str, FoundDatabase], reco
         )
     if target.database in databases and not record.replace:
         raise TargetExistsError(
-            f"node {target.node.id}: database {target.database} was created during the restore, which has no --replace",
+            f"node {target.node.id}: database {target.database} was created during the restore, which runs without"
+            " --replace",
             hint="rename or drop it first",
             details={"node": target.node.id, "database": target.database},
         )
@@ -190,7 +191,8 @@ def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) ->
             time.sleep(END_POLL_SECONDS)
             continue
         raise TargetUnfitError(
-            f"node {target.node.id}: sessions {', '.join(map(str, left))} in database {target.database} do not end",
+            f"node {target.node.id}: sessions {', '.join(map(str, left))} in database {target.database} could not be"
+            " terminated",
             hint="end their processes on the server's machine, then repeat the command",
             details={"node": target.node.id, "database": target.database, "sessions": left},
         )

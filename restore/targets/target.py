@@ -114,7 +114,7 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
     database = database_name(node.dsn)
     if database in (MAINTENANCE_DATABASE, "template0", "template1"):
         raise UsageError(
-            f"node {node.id}: its dsn names database {database}, which can't be restored into",
+            f"node {node.id}: its dsn names database {database}, which can't be the target of a restore",
             hint="name the database to restore in the node's dsn",
         )
     loading, aside = (name_beside(database, middle, suffix_of(operation)) for middle in (LOADING, ASIDE))
@@ -219,8 +219,8 @@ def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: 
         first = apart.setdefault(place_of(target, connections[target.shard]), target)
         if first is not target:
             error = TargetUnfitError(
-                f"nodes {first.node.id} and {target.node.id} are the same database of one server",
-                hint="give every node of the target a separate database",
+                f"nodes {first.node.id} and {target.node.id} refer to the same database on the same server",
+                hint="give each node of the target its own database",
             )
             obstacles.add(error, target.node.id)
     return list(apart.values())
@@ -382,11 +382,14 @@ def check_target(
         what = f"node {node}: database {target.database} already exists"
         lines = ["restore to other servers with --to FILE, or set the existing databases aside with --replace"]
         if is_resumed:
-            lines = ["it was created during the restore, which has no --replace: rename or drop it, then continue"]
+            lines = [
+                "it was created during the restore, which runs without --replace: rename or drop it, then resume"
+                " the restore"
+            ]
         elif into_tables:
             # Don't suggest --replace, which would set the whole database aside for some of its tables.
             lines = [
-                f"to load the rows into its own tables, which must be empty: {into_tables}",
+                f"to load the rows into its existing tables, which must be empty: {into_tables}",
                 SAME_TARGET,
                 "or create a database with only these rows on other servers: --to FILE",
             ]
@@ -411,7 +414,9 @@ def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> N
         statements.append(comment(f"end the sessions of {', '.join(supers)}, or restore as a superuser"))
     if statements:
         reasons = [] if is_owned else ["does not own it"]
-        reasons += [f"may not end its sessions of {', '.join(sorted({name for name, _ in others}))}"] if others else []
+        if others:
+            roles = ", ".join(sorted({name for name, _ in others}))
+            reasons.append(f"may not terminate the sessions of {roles} in it")
         raise TargetUnfitError(
             f"node {target.node.id}: database {target.database} can't be set aside, because role {role.name}"
             f" {' and '.join(reasons)}",

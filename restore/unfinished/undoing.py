@@ -1,4 +1,4 @@
-"""Undo a restore that ended unfinished, and drop the databases that restores set aside."""
+"""Undo a restore that did not finish, and drop the databases that restores set aside."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
     if not found.may_be_undone(store):
         what = "has decided to keep its rows" if found.is_filling else "has published all databases"
         raise UnfinishedRestoreError(
-            f"{found.label()} {what}, and can't be undone",
+            f"{found.label()} {what}, so it can't be undone",
             hint=f"to end it: {resume_command(name, found.scope.nodes)}",
         )
 
@@ -159,8 +159,8 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
         why = "is missing" if is_gone else "is invalid, as after an interrupted DROP DATABASE"
         drop = [] if is_gone else [f"DROP DATABASE {quote(target.aside)};"]
         raise OldDatabaseMissingError(
-            f"node {target.node.id}: database {target.aside}, which the restore set aside, {why}: the old databases"
-            " can't be put back on all nodes",
+            f"node {target.node.id}: database {target.aside}, which the restore set aside, {why}, so the old"
+            " databases can't be put back on all nodes",
             hint=[*drop, finish],
             details={"node": target.node.id, "database": target.aside},
         )
@@ -314,7 +314,7 @@ def _empty_filled(undoable: Undoable, found: UnfinishedRestore, progress: Progre
         intent = read_intent(store, record.operation)
         if decide_restore(store, intent, ABANDON) == PUBLISH and found.may_be_decided:
             raise UnfinishedRestoreError(
-                f"{found.label()} has decided to keep its rows, and can't be undone",
+                f"{found.label()} has decided to keep its rows, so it can't be undone",
                 hint=f"to end it: {record.resume_command}",
             )
 
@@ -469,8 +469,8 @@ def _old_databases(source: Fleet, target: Fleet, progress: Progress, nodes: tupl
         for old in aside.listed:
             if (left := remains.get(old.database.rsplit("_", 1)[-1])) is not None:
                 raise UnfinishedRestoreError(
-                    f"{old.node}: database {old.database} was set aside by a restore that ended unfinished: it left"
-                    f" {left}",
+                    f"{old.node}: database {old.database} was set aside by a restore that never finished and left"
+                    f" behind {left}",
                     hint="resume or undo that restore as the role that began it",
                     details={"node": old.node, "database": old.database},
                 )

@@ -84,7 +84,7 @@ OTHERS_MAX = 5
 
 
 class UnfinishedRestoreError(RefusedError):
-    """An earlier restore of the same databases ended unfinished, and this command can't continue it."""
+    """An earlier restore of the same databases did not finish, and this command can't continue it."""
 
 
 @dataclass(slots=True)
@@ -221,8 +221,8 @@ def find_unfinished(
                 suffix = name.rsplit("_", 1)[-1] if is_loading else suffix_of(_claimed(database))
                 foreign.setdefault(suffix, {})[target.shard] = (name, database.owner)
                 progress.note(
-                    f"{target.node.id}: database {name} looks like a restore's database, but belongs to role"
-                    f" {database.owner}, and is left alone: only that role can resume or undo a restore of its own"
+                    f"{target.node.id}: database {name} looks like a restore's database but belongs to role"
+                    f" {database.owner}, so it is left alone: only that role can resume or undo its restores"
                 )
                 continue
             if name == target.database and record is not None:
@@ -317,9 +317,9 @@ def find_recorded(
             yield intent, decision is not None and decision.decision == PUBLISH
 
 
-NONE_UNFINISHED = "no restore into these databases is unfinished"
+NONE_UNFINISHED = "there is no unfinished restore into these databases"
 WHERE_UNFINISHED = (
-    "see: snapshot list   If the restore had --to FILE, pass the same; a restore that has ended needs nothing more"
+    "see: snapshot list   If the restore had --to FILE, pass the same FILE; a restore that has ended needs nothing more"
 )
 # How many of the newest restores to search for the last restore of the snapshot.
 READ_MAX = 20
@@ -341,7 +341,7 @@ class NothingUnfinishedError(UnfinishedRestoreError):
                     break
         # If someone dropped a restore's databases, only the store knows about the restore, which may have closed the
         # old databases.
-        shut = "".join(f"; {database} accepts no connections" for database in closed)
+        shut = "".join(f"; {database} does not accept connections" for database in closed)
         opens = [f"to open {database}, then repeat the command: {statement}" for database, statement in closed.items()]
         super().__init__(f"{NONE_UNFINISHED}{last}{shut}", hint=[*opens, WHERE_UNFINISHED], details=details)
 
@@ -355,14 +355,14 @@ def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> Non
     for shard, record in sorted(restore.records.items()):
         if record.shard != shard:
             raise UnfinishedRestoreError(
-                f"{restore.label()} ended unfinished, and its database {restore.databases[shard]} on {nodes[shard]}"
+                f"{restore.label()} did not finish, and its database {restore.databases[shard]} on {nodes[shard]}"
                 f" belongs to shard {record.shard}, not to {shard}",
                 hint="pass the --to FILE of the restore, with the addresses that its nodes had then",
                 details={"operation": record.operation, "node": nodes[shard]},
             )
     for shard in sorted(restore.doubled):
         raise UnfinishedRestoreError(
-            f"{restore.label()} ended unfinished, and node {nodes[shard]} has two databases with its record: the"
+            f"{restore.label()} did not finish, and node {nodes[shard]} has two databases with its record: the"
             f" comment of {restore.databases[shard]} is a copy",
             hint="remove the comment from the database that the restore did not create, then repeat the command:"
             f" COMMENT ON DATABASE {quote(restore.databases[shard])} IS NULL;",
@@ -370,7 +370,7 @@ def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> Non
         )
     for shard, (name, owner) in sorted(restore.foreign.items()):
         raise UnfinishedRestoreError(
-            f"{restore.label()} ended unfinished, and database {name} on {nodes[shard]} belongs to role {owner}, so"
+            f"{restore.label()} did not finish, and database {name} on {nodes[shard]} belongs to role {owner}, so"
             " it is unknown whether the restore created it",
             hint="if the restore created it, make the restoring role its owner again: ALTER DATABASE … OWNER TO; if"
             " not, drop or rename it; then repeat the command",
@@ -379,7 +379,7 @@ def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> Non
     if unreadable := sorted(restore.databases.keys() - restore.records.keys()) if restore.is_filling else []:
         where = ", ".join(f"database {restore.databases[shard]} of {shard}" for shard in unreadable)
         raise UnfinishedRestoreError(
-            f"{restore.label()} ended unfinished, and its record in {where} can't be read",
+            f"{restore.label()} did not finish, and its record in {where} can't be read",
             hint="resume or undo it with the version of Cutline that began it",
             details={"databases": restore.databases},
         )
@@ -394,7 +394,7 @@ def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
             if decision is not None and decision.decision == PUBLISH:
                 where = ", ".join(f"{name} of {shard}" for shard, name in sorted(restore.databases.items()))
                 raise UnfinishedRestoreError(
-                    f"restore {intent.operation} has decided to publish, but its record, the comment of {where}, is"
+                    f"restore {intent.operation} has decided to publish, but its record, the comment on {where}, is"
                     " missing",
                     hint="if it is the restored database, rename it to its real name, otherwise drop it; then repeat"
                     " the command",
@@ -403,8 +403,9 @@ def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
         return
     if record.in_store and not store.exists(operation_key(record.operation, "intent")):
         raise UnfinishedRestoreError(
-            f"{restore.label()} belongs to another store: {store.url} has no record of it",
-            hint="pass the --fleet FILE whose store has the snapshot, as the restore's decision is stored there too",
+            f"{restore.label()} belongs to a different store: {store.url} has no record of it",
+            hint="pass the --fleet FILE whose store contains the snapshot, because the restore's decision is stored"
+            " there too",
             details={"operation": record.operation, "store": store.url},
         )
 
@@ -444,7 +445,7 @@ def check_whole(
             closed = find_closed(targets, connections)
             until = f"; nobody can connect to {', '.join(closed)} until it is resumed or undone" if closed else ""
             raise UnfinishedRestoreError(
-                f"{restore.label()} ended unfinished; {problem.what}{until}",
+                f"{restore.label()} did not finish; {problem.what}{until}",
                 hint=problem.hint,
                 details={"operation": restore.record.operation if restore.record else None, "node": target.node.id},
             )
@@ -517,8 +518,11 @@ def _lost_filling(restore: UnfinishedRestore, target: Target, connection: psycop
         )
         return _Lost(what, ["allow the role to connect, then repeat the command"])
     if restore.fills_all:
-        what = f"node {node}: its schema in database {database} is missing, so it is unknown which tables it filled"
-        return _Lost(what, ["if the database that it filled was renamed, rename it back, then repeat the command"])
+        what = (
+            f"node {node}: the restore's schema in database {database} is missing, so it is unknown which tables it"
+            " filled"
+        )
+        return _Lost(what, ["if the filled database was renamed, rename it back, then repeat the command"])
     return None
 
 
@@ -576,7 +580,7 @@ def check_no_unfinished(
     connections: Mapping[str, psycopg.Connection[Any]],
     progress: Progress,
 ) -> None:
-    """Raise UnfinishedRestoreError if an earlier restore of the targets' databases ended unfinished.
+    """Raise UnfinishedRestoreError if an earlier restore of the targets' databases did not finish.
 
     `name` is the snapshot to restore.
     """
@@ -595,7 +599,7 @@ def check_no_unfinished(
         closed = find_closed(targets, connections)
         until = f"; nobody can connect to {', '.join(closed)} until it is resumed or undone" if closed else ""
         raise UnfinishedRestoreError(
-            f"{restore.label()} ended unfinished: it left {where}{until}",
+            f"{restore.label()} did not finish; it left behind {where}{until}",
             hint=[*ends, SAME_TARGET],
             details={"operation": restore.record.operation if restore.record else None, "databases": restore.databases},
         )
@@ -625,7 +629,7 @@ def find_resumable(
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(
             f"several restores are unfinished: {'; '.join(restore.label() for restore in unfinished)}",
-            hint=f"undo them and start over: {abandon_command(name)}; or name the --node of one of them",
+            hint=f"undo them and start over: {abandon_command(name)}; or select one of them with --node",
         )
     (found,) = unfinished
     check_readable(found, targets)

@@ -268,7 +268,7 @@ def test_a_comment_that_is_a_record_on_the_source_is_none_on_the_target(
     report = runs.restore(NAME, target)
     assert [line for line in report.left_out if "form of a restore's record" in line]
     assert {comment for _, comment, *_ in properties_of(target).values()} == {None}
-    with pytest.raises(UnfinishedRestoreError, match="no restore into these databases is unfinished"):
+    with pytest.raises(UnfinishedRestoreError, match="there is no unfinished restore into these databases"):
         abandon_restore(runs.fleet, target, NAME, print, Silent())
     shown = run_as_text(runs.fleet, "show", NAME, "--statements")
     assert "COMMENT ON DATABASE" not in shown

@@ -81,8 +81,8 @@ def failing_refreshes(dsn: str) -> list[str]:
             with pytest.raises(psycopg.errors.UndefinedFunction):
                 connection.execute(f"REFRESH MATERIALIZED VIEW {schema}.counted".encode())
     return [
-        f"node s1: MATERIALIZED VIEW {schema}.counted uses functions that set no search_path; REFRESH of it"
-        " fails on PostgreSQL 17 and newer until: ALTER FUNCTION … SET search_path = …;"
+        f"node s1: MATERIALIZED VIEW {schema}.counted uses functions that do not set search_path; on PostgreSQL"
+        " 17 and newer, REFRESH of it will fail until you run: ALTER FUNCTION … SET search_path = …;"
         for schema in sorted(SIZES)
     ]
 

@@ -235,12 +235,12 @@ def test_an_existing_database_that_can_not_be_put_aside_is_refused_first(
         restore(runs, target)
     execute(server, raised.value.hint, "CREATE ROLE mallory LOGIN")
     with psycopg.connect(node.dsn, dbname=BACK, user="mallory"):
-        with pytest.raises(TargetUnfitError, match="may not end its sessions of mallory") as raised:
+        with pytest.raises(TargetUnfitError, match="may not terminate the sessions of mallory") as raised:
             restore(runs, target)
         assert raised.value.hint == f'GRANT "pg_signal_backend" TO "{RESTORER}";'
         execute(server, raised.value.hint)
         restore(runs, target)
-    refusing = pytest.raises(TargetUnfitError, match="may not end its sessions of postgres")
+    refusing = pytest.raises(TargetUnfitError, match="may not terminate the sessions of postgres")
     with psycopg.connect(node.dsn, dbname=BACK), refusing:
         restore(runs, target)
 

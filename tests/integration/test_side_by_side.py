@@ -185,7 +185,7 @@ def test_functions_that_need_a_search_path_are_named_with_the_statement_that_giv
     assert (run.refusals, entry.label) == ({}, "INDEX public.person_norm")
     assert [one.function for one in needed] == ["public.norm(text)"]
     warning = _unqualified(entry, needed)
-    assert warning.startswith("INDEX public.person_norm uses functions that set no search_path (public.norm(")
+    assert warning.startswith("INDEX public.person_norm uses functions that do not set search_path (public.norm(")
     rebuild = "REINDEX INDEX public.person_norm"
     with psycopg.connect(again.dsn, autocommit=True) as connection:
         if connection.info.server_version >= RESTRICTED_VERSION:
@@ -224,8 +224,9 @@ def test_a_view_whose_functions_need_a_search_path_is_named_with_the_statement_t
             return
         ((entry, needed),) = refreshed.helped
         warning = _unqualified(entry, needed)
-        begins = "MATERIALIZED VIEW app.top uses functions that set no search_path (app.order_count());"
-        assert warning.startswith(f"{begins} REFRESH of it fails on PostgreSQL 17 and newer until: ALTER FUNCTION app.")
+        begins = "MATERIALIZED VIEW app.top uses functions that do not set search_path (app.order_count());"
+        fails = "on PostgreSQL 17 and newer, REFRESH of it will fail"
+        assert warning.startswith(f"{begins} {fails} until you run: ALTER FUNCTION app.")
         # Each schema once.
         assert warning.endswith('SET search_path = pg_catalog, "app", "public";')
         refresh = "REFRESH MATERIALIZED VIEW app.top"

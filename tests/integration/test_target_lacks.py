@@ -154,8 +154,8 @@ def test_what_the_server_lacks_is_named_at_once_and_another_version_is_a_warning
             found = preview_restore(plan, Silent())
         execute(there, f'{SYSTEM}; DROP COLLATION pg_catalog."of the house"')
     assert found.warnings == [
-        "node s1: extension rare is created in version 2.0, the server's default; the snapshot has 1.5, which the"
-        " server does not have"
+        "node s1: extension rare will be created in version 2.0, the server's default; the snapshot has version 1.5,"
+        " which the server does not have"
     ]
 
 

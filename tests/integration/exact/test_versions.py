@@ -81,7 +81,7 @@ def test_a_server_built_without_xml_and_lz4_restores_what_does_not_need_them(
     execute(source, "DROP SCHEMA types, own CASCADE", *([f"DROP EXTENSION {names} CASCADE"] if names else []))
     history.runs.increment(NAME)
     if "lz4" in has:
-        what = r"node s3: its PostgreSQL is built without lz4, which compresses .* snapshot: toast\.t\.squeezed$"
+        what = r"node s3: its PostgreSQL is built without lz4, with which columns .* compressed: toast\.t\.squeezed$"
         with pytest.raises(TargetLacksError, match=what):
             history.runs.restore(NAME, lacking)
     else:

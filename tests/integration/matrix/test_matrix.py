@@ -165,7 +165,7 @@ def test_a_server_that_is_built_without_xml_and_lz4_is_refused_at_once(matrix: M
     start = f"node {node.id}: its PostgreSQL is built without "
     assert obstacles == {
         f"{start}XML support, but the snapshot has XML in public.journal.paper",
-        f"{start}lz4, which compresses columns of the snapshot: public.customer.note",
+        f"{start}lz4, with which columns of the snapshot are compressed: public.customer.note",
     }
 
 

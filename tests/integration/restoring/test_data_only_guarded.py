@@ -202,7 +202,7 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
     error = in_use_by(place, filled.dsn, dump, RestoreCrashPoint.DECIDED)
     assert (open_restores(place) != []) == is_stored
     # That of the first node, with the decision if the store has none, is removed by now.
-    with pytest.raises(UnfinishedRestoreError, match="has decided to keep its rows, and can't be undone"):
+    with pytest.raises(UnfinishedRestoreError, match="has decided to keep its rows, so it can't be undone"):
         abandon(place)
     with pytest.raises(UnfinishedRestoreError) as raised:
         load(place)

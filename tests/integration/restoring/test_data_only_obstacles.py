@@ -69,13 +69,13 @@ def test_tables_that_do_not_fit_are_named_at_once_on_all_nodes(place: Place) -> 
         assert [one["message"] for one in found if one["node"] == "s2"] == []
         said = [one["message"].removeprefix("node s1: ") for one in found if one["node"] == "s1"]
         assert said == [
-            "database shop has no ordinary tables with these names: public.log is a view",
+            "tables of the snapshot are not ordinary tables in database shop: public.log is a view",
             "database shop lacks tables that the snapshot has: public.transfer",
             "columns of tables in database shop differ from the snapshot's:"
             " public.account.id is integer instead of bigint, public.item.body is missing or generated",
             "tables of database shop have NOT NULL columns for which the snapshot has no values: public.account.needed",
-            "triggers or rules of database shop would fire for the rows, because they are enabled ALWAYS or REPLICA:"
-            " trigger acts of public.account",
+            "triggers or rules of database shop would fire for the loaded rows, because they are enabled as ALWAYS or"
+            " REPLICA: trigger acts of public.account",
             "deferrable constraints of database shop are not enforced while rows are loaded:"
             " account_balance_key of public.account",
             "tables of database shop are not empty: public.account",
@@ -130,8 +130,8 @@ def test_keys_to_empty_tables_are_named_before_rows_are_loaded(place: Place) -> 
         said = preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent()).warnings
         # Of `tag` no rows are restored, and the tables that it refers to are filled.
         assert said == [
-            "s2: foreign keys reference empty tables that are not restored; a row with such a key ends the restore"
-            " after the load: item_n_fkey of public.item to public.kind"
+            "s2: foreign keys reference empty tables that are not restored; if a row has such a key, the restore"
+            " fails after the load: item_n_fkey of public.item to public.kind"
         ]
         with pytest.raises(ForeignKeyViolatedError, match="item_n_fkey"):
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
@@ -146,7 +146,7 @@ def test_a_database_of_another_encoding_is_refused(place: Place) -> None:
             f"CREATE DATABASE {DATABASE} TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'",
         )
         messages = [one["message"] for one in refusals(place, place.target)]
-        assert "node s3: database shop has encoding LATIN1, but the snapshot's rows have UTF8" in messages
+        assert "node s3: database shop has encoding LATIN1, but the snapshot's rows are in UTF8" in messages
         assert len(messages) == 3  # and its tables and sequences
 
 

@@ -80,9 +80,9 @@ def test_what_looks_like_a_filling_of_others_is_not_read_and_blocks_nothing(
     (note,) = progress.notes
     assert note.startswith(f"{attacked.id}: ")
     assert SCHEMA in note
-    with pytest.raises(UnfinishedRestoreError, match="no restore into these databases"):
+    with pytest.raises(UnfinishedRestoreError, match="no unfinished restore into these databases"):
         resume_restore(place.fleet, place.target, RestoreRequest(NAME), NoSpark(), Silent())
-    with pytest.raises(UnfinishedRestoreError, match="no restore into these databases"):
+    with pytest.raises(UnfinishedRestoreError, match="no unfinished restore into these databases"):
         abandon_restore(place.fleet, place.target, NAME, print, Silent())
     assert not is_super(attacked)
 

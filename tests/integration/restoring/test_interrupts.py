@@ -87,7 +87,7 @@ def test_from_the_decision_on_the_error_says_what_is_open_and_what_is_done(
             # Before all are marked as published, another command may still undo it.
             is_last = point == RestoreCrashPoint.SLOTS_RELEASED
             assert error.message == (
-                f"{ALL_RESTORED}, but not recorded" if is_last else "the restore was left unfinished"
+                f"{ALL_RESTORED}, but this was not recorded" if is_last else "the restore was left unfinished"
             )
             assert (f"snapshot restore-abandon {NAME}" in error.hint) is not is_last
             resume(place)

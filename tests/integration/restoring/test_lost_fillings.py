@@ -34,7 +34,9 @@ def test_a_filled_database_that_is_gone_keeps_both_ends_from_lying(place: Place)
         execute(maintenance_of(place, 1), f"ALTER DATABASE {DATABASE} RENAME TO hidden", f"CREATE DATABASE {DATABASE}")
         try:
             for end in (abandon, resume):
-                with pytest.raises(UnfinishedRestoreError, match=f"its schema in database {DATABASE} is missing"):
+                with pytest.raises(
+                    UnfinishedRestoreError, match=f"the restore's schema in database {DATABASE} is missing"
+                ):
                     end(place)
             assert len(open_restores(place)) == 1
         finally:
@@ -68,7 +70,7 @@ def test_a_resumed_filling_that_had_begun_to_be_undone_knows_again_what_is_lost(
                 resume(place)
         execute(maintenance_of(place, 0), f"ALTER DATABASE {DATABASE} RENAME TO hidden", f"CREATE DATABASE {DATABASE}")
         try:
-            with pytest.raises(UnfinishedRestoreError, match=f"its schema in database {DATABASE} is missing"):
+            with pytest.raises(UnfinishedRestoreError, match=f"the restore's schema in database {DATABASE} is missing"):
                 abandon(place)
         finally:
             execute(

@@ -92,7 +92,7 @@ def test_the_record_of_a_database_of_another_role_is_not_read(place: Place) -> N
                 resume(place)
             watching = Watching()
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), watching)
-            notes = [one for one in watching.notes if "belongs to role mallory, and is left alone" in one]
+            notes = [one for one in watching.notes if "belongs to role mallory, so it is left alone" in one]
             assert [one.split()[2] for one in notes] == [DATABASE, theirs]
             assert place.states() == ["new"] * SHARDS
             assert theirs in place.databases()
@@ -179,7 +179,9 @@ def test_old_databases_that_a_restore_has_closed_are_opened_as_the_hint_says(pla
             # As after a kill: the process that loses a node opens them.
             execute(own, f"ALTER DATABASE {DATABASE} ALLOW_CONNECTIONS false")
         for end in (resume, abandon):
-            with pytest.raises(NothingUnfinishedError, match=f"database {DATABASE} on s1 accepts no conn") as raised:
+            with pytest.raises(
+                NothingUnfinishedError, match=f"database {DATABASE} on s1 does not accept conn"
+            ) as raised:
                 end(place)
         for shard in range(SHARDS):
             (statement,) = re.findall(
@@ -283,7 +285,7 @@ def test_a_published_database_that_is_lost_for_good_is_given_up_as_the_hint_says
         alone = RestoreRequest(NAME, scope=RestoreScope(nodes=("s2",)))
         restore_fleet(plan_restore(place.fleet, place.target, alone), Ready(place.spark), Silent())
         assert place.states() == ["new"] * SHARDS
-        with pytest.raises(UnfinishedRestoreError, match="no restore into these databases is unfinished"):
+        with pytest.raises(UnfinishedRestoreError, match="there is no unfinished restore into these databases"):
             resume(place)
         assert open_restores(place) == []
     finally:

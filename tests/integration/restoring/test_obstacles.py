@@ -93,7 +93,7 @@ def test_some_tables_into_a_database_that_exists_lead_to_its_own_tables(place: P
         error = refusals(place, place.target, request)
     assert (error.slug, error.message) == ("target-exists", "node s2: database shop already exists")
     command = f"snapshot restore {NAME} --group public.item --group 'public.l*' --data-only --increment 0"
-    assert error.hint.split("\n")[0] == f"to load the rows into its own tables, which must be empty: {command}"
+    assert error.hint.split("\n")[0] == f"to load the rows into its existing tables, which must be empty: {command}"
     assert "--replace" not in error.hint
     # Under another name a table can't be filled where it is.
     moved = RestoreRequest(NAME, scope=RestoreScope(moves=(TableMove("public", "item", "public", "item_old"),)))
@@ -127,7 +127,7 @@ def test_nodes_that_are_one_database_are_named(place: Place, scope: RestoreScope
     error = refusals(place, replace(place.target, nodes=(first, same, third)), RestoreRequest(NAME, scope=scope))
     found = error.details.get("obstacles", [error.details | {"message": error.message}])
     assert isinstance(found, list)
-    assert ("s2", "nodes s1 and s2 are the same database of one server") in [
+    assert ("s2", "nodes s1 and s2 refer to the same database on the same server") in [
         (one["node"], one["message"]) for one in found
     ]
 

@@ -64,7 +64,7 @@ def test_a_restore_of_another_role_is_neither_undone_nor_done(place: Place) -> N
             give(place, shard, name, "guest")
         before = place.databases()
         for end in (abandon, resume):
-            with pytest.raises(UnfinishedRestoreError, match="no restore into these databases is unfinished"):
+            with pytest.raises(UnfinishedRestoreError, match="there is no unfinished restore into these databases"):
                 end(place)
         assert (place.databases(), open_restores(place)) == (before, [operation])
         # One of its databases is ours: what the other is, is not known.
@@ -89,7 +89,7 @@ def test_an_old_database_that_another_role_needs_is_not_dropped(place: Place) ->
         for shard, name in enumerate(names):
             give(place, shard, name, "guest")
         before = place.databases()
-        with pytest.raises(UnfinishedRestoreError, match="by a restore that ended unfinished"):
+        with pytest.raises(UnfinishedRestoreError, match="by a restore that never finished"):
             discard_old(place.fleet, place.target, print, Silent())
         assert place.databases() == before
         for shard, name in enumerate(names):
@@ -108,7 +108,7 @@ def test_another_store_does_not_know_the_decision(place: Place, tmp_path: Path, 
             leave(place, RestoreCrashPoint.DECIDED, 1)
         else:
             restore_left(place, RestoreCrashPoint.RENAMED)
-        with pytest.raises(UnfinishedRestoreError, match="belongs to another store") as raised:
+        with pytest.raises(UnfinishedRestoreError, match="belongs to a different store") as raised:
             abandon_restore(other, place.target, NAME, print, Silent())
         assert "pass the --fleet FILE" in raised.value.hint
         resume(place)
@@ -195,10 +195,10 @@ def test_a_restore_on_a_server_that_may_be_another_one_is_not_taken_for_ended(
         target = replace(place.target, nodes=moved)
         with monkeypatch.context() as patch:
             patch.setattr("cutline.restore.unfinished.unfinished.start_of", lambda _: "another time")
-            with pytest.raises(UnfinishedRestoreError, match="no restore into these databases"):
+            with pytest.raises(UnfinishedRestoreError, match="no unfinished restore into these databases"):
                 resume_restore(place.fleet, target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert open_restores(place) == [operation]
-        with pytest.raises(UnfinishedRestoreError, match="no restore into these databases"):
+        with pytest.raises(UnfinishedRestoreError, match="no unfinished restore into these databases"):
             resume_restore(place.fleet, target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert open_restores(place) == []
 

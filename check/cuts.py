@@ -99,9 +99,13 @@ class _ShardArchive:
     segments: tuple[Segment, ...] = ()
 
     def extend(self, commit: Commit) -> tuple[Segment, ...]:
-        """Add the commit's segments; return all segments of the window that ends at the commit's cut."""
+        """Add the commit's segments; return all segments of the window that ends at the commit's cut.
+
+        Also return the segments of WAL in which earlier commits say that the shard was idle.
+        """
         known = (*self.segments, *commit.segments.get(self.shard, ()))
-        self.segments = tuple(segment for segment in known if segment.through > self.position)
+        begin = min(self.position, self.idle_range[0]) if self.idle_range else self.position
+        self.segments = tuple(segment for segment in known if segment.through > begin)
         return self.segments
 
     def count_in_idle_range(self, events: pa.Table) -> int:

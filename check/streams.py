@@ -211,7 +211,9 @@ def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
 def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
     op = np.asarray(table["op"].to_numpy())
     lsn = np.asarray(table["lsn"].to_numpy())
-    is_compared = (lsn >= task.since) & (lsn < task.segment.position) & (op != ROLLBACK_PREPARED)
+    # check_markers compares each archive's markers with the commits. Copies may have different markers, because one of
+    # them may be idle while WAL of the other is stored.
+    is_compared = (lsn >= task.since) & (lsn < task.segment.position) & ~np.isin(op, (ROLLBACK_PREPARED, MARKER))
     if task.segment.excluded:
         is_compared &= ~np.isin(lsn, np.fromiter(task.segment.excluded, np.int64))
     chosen = table.filter(pa.array(is_compared))

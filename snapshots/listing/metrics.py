@@ -70,7 +70,8 @@ NODE_UP = Metric(
 NODE_IN_RECOVERY = Metric("cutline_node_in_recovery", "1 if the node is currently a standby, else 0.", ("node",))
 SLOT_LAG = Metric(
     "cutline_node_slot_lag_bytes",
-    "WAL between the position that the chain's slot has confirmed and the node's current position.",
+    "WAL between the position that the chain's slot has confirmed and the node's current position. An idle node's slot"
+    " stays up to 4 MiB behind.",
     ("node", "slot"),
 )
 RETAINED = Metric("cutline_node_retained_wal_bytes", "WAL that the node retains for the slot.", ("node", "slot"))

@@ -23,7 +23,7 @@ from cutline.snapshots.records.proven_chains import SnapshotMissingError, check_
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
-from cutline.storage.store import ObjectStore
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 # The pattern of each field. Numbers have no leading zeros, so that each number has only one form.
 FIELDS = {"date": r"\d{4}-\d{2}-\d{2}", "time": r"\d{6}", "n": r"[1-9]\d*"}
@@ -151,7 +151,7 @@ def used_names(store: ObjectStore) -> set[str]:
 def _open_names(store: ObjectStore) -> Iterator[str]:
     """Yield the snapshot names of operations without an outcome; an unreadable operation is skipped."""
     for operation_id in open_operation_ids(store):
-        with suppress(ManifestError):
+        with suppress(ManifestError, ObjectMissingError):
             yield read_intent(store, operation_id).snapshot
 
 

@@ -234,11 +234,16 @@ def record_outcome(
         by=UNSET if keeps_intent else intent.by,
         began_at=UNSET if keeps_intent else intent.began_at,
     )
-    with suppress(ObjectExistsError):
-        write_operation_record(store, "outcome" if keeps_intent else "increment", outcome)
-    if not keeps_intent:
-        with suppress(SnapshotError):
-            store.delete(operation_key(intent.operation, "intent"))
+    if keeps_intent:
+        with suppress(ObjectExistsError):
+            write_operation_record(store, "outcome", outcome)
+        return
+    # Another command may have settled this operation while its process was suspended.
+    if store.exists(operation_key(intent.operation, "outcome")):
+        return
+    write_operation_record(store, "increment", outcome)
+    with suppress(SnapshotError):
+        store.delete(operation_key(intent.operation, "intent"))
 
 
 PUBLISH: Literal["publish"] = "publish"

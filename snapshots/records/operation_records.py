@@ -273,8 +273,9 @@ OperationRecord: TypeAlias = Intent | Outcome | Failure | Decision | LeaseRenewa
 
 # The documents that end an operation. An increment that stored only its commit has an increment.json: an outcome that
 # also contains the data of the intent, which is deleted.
-OUTCOMES = frozenset({"outcome.json", "increment.json"})
-INTENTS = frozenset({"intent.json", "increment.json"})
+IDLE_OUTCOME = "increment.json"
+OUTCOMES = frozenset({"outcome.json", IDLE_OUTCOME})
+INTENTS = frozenset({"intent.json", IDLE_OUTCOME})
 
 
 def operation_key(operation_id: str, name: str) -> str:

@@ -57,7 +57,7 @@ from cutline.snapshots.operations.signs import request_numbers, sign_numbers
 from cutline.snapshots.records.commit import Commit, Void
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey, parse_key
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
-from cutline.snapshots.records.operation_records import DONE, OUTCOMES, read_intent, read_outcome
+from cutline.snapshots.records.operation_records import DONE, IDLE_OUTCOME, OUTCOMES, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
     NAME,
     find_place,
@@ -471,12 +471,16 @@ class RecordJudge:
         if not OPERATION_ID.fullmatch(folder):
             return [RecordFolder(folder, objects, None)]
         names = {stored_object: stored_object.key.split("/", 2)[2] for stored_object in objects}
-        # A request without an operation is garbage, because no process answers it.
+        # A request without an operation is garbage, because no process answers it. So is an idle increment's intent,
+        # which its process did not delete.
         is_alone = not {INTENT, *OUTCOMES} & set(names.values())
+        is_idle = IDLE_OUTCOME in names.values()
         signs = tuple(
             stored_object
             for stored_object in objects
-            if sign_numbers([names[stored_object]]) or (is_alone and request_numbers([names[stored_object]]))
+            if sign_numbers([names[stored_object]])
+            or (is_alone and request_numbers([names[stored_object]]))
+            or (is_idle and names[stored_object] == INTENT)
         )
         others = tuple(stored_object for stored_object in objects if stored_object not in signs)
         folders = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []

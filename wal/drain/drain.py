@@ -60,8 +60,9 @@ CHUNK_BYTES = 256 << 20
 SEGMENT_BYTES_MAX = 40 << 20
 # While rows larger than this are stored, no other rows are held.
 LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
-# The size of PostgreSQL's WAL files, so that the slot of an idle node retains hardly more than an advanced slot.
-IDLE_BYTES_MAX = 16 << 20
+# So little that even a large idle fleet is drained without Spark (wal/drain/lags.py). A WAL file is four times as
+# large, so the server retains hardly more for a slot that is not advanced.
+IDLE_BYTES_MAX = 4 << 20
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
 
@@ -177,7 +178,8 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
                     raise unprintable from error
                 raise
             if rolled_back.before > archive.through:
-                _fill(connection, replace(task, finish=rolled_back.before), archive)
+                # The segment of the rolled back transaction follows, so nothing before it may be left out.
+                _fill(connection, replace(task, finish=rolled_back.before, may_be_idle=False), archive)
             chunk.skip(task, rolled_back)
         if archive.idle is not None:
             return

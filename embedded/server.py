@@ -172,7 +172,7 @@ def start_server(programs: Programs, node: EmbeddedNode) -> None:
         lines = log_tail(node, 12)
         raise ServerFailedError(
             f"node {node.id}: its server did not start: {lines[-1] if lines else error.message}",
-            hint=f"see its log {node.log_file}",
+            hint=f"see its log: {node.log_file}",
             details={"node": node.id, "log": lines},
         ) from error
 
@@ -260,7 +260,7 @@ def _not_ours(node: EmbeddedNode) -> SnapshotError:
 
 def _does_not_stop(node: EmbeddedNode, pid: int) -> SnapshotError:
     return ServerFailedError(
-        f"node {node.id}: its server (process {pid}) did not stop", hint=f"see its log {node.log_file}"
+        f"node {node.id}: its server (process {pid}) did not stop", hint=f"see its log: {node.log_file}"
     )
 
 

@@ -46,7 +46,7 @@ def expand(key: str, text: str) -> str:
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
         if name not in os.environ:
-            raise VariableMissingError(f"{key} uses ${{{name}}}, which is not in the environment")
+            raise VariableMissingError(f"{key} uses ${{{name}}}, which is not set in the environment")
         return os.environ[name]
 
     return VARIABLE.sub(value, text)
@@ -376,7 +376,7 @@ def toml_hint(error: Exception) -> str:
     if isinstance(error, DecodeError) and not isinstance(error, ValidationError):
         return "correct the TOML syntax; strings must be quoted"
     if str(error).endswith("got `array` - at `$.drill`"):
-        return "put settings in [drill], and each assertion in a [[drill.assertion]] of its own; see docs/fleet-file.md"
+        return "put settings in [drill], and each assertion in its own [[drill.assertion]]; see docs/fleet-file.md"
     # Keys after a table header belong to that table, and [spark] and [store_options] accept any key.
     if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
         return "name and store must come before the first table; docs/fleet-file.md lists every key"
@@ -467,9 +467,7 @@ def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
             " or a container"
         )
     if master.startswith("k8s://") and not any(settings.get(name) for name in IMAGES):
-        raise ValueError(
-            f"`{IMAGES[0]}` is missing: it names the image of the executors on {master} (docs/kubernetes.md)"
-        )
+        raise ValueError(f"`{IMAGES[0]}` is missing: it names the image for executors on {master} (docs/kubernetes.md)")
 
 
 def check_watch(table: WatchTable | None) -> WatchTable | None:

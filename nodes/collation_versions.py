@@ -60,8 +60,9 @@ def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> st
         if own.actual == primary.actual:
             return ""
         return (
-            f"node {node.id}: its library has collation version {own.actual}, its primary's has {primary.actual}:"
-            " queries over text may find different rows; install the primary's version of the library on this standby"
+            f"node {node.id}: its library provides collation version {own.actual}, but its primary's provides"
+            f" {primary.actual}: queries on text may find different rows; install the primary's"
+            " version of the library on this standby"
         )
     if own.recorded == own.actual:
         return ""
@@ -75,6 +76,6 @@ def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> st
         )
     return (
         f"node {node.id}: database {own.database} was created with collation version {own.recorded}, but its server's"
-        f" library has {own.actual}: indexes over text may be in the wrong order; in that database, run: REINDEX"
+        f" library provides {own.actual}: indexes on text may be in the wrong order; in that database, run: REINDEX"
         f" DATABASE {name}; {refresh}"
     )

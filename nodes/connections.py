@@ -474,7 +474,7 @@ def await_futures(futures: Collection[Future[Any]], threads: Collection[threadin
     """Wait until the threads have set all futures; raise TooLittleMemoryError if they end before that."""
     while wait(futures, LOOK_SECONDS).not_done:
         if not any(thread.is_alive() for thread in threads) and wait(futures, 0).not_done:
-            raise TooLittleMemoryError("a thread has ended before its work was done")
+            raise TooLittleMemoryError("a thread ended before its work was done")
 
 
 # Every server has this database. Cutline connects to it to create and rename databases.
@@ -866,7 +866,7 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
             ' after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
         )
     elif refuses_database(node, error) and database_name(node.dsn) == MAINTENANCE_DATABASE:
-        hint = f"a restore first connects to database {MAINTENANCE_DATABASE} of the server; as a superuser: {MAKE_IT}"
+        hint = f"a restore first connects to the server's database {MAINTENANCE_DATABASE}; as a superuser: {MAKE_IT}"
     elif refuses_database(node, error):
         # The server is running: it has answered.
         hint = f"check the database name in fleet.toml; {UNFINISHED_RESTORE}"

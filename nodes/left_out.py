@@ -75,7 +75,7 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.LARGE_OBJECTS: "logical decoding does not include them: they are not restored",
     LeftOutKind.EXTENSION_TABLE: "extension {} creates it again: rows that were added to it are not restored",
     LeftOutKind.EXTENSION_ROWS: "its rows were not read ({}): it is restored as its extension creates it",
-    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it is restored at its start value",
+    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it is restored with its start value",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe as well: it is not restored",
     LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if any, only to superusers: it is restored without them",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not captured. If you give it one"

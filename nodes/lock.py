@@ -283,7 +283,7 @@ def _busy_error(node: Node, holder: Holder) -> FleetBusyError:
     if not holder.shown:
         return FleetBusyError(
             f"node {node.id}: the fleet lock is held by a session that is ending: server process {holder.session}",
-            hint="repeat the command; see the server's log if it does not end",
+            hint="repeat the command; if that session does not end, check the server's log",
             details={"node": node.id, **holder.details()},
         )
     hint = "wait until it ends; if its process has died, its session ends within a minute, or immediately with"

@@ -326,7 +326,7 @@ def _server_account(owner_uid: int | None) -> Account:
         if entry.pw_uid != 0:
             return Account.of(entry)
     raise PostgresMissingError(
-        "PostgreSQL does not run as root, and the machine has no account postgres or nobody to run it",
+        "PostgreSQL does not run as root, and the machine has no account postgres or nobody to run it as",
         hint="run as an ordinary user, or: useradd --system postgres",
     )
 

@@ -377,7 +377,7 @@ def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, ter
         for node, frozen in frozen_nodes.items():
             raise FleetFrozenError(
                 f"node {node} is already {frozen.text()}",
-                hint="without --terminal, a snapshot has the same contents; before another terminal snapshot, run:"
+                hint="a snapshot without --terminal has the same contents; before another terminal snapshot, run:"
                 " snapshot resume",
                 details={"node": node, "operation": frozen.operation, "since": frozen.since},
             )

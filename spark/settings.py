@@ -135,7 +135,7 @@ def check_protection(master: str, given: Mapping[str, str]) -> None:
         return
     if not given.get(SECRET_FILE):
         raise SparkUnprotectedError(
-            f"there is no {SECRET} for {master}, but rows and credentials are sent to its executors",
+            f"{SECRET} is not set for {master}, although rows and credentials are sent to its executors",
             hint='set authenticate.secret = "${VARIABLE}" or authenticate.secret.file in [spark] of fleet.toml to the'
             " cluster's secret: docs/spark.md",
             details={"setting": SECRET},

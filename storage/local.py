@@ -271,9 +271,7 @@ class LocalStore:
             if key is not None and missing:
                 raise ObjectMissingError(url=self.url, key=key) from error
             hint = (
-                OPEN_FILES_HINT
-                if is_used_up(error)
-                else "check the folder's permissions, its disk and the space left on it"
+                OPEN_FILES_HINT if is_used_up(error) else "check the folder's permissions, its disk and the free space"
             )
             raise StoreUnreachableError(url=self.url, reason=reason_of(error), hint=hint) from error
 

@@ -275,7 +275,7 @@ def fault_of(error: BaseException) -> Fault:
         hint += " on a cluster, do this for the user that runs Spark's executors, too"
     elif isinstance(error, UntrustedServerError):
         hint = "set ca_file in [store_options] of fleet.toml to a file with the CA that issued the store's certificate"
-        hint = hint if error.is_certificate else "check endpoint_url in [store_options]: the port must be for HTTPS"
+        hint = hint if error.is_certificate else "check endpoint_url in [store_options]: the port must accept HTTPS"
     elif code == WRONG_CLOCK:
         hint = (
             "correct this machine's clock, or the store's: S3 rejects requests whose time is more than 15 minutes off"

@@ -197,7 +197,7 @@ class EncryptionIgnoredError(RefusedError):
 
     def __init__(self, *, url: str, key: str, asked: str, found: str) -> None:
         super().__init__(
-            f"store {url}: object {key} is stored {found}, although server_side_encryption asks for {asked}",
+            f"store {url}: object {key} is stored {found}, although server_side_encryption requests {asked}",
             hint="use a server and a key that support this, or remove server_side_encryption and kms_key_id from"
             " [store_options]; see docs/storage.md, Encryption at rest by the server",
             details={"store": url, "object": key},
@@ -276,7 +276,7 @@ def hint_of_status(status: int) -> str:
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return "check the credentials and their permissions: docs/storage.md, Policies"
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        return "run fewer commands at a time, so that they make fewer requests; or repeat the command in a few minutes"
+        return "run fewer commands at a time to make fewer requests; or repeat the command in a few minutes"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
         return "check the store's log or its provider's status page; repeat the command once the store works again"
     return ""

@@ -52,7 +52,7 @@ def _create_or_find(store: ObjectStore, key: str, body: bytes) -> None:
         is_stored = read_back(lambda: _is_there(store, key, body))
         if is_stored is None:
             raise StoreAnswersLostError(
-                f"{error.message}, and reading it back did not show whether it was stored",
+                f"{error.message}, and reading the object back did not show whether it was stored",
                 hint="repeat the command once the store answers; the object is not a commit and does no harm if it"
                 " arrives late",
                 details=error.details,

@@ -78,7 +78,7 @@ class Cipher:
                     frames.decrypt_into(nonce, whole[offset:end], None, content)
         except (InvalidTag, ValueError):
             # A ValueError means that the last frame has an impossible size.
-            raise NotAuthenticError("was altered, moved or cut, or was encrypted with another key") from None
+            raise NotAuthenticError("was altered, moved or truncated, or was encrypted with another key") from None
         skipped = start - first * FRAME_BYTES
         return sink.getvalue()[skipped:] if skipped else sink.getvalue()
 

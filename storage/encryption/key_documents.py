@@ -155,7 +155,7 @@ def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
     raise StoreKeyError(
         f"store {raw.url} can't be opened with encryption key {key.id} and fleet name {key.fleet!r}; its keys are:"
         f" {others}",
-        hint="correct [encryption] or name in fleet.toml; without one of these keys nothing in the store can be read",
+        hint="correct [encryption] or name in fleet.toml; nothing in the store can be read without one of these keys",
         details={"store": raw.url, "key": key.id},
     )
 

@@ -58,9 +58,9 @@ def test_it_is_said_once_in_our_own_words_and_never_by_libpq(
     ours = [one for one in noting.notes if "collation version" in one]
     # Once: what mends it on the primary reaches its standbys.
     assert ours == [
-        f"node {primary.id}: database collated was created with collation version 1.old, but its server's library has"
-        f" {actual}:"
-        ' indexes over text may be in the wrong order; in that database, run: REINDEX DATABASE "collated"; '
+        f"node {primary.id}: database collated was created with collation version 1.old, but its server's library"
+        f" provides {actual}:"
+        ' indexes on text may be in the wrong order; in that database, run: REINDEX DATABASE "collated"; '
         + (BY_HAND if actual == "none" else 'ALTER DATABASE "collated" REFRESH COLLATION VERSION;')
     ]
     again = Noting(Silent())

@@ -180,6 +180,6 @@ def test_only_commands_that_may_start_spark_need_the_variables_of_its_settings(
         'authenticate.secret = "${SPARK_SECRET}"\n[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 user=u"\n'
     )
     code = cutline.cli.main.run(["--fleet", str(fleet), *command])
-    said = "error: {}: spark.authenticate.secret uses ${{SPARK_SECRET}}, which is not in the environment"
+    said = "error: {}: spark.authenticate.secret uses ${{SPARK_SECRET}}, which is not set in the environment"
     assert (said.format(fleet) in capsys.readouterr().err) is needs_it
     assert (code == 2) is needs_it

@@ -95,7 +95,7 @@ def _check_unique(events: FleetEvents, history: _History) -> None:
         name = events.names[int(ambiguous[0])].as_py()
         raise GlobalIdReusedError(
             f"several transactions since the last cut have the global id {name!r}, and one of them is in progress",
-            hint="give each distributed transaction a unique gid, or distinguish them by [cut] global_id in fleet.toml",
+            hint="give each distributed transaction a unique gid, or tell them apart with cut.global_id in fleet.toml",
             details={"global_id": name, "count": len(ambiguous)},
         )
 

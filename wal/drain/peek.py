@@ -197,7 +197,7 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None) -> Sn
         return slot_in_use(node, slot)
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(
-        f"node {node.id}: the server stopped the read of slot {slot}: {lines[0] if lines else 'no reason given'}"
+        f"node {node.id}: the server aborted the read of slot {slot}: {lines[0] if lines else 'no reason given'}"
         f"{missing_files(node.dsn)}",
         hint="see the server's log, then repeat the command: it continues where the archive ends",
         details={"node": node.id, "slot": slot},

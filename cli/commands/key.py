@@ -132,7 +132,7 @@ def remove(context: typer.Context, key: KeyId) -> None:
 
     places = remove_key(fleet.store.open_raw(), encryption.read_key(), key)
     document: dict[str, Any] = {"schema": SCHEMA, "key": key, "removed": places}
-    emit(context, document, [f"key {key} no longer opens the store; a copy of {', '.join(places)} still does"])
+    emit(context, document, [f"key {key} no longer opens the store, except with a copy of {', '.join(places)}"])
 
 
 def _encrypted_fleet(context: typer.Context) -> tuple[Fleet, FleetEncryption]:

@@ -2,7 +2,7 @@
 
 The report of a check contains one suite per snapshot, with one failure per conflict and one skipped case per skipped
 item. The report of a drill contains one suite, with a case for the restore, a skipped case for each refused statement,
-and a case for each assertion. For a command that did not end, the report is one case with an error.
+and a case for each assertion. For a command that did not finish, the report is one case with an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def junit_of_drill(report: DrillReport) -> str:
 
 
 def junit_of_error(what: str, message: str, kind: str) -> str:
-    """Return the report of a command that did not end, as XML; `kind` is a stable name for the reason."""
+    """Return the report of a command that did not finish, as XML; `kind` is a stable name for the reason."""
     suites, name = ElementTree.Element("testsuites", name=what), what
     suite = ElementTree.SubElement(suites, "testsuite", name=name, tests="1", failures="0", errors="1", skipped="0")
     case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"the {what.rpartition(' ')[2]} ends")
@@ -105,18 +105,18 @@ def _suite(one: SnapshotReport) -> ElementTree.Element:
 
 @contextmanager
 def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
-    """Until the command `what` ends, let the file report that it did not end; raise UsageError if it can't be written.
+    """Until the command `what` ends, make the file report that it did not finish; raise UsageError on a failed write.
 
     Otherwise a CI system could collect the report of an earlier, perhaps successful run.
     """
     if file is None:
         yield
         return
-    _replace(file, junit_of_error(what, f"the {what.rpartition(' ')[2]} did not end", "unfinished"))
+    _replace(file, junit_of_error(what, f"the {what.rpartition(' ')[2]} did not finish", "unfinished"))
     try:
         yield
     except SnapshotError as error:
-        # If the file can no longer be written, it still says that the command did not end.
+        # If the file can no longer be written, it still says that the command did not finish.
         with suppress(UsageError):
             _replace(file, junit_of_error(what, error.message, error.slug))
         raise

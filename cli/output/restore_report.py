@@ -86,7 +86,7 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
             f" {size_text(volume.stored_bytes)} stored,"
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk{_loaded_text(begun)}"
         )
-    lines += ["then: ANALYZE of every table"] * plan.request.scope.analyze
+    lines += ["then: ANALYZE every table"] * plan.request.scope.analyze
     return [*lines, _time_line(preview), *map(_disk_line, preview.disks)]
 
 
@@ -402,7 +402,7 @@ def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         where = ", ".join(preview.untried)
         lines.append(f"not rehearsed: the DDL on {where}; the restore rehearses it before it loads any rows")
     if several := plan.topology is not None and len(plan.topology.sources) > 1:
-        lines.append("not compared: the keys of the sources; the restore compares them first")
+        lines.append("not compared: the sources' keys; the restore compares them first")
     other = "other " * (bool(preview.untried) or several)
     return [*lines, f"every {other}check passed; nothing was changed"]
 

@@ -222,7 +222,7 @@ def test_a_snapshot_gives_no_role_power_over_what_the_target_has(place: Place) -
         ]
         for role in powers:
             statement = f'GRANT "{role}" TO "evil";'
-            assert f"node s1: role evil was not made a member of {role}; to grant it: {statement}" in notes
+            assert f"node s1: role evil was not made a member of {role}; to grant the membership: {statement}" in notes
         for name, value in POWERFUL.items():
             assert [one for one in notes if f'to set it: ALTER ROLE "evil" SET "{name}" TO \'{value}\';' in one]
         # Drills know their own roles by such comments.

@@ -92,7 +92,7 @@ def test_a_partition_stays_one(places: TwoPlaces) -> None:
 def test_a_name_that_is_taken_is_refused(places: TwoPlaces, words: list[str], taken: str, more: list[str]) -> None:
     refused = places.refuse(*(part for word in words for part in ("--group", word)), *more, to=places.beside)
     assert (refused["code"], refused["error"]) == (3, "table-in-the-way")
-    assert f"the name {taken} is taken" in refused["message"]
+    assert f"the name {taken} is already taken" in refused["message"]
 
 
 @pytest.mark.parametrize(

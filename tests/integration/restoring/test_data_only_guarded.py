@@ -167,7 +167,7 @@ def test_a_dry_run_waits_for_a_locked_table_for_a_bounded_time(
     monkeypatch.setattr("cutline.restore.run.loading.LOCK_SECONDS_MAX", 1)
     with psycopg.connect(filled.dsn) as other:
         other.execute("LOCK TABLE account")
-        with pytest.raises(TablesInUseError, match=r"node s2: .*locked for 1 s"):
+        with pytest.raises(TablesInUseError, match=r"node s2: .*held locks on .* for 1 s"):
             preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
 
 
@@ -207,7 +207,7 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
     with pytest.raises(UnfinishedRestoreError) as raised:
         load(place)
     assert "restore-abandon" not in raised.value.hint
-    assert re.match(r"node s2: the rows are restored, but .* locked for 1 s", error.message)
+    assert re.match(r"node s2: the rows are restored, but .* held locks on its tables for 1 s", error.message)
     assert f"snapshot restore-resume {NAME}" in error.hint
     resume(place)
     assert_filled(place)
@@ -215,7 +215,7 @@ def test_what_the_restore_kept_is_not_waited_for_without_end(
 
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize(
-    ("closed", "said"), [(1, "so it is unknown what the restore left there"), (SHARDS, "no restore")]
+    ("closed", "said"), [(1, "so it is unknown what the restore left there"), (SHARDS, "no unfinished restore")]
 )
 def test_nothing_is_said_of_rows_in_a_database_that_refuses_our_role(place: Place, closed: int, said: str) -> None:
     leave(place, RestoreCrashPoint.ROWS_LOADED, 1)

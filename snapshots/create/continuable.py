@@ -207,5 +207,5 @@ def object_problem(store: ObjectStore, key: str, size: int) -> str | None:
     try:
         actual = store.size(key)
     except ObjectMissingError:
-        return "is gone from the store"
+        return "is missing from the store"
     return None if actual == size else f"is {actual} bytes long instead of {size}"

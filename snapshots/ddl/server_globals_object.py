@@ -139,7 +139,7 @@ def store_globals(
         shard for shard, server_globals in primaries.items() if passwords and not server_globals.with_verifiers
     ]:
         progress.note(
-            f"{', '.join(lacking)}: our role is not allowed to read pg_authid, so roles are stored without"
+            f"{', '.join(lacking)}: Cutline's role is not allowed to read pg_authid, so roles are stored without"
             " their passwords"
         )
 

@@ -129,8 +129,8 @@ def _text_of(name: str, points: list[MissingPoint]) -> str:
     first, more = points[0], len(points) - 1
     others = f" (as are those of later increments: {more:,})" if more else ""
     text = (
-        f"{increment_label(name, first.increment)} was committed, but its commit file is gone from the store{others}:"
-        f" put it back from a copy of the store: {first.key}"
+        f"{increment_label(name, first.increment)} was committed, but its commit file is missing from the store{others}"
+        f": put it back from a copy of the store: {first.key}"
     )
     if first.increment:
         return text

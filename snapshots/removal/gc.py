@@ -268,7 +268,7 @@ class GarbageRules:
             if open_here:
                 return GarbageVerdict(GarbageReason.OPEN, f"operation {open_here[0]} has no outcome")
             if missing:
-                return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is gone")
+                return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is missing")
             if parsed.number <= last.get(parsed.node, 0):
                 return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between listed segments")
             return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
@@ -306,7 +306,7 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
         if outcome is None:
             return CreateOutcome(GarbageVerdict(GarbageReason.OPEN, f"operation {owner} has no outcome"))
         if outcome.state == DONE:
-            why = f"operation {owner} has committed, but its commit file {key} is gone"
+            why = f"operation {owner} has committed, but its commit file {key} is missing"
             return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, why), is_of_increment=intent.increment > 0)
         return CreateOutcome(GarbageVerdict(GarbageReason.FAILED))
     if isinstance(commit, Void) or commit.operation != owner:

@@ -180,7 +180,7 @@ def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
             return number, f"object {lost[0].key}: {lost[0].detail}"
         for key, size in commit.object_sizes.items():
             if key not in sizes:
-                return number, f"object {key} is gone from the store"
+                return number, f"object {key} is missing from the store"
             if sizes[key] != size:
                 return number, f"object {key} is {sizes[key]} bytes long instead of {size}"
         try:

@@ -96,7 +96,7 @@ def test_a_missing_commit_is_named_and_the_chain_continues_once_it_is_back(runs:
         with refused(runs.fleet, "snapshot-missing") as errors:
             take_increment(runs.fleet, NAME)
         (error,) = errors
-        assert error.message.endswith(f"was committed, but its commit file is gone from the store: {key}")
+        assert error.message.endswith(f"was committed, but its commit file is missing from the store: {key}")
         assert error.details["increment"] == number
         assert error.hint == f"put it back from a copy of the store, or {NEW_CHAIN}"
         if number == 0:

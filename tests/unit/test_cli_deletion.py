@@ -145,7 +145,7 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     lines = prune_plan_lines(plan)
     assert lines[0] == "newer: kept: keep_full 1: it is number 1 counting from the newest"
     assert lines[1].startswith("new: kept: it is damaged")
-    assert "part-0.parquet is gone from the store" in lines[1]
+    assert "part-0.parquet is missing from the store" in lines[1]
     assert lines[2:5] == [
         "old: deleted: no rule keeps it",
         "  lost: full snapshot of 2020-01-01 10:00:01 UTC",

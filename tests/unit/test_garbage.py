@@ -99,7 +99,7 @@ def test_objects_stay_if_their_commit_file_is_missing(builder: StoreBuilder) -> 
     builder.store.delete(commit_key("daily", 0))
     assert garbage_of(builder.store) == {}
     texts = [text for _, why, text in preview_gc(builder.store).kept if why is GarbageReason.UNCLEAR]
-    assert all("its commit file snapshots/daily/snapshot.json is gone" in text for text in texts)
+    assert all("its commit file snapshots/daily/snapshot.json is missing" in text for text in texts)
     assert texts
 
 
@@ -152,7 +152,7 @@ def test_a_lost_chain_without_one_of_its_commit_files_keeps_everything(builder: 
     builder.lose_chain(builder.take_increment("daily"))
     builder.store.delete(commit_key("daily", 2))
     assert garbage_of(builder.store) == {}
-    assert any("the commit file of increment 2 is gone" in text for _, _, text in preview_gc(builder.store).kept)
+    assert any("the commit file of increment 2 is missing" in text for _, _, text in preview_gc(builder.store).kept)
 
 
 @pytest.mark.parametrize("increment", [0, 1])

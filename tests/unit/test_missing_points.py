@@ -81,8 +81,8 @@ def test_the_newest_increment_is_missed(fleet: Fleet, store: ObjectStore) -> Non
     store.delete(commit_key("daily", 2))
     listing = list_store(fleet)
     assert [(one.snapshot, one.increment) for one in listing.missing] == [("daily", 2)]
-    (line,) = [one for one in lines_of(listing, datetime.now(UTC)) if "is gone" in str(one)]
-    assert "increment 2 of daily was committed, but its commit file is gone from the store" in str(line)
+    (line,) = [one for one in lines_of(listing, datetime.now(UTC)) if "is missing" in str(one)]
+    assert "increment 2 of daily was committed, but its commit file is missing from the store" in str(line)
     assert commit_key("daily", 2) in str(line)
     assert metric_of(fleet, "cutline_missing_restore_points") == 1
     assert conflicts_of(store) == [commit_key("daily", 2)]
@@ -103,7 +103,7 @@ def test_a_snapshot_of_which_nothing_is_left_is_missed(fleet: Fleet, store: Obje
     assert conflicts_of(store) == [commit_key("daily", 0)]
     (text,) = list_store(fleet).warnings
     assert text.startswith(
-        "snapshot daily was committed, but its commit file is gone from the store (as are those of later"
+        "snapshot daily was committed, but its commit file is missing from the store (as are those of later"
     )
     assert text.endswith("if there is no copy, delete the snapshot: snapshot delete daily --force")
     with pytest.raises(SnapshotMissingError):

@@ -53,7 +53,7 @@ def test_times_are_utc() -> None:
         ("nightly-{date", "stray brace"),
         ("nightly-date}", "stray brace"),
         ("nightly-{{date}}", "stray brace"),
-        ("nightly {date}", "makes 'nightly 20"),
+        ("nightly {date}", "produces 'nightly 20"),
         ("-{date}", "is not a valid snapshot name"),
         ("x" * 60 + "{date}", "is not a valid snapshot name"),
     ],

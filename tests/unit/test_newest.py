@@ -135,7 +135,7 @@ def test_a_hole_in_the_newest_segments_is_found_in_a_partial_chain() -> None:
     later = structs.replace(first, number=first.number + 2, after=first.through, through=Lsn(first.through + 50))
     segments = {"a": (first, later), "b": newest.last.segments["b"]}
     holed = replace(newest, increments=(structs.replace(newest.increments[-1], segments=segments),))
-    with pytest.raises(ArchiveError, match="hole"):
+    with pytest.raises(ArchiveError, match="archive has a gap"):
         holed.check_archive()
 
 
@@ -223,7 +223,7 @@ def test_a_commit_that_is_not_the_one_that_the_newest_names_is_refused(number: i
 def test_a_missing_commit_is_reported_although_its_content_is_not_needed() -> None:
     store = store_chain(5)
     store.delete(commit_key("daily", 3))
-    with pytest.raises(SnapshotMissingError, match="commit file is gone"):
+    with pytest.raises(SnapshotMissingError, match="commit file is missing"):
         read_newest_part(store, "daily")
 
 

@@ -190,7 +190,7 @@ def test_an_object_that_only_a_list_names_is_missed() -> None:
     (lost, *_) = builder.store.list(f"snapshots/{NAME}/base")
     builder.store.delete(lost)
     found = survey_snapshot(builder.store, NAME)
-    assert (found.restorable, found.lack) == (0, f"object {lost} is gone from the store")
+    assert (found.restorable, found.lack) == (0, f"object {lost} is missing from the store")
 
 
 @pytest.mark.parametrize("is_altered", [True, False])

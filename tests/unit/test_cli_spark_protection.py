@@ -46,7 +46,7 @@ def test_no_setting_switches_protection_off_on_a_cluster(master: str, unsafe: Ma
 
 
 def test_a_standalone_cluster_needs_its_secret_and_others_make_their_own(tmp_path: Path) -> None:
-    with pytest.raises(SparkUnprotectedError, match=r"no spark\.authenticate\.secret for spark://m:7077"):
+    with pytest.raises(SparkUnprotectedError, match=r"spark\.authenticate\.secret is not set for spark://m:7077"):
         check_protection(STANDALONE, {})
     for master in (KUBERNETES, "yarn"):
         assert SECRET not in session_settings(master, {}, "x", tmp_path, [])
@@ -118,7 +118,7 @@ def test_options_that_name_a_file_with_a_secret_are_accepted(master: str, option
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("", "there is no spark.authenticate.secret for spark://m:7077"),
+        ("", "spark.authenticate.secret is not set for spark://m:7077"),
         ('authenticate.secret.file = "MISSING"', "can't be read: No such file"),
         ('authenticate.secret.file = "EMPTY"', "is empty"),
     ],

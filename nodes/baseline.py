@@ -52,7 +52,7 @@ CHANGE_REASONS = {
     "backup_of": "fleet.toml gives the node a different role",
     "database": "the dsn in fleet.toml names a different database",
     "server_version": "the server was upgraded",
-    "system_identifier": "its dsn now points to a different server",
+    "system_identifier": "its dsn points to a different server",
     "timeline": "a standby was promoted, or the server was restored to a point in time",
     "database_oid": "the database was dropped and created again, or a restore replaced it",
 }

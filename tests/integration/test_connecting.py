@@ -173,7 +173,7 @@ def test_after_a_switchover_a_dsn_of_both_hosts_leads_to_the_new_primary(
         execute(second.dsn(), "SELECT pg_promote()")
         follow(first, second)
         servers.start_node(first)
-        with pytest.raises(BaselineChangedError, match="node s1: its timeline was 1 at the full snapshot and is 2"):
+        with pytest.raises(BaselineChangedError, match="node s1: its timeline was 1 at the full snapshot and is now 2"):
             runs.increment("before")
         runs.full("after")
         report = runs.check_one("after")

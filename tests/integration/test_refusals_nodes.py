@@ -194,7 +194,7 @@ def test_a_promoted_standby_ends_a_chain_at_once(embedded: EmbeddedFleet, runs: 
     assert_refused(as_primary, of_primaries.snapshot, "baseline-changed", "node s1-b1: it was absent")
     # In place of the primary. The promoted server's control file has the old timeline until its next checkpoint.
     in_its_place = Runs(replace(runs.fleet, nodes=(Node("s1", promoted.dsn),)), runs.spark)
-    assert_refused(in_its_place, of_primaries.snapshot, "baseline-changed", "node s1: its timeline was 1 .* and is 2")
+    assert_refused(in_its_place, of_primaries.snapshot, "baseline-changed", "timeline was 1 .* and is now 2")
     for current in (in_its_place, alone):
         begin_chain(current)
 
@@ -291,6 +291,6 @@ def test_an_upgraded_server_ends_a_chain(
     start_server(new, after)
     upgraded_fleet = Runs(replace(before.fleet, nodes=(Node("s1", after.dsn()),)), runs.spark)
     assert_refused_until_recorded(upgraded_fleet, chain.snapshot)
-    what = r"node s1: its server version was 15\.\d+ at the full snapshot and is 18\.\d+: the server was upgraded"
+    what = r"node s1: its server version was 15\.\d+ at the full snapshot and is now 18\.\d+: the server was upgraded"
     assert_refused(upgraded_fleet, chain.snapshot, "baseline-changed", what)
     begin_chain(upgraded_fleet)

@@ -54,14 +54,14 @@ A, B, STANDBY, C = Node("a", "x"), Node("b", "y"), Node("a-b1", "z", "a"), Node(
 
 @pytest.mark.parametrize(("other", "message"), [
     ({"server_version": 180006, "system_identifier": "9", "database_oid": 6},
-     "its server version was 15.13 at the full snapshot and is 18.6: the server was upgraded"),
-    ({"system_identifier": "9", "timeline": 2, "database_oid": 6}, "its system identifier was 7 .* and is 9: a "),
-    ({"timeline": 2}, "its timeline was 1 at the full snapshot and is 2: a standby was promoted"),
-    ({"database_oid": 6}, "its database oid was 5 at the full snapshot and is 6: the database was dropped"),
-    ({"database": "store", "database_oid": 6}, "its database was shop at the full snapshot and is store"),
-    ({"encoding": "LATIN1"}, "its encoding was UTF8 at the full snapshot and is LATIN1"),
-    ({"collate": "de_DE"}, "its collate was C at the full snapshot and is de_DE"),
-    ({"locale_provider": "i", "locale": "de"}, "its locale provider was c at the full snapshot and is i"),
+     "its server version was 15.13 at the full snapshot and is now 18.6: the server was upgraded"),
+    ({"system_identifier": "9", "timeline": 2, "database_oid": 6}, "its system identifier was 7 .* and is now 9: its"),
+    ({"timeline": 2}, "its timeline was 1 at the full snapshot and is now 2: a standby was promoted"),
+    ({"database_oid": 6}, "its database oid was 5 at the full snapshot and is now 6: the database was dropped"),
+    ({"database": "store", "database_oid": 6}, "its database was shop at the full snapshot and is now store"),
+    ({"encoding": "LATIN1"}, "its encoding was UTF8 at the full snapshot and is now LATIN1"),
+    ({"collate": "de_DE"}, "its collate was C at the full snapshot and is now de_DE"),
+    ({"locale_provider": "i", "locale": "de"}, "its locale provider was c at the full snapshot and is now i"),
     ({"in_recovery": True}, "its in recovery was False"),
 ])  # fmt: skip
 def test_a_changed_node_is_refused_with_its_most_telling_difference(other: dict[str, Any], message: str) -> None:
@@ -81,10 +81,10 @@ def test_a_minor_upgrade_and_a_restart_are_allowed() -> None:
 @pytest.mark.parametrize(("was", "nodes", "message"), [
     (WITH_STANDBY, (A, B), "node a-b1: it was part of the fleet .* absent from fleet.toml"),
     (WAS, (A,), "node b: it was part of the fleet"),
-    (WAS, (A, B, C), "node c: it was absent at the full snapshot and is in fleet.toml"),
+    (WAS, (A, B, C), "node c: it was absent at the full snapshot and is now in fleet.toml"),
     (WITH_STANDBY, (A, B, STANDBY, Node("b-b1", "v", "b")), "node b-b1: it was absent"),
-    (WITH_STANDBY, (A, B, Node("a-b1", "z", "b")), "node a-b1: it was a standby of a at .* and is a standby of b"),
-    (WITH_STANDBY, (A, B, Node("a-b1", "z")), "node a-b1: it was a standby of a at .* and is a primary"),
+    (WITH_STANDBY, (A, B, Node("a-b1", "z", "b")), "node a-b1: it was a standby of a at .* and is now a standby of b"),
+    (WITH_STANDBY, (A, B, Node("a-b1", "z")), "node a-b1: it was a standby of a at .* and is now a primary"),
     (WITH_STANDBY, (Node("a", "x", "a-b1"), B, Node("a-b1", "z")), "node a: it was a primary .* a standby of a-b1"),
 ])  # fmt: skip
 def test_a_changed_fleet_file_is_refused_before_any_node_is_contacted(

@@ -31,8 +31,8 @@ class SchemaMovedError(SchemaChangedError):
     def __init__(self, *, node: str, moved: Iterable[TableDescription]) -> None:
         tables = [{"node": node, "group": description.name, "oid": description.oid} for description in moved]
         super().__init__(
-            f"node {node}: rows of table {tables[0]['group']} were changed under a definition that is neither in the"
-            " last commit nor in the catalogs",
+            f"node {node}: table {tables[0]['group']} was changed under a definition that is neither in the last commit"
+            " nor in the catalogs",
             hint=NEW_CHAIN,
             ends_chain=ChainEnd.FOR_GOOD,
             details={**tables[0], "moved": tables},

@@ -78,7 +78,7 @@ def test_after_a_void_the_next_operation_takes_the_next_turn(voids: int) -> None
     put_commit(store, commit(1), voids + 1)
     assert read_chain(store, "daily").increments == (as_read(commit(1)),)
     assert increment_numbers(store, "daily") == [1]
-    with pytest.raises(SnapshotExistsError, match="increment 1 of daily exists"):
+    with pytest.raises(SnapshotExistsError, match="increment 1 of daily already exists"):
         free_turn(store, "daily", 1)
     put_commit(store, commit(2))
     assert [one.increment for one in read_chain(store, "daily").commits] == [0, 1, 2]

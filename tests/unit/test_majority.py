@@ -156,7 +156,7 @@ def test_another_fleet_with_the_same_node_ids_is_refused_until_an_operator_says_
     with pytest.raises(OtherServersError) as raised:
         claim_majority(store, foreign)
     error = raised.value
-    was = "node s1 is not the recorded server: its system identifier was 71 and is 9s1; node s2"
+    was = "node s1 is not the recorded server: its system identifier was 71, but is now 9s1; node s2"
     assert error.message.startswith(was)
     assert "use a separate store" in error.hint
     assert "snapshot init --forget-nodes" in error.hint

@@ -481,7 +481,7 @@ def _left_error(problems: Mapping[str, SnapshotError], results: tuple[ThawResult
     refused = [error for error in problems.values() if isinstance(error, RefusedError)]
     return (type(refused[0]) if refused else ReadOnlyLeftError)(
         f"these nodes may still be read-only: {', '.join(problems)}: {text}"
-        + (f"; {', '.join(result.node for result in results)} accept writes again" if results else ""),
+        + (f"; writable again: {', '.join(result.node for result in results)}" if results else ""),
         hint=refused[0].hint.split("\n") if refused else "once they answer, repeat: snapshot resume",
         details={"nodes": list(problems), "thawed": [result.node for result in results]},
     )

@@ -25,8 +25,8 @@ it or rolls it back. So an UPDATE before a cut may be counted after the cut; the
 
 The counters are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets
 all counters of the server including the archiver's, and resetting a table's counters updates the reset time of its
-database. After such a reset, equal counters prove nothing. This only causes a warning, because no change is known. With
-track_counts off nothing is counted.
+database. After such a reset, equal counters prove nothing. This causes only a warning, because there is no evidence of
+a change. With track_counts off nothing is counted.
 """
 
 from __future__ import annotations

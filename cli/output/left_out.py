@@ -69,7 +69,7 @@ def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
 def left_out_since(left_out: Iterable[LeftOut], before: Iterable[LeftOut], snapshot: str) -> list[str]:
     """Return `left_out_lines` for an increment; items that were already left out `before` are only counted.
 
-    An item is named in the first commit that leaves it out: somebody reads these lines every night.
+    An item is named only in the first commit that leaves it out, because somebody reads these lines every night.
     """
     known = {(out.node, out.kind, out.name) for out in before}
     brief = {**KINDS, **PARTIAL}

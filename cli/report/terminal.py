@@ -40,7 +40,7 @@ def timeline_levels() -> str:
 
 
 def timeline_of(figures: StoreFigures, levels: str) -> list[str | RenderableType]:
-    """Return all sections, to be drawn in the width of the terminal; in ASCII if `levels` is ASCII."""
+    """Return all sections, to be drawn at the terminal's width, and in ASCII if `levels` is ASCII."""
     from rich.padding import Padding
     from rich.text import Text
 

@@ -295,7 +295,7 @@ def _is_omitted(entry: ArchiveEntry) -> bool:
 
 
 def _with_sections(entries: Collection[ArchiveEntry]) -> Iterator[ArchiveEntry]:
-    """Yield the entries. As in pg_restore, comments, labels and privileges get the section of the entry before.
+    """Yield the entries. As in pg_restore, comments, labels and privileges get the section of the preceding entry.
 
     pg_dump moves a function whose body depends on a primary key after the key, but not the function's callers, because
     it assigns sections by kind. So objects that tables may need, such as domains, are put before the rows together with

@@ -51,7 +51,7 @@ def _newest_figures(store: ObjectStore, decided: Iterable[str]) -> Iterator[tupl
 
 # The size of an empty database, which consists of its catalogs.
 EMPTY_BYTES = 8 << 20
-# The ratio of rows and indexes to the compressed base copy, for commits that don't contain the size.
+# If a commit does not contain the database's size: the size of rows and indexes as a multiple of the base copy's.
 EXPANSION = 8
 INDEXES = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")

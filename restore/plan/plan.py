@@ -151,7 +151,7 @@ class RestorePlan:
         return find_ddl(self.chain, shard).key in keys
 
     def report(self) -> RestoreReport:
-        """Return the report of this restore before it starts."""
+        """Return the report on this restore as it is before the restore starts."""
         return RestoreReport(
             snapshot=self.request.name,
             increment=self.chain.last.increment,

@@ -62,7 +62,7 @@ def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, 
     """Return the states to compare counters with, by shard and current table name.
 
     The states are those of the previous commit; for tables that are copied again, those of the plan, which precedes the
-    copy. No row may have been updated or deleted since then.
+    copy. This requires that no row has been updated or deleted since then.
     """
     states: dict[str, dict[str, TableState]] = {}
     for shard, one in plan.shards.items():

@@ -200,7 +200,7 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
 
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
-    """Read one row group of an object from `open_object`; raise ObjectDamagedError."""
+    """Read one row group of an object from `open_object`; raise ObjectDamagedError if it can't be read."""
     # Expanding a row takes more than twice its size, and a driver's threads read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
     with _reading(source), _expanding if is_large else nullcontext():

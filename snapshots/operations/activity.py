@@ -206,7 +206,7 @@ class Activity(Forwarding):
             for sign in signs:
                 # When the command ends, it waits for this loop, which waits for the store.
                 if not self._ended.is_set() and time.monotonic() >= sign.due:
-                    # Store the sign before looking for requests, so that a canceller sees a process to stop.
+                    # Store the sign before looking for requests, so that `cancel` sees that there is a process to stop.
                     with suppress(Exception):
                         # Check the store again: if it has been removed, a sign stored in its place would never be
                         # found.

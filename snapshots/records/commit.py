@@ -269,9 +269,9 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
     """An increment's summary of the commits before it, so that only a few of them have to be read.
 
     `full` is the digest of the full snapshot's commit. `redefinitions` contains, by number, the digest of every
-    increment that changed definitions or DDL. `recent` summarizes the increments from the last multiple of 64 on (from
-    1 in the first 64), with comments of up to 1,000 characters. The commit at that multiple summarizes the increments
-    before it.
+    increment that changed definitions or DDL. `recent` summarizes the increments starting at the last multiple of 64
+    (at 1, for the first 64), with comments of up to 1,000 characters. The commit at that multiple summarizes the
+    increments before it.
     """
 
     full: str

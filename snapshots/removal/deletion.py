@@ -99,7 +99,8 @@ class NodeCleanup(Protocol):
 class Removal:
     """A removal: the kind of the operation, its mark, and a function that finds its objects.
 
-    With `force`, the removal continues even if the mark can't be stored because an unreadable object has its key.
+    With `force`, the removal continues even if the mark can't be stored because an unreadable object
+    is stored under its key.
     """
 
     kind: str

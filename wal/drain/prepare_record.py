@@ -12,7 +12,7 @@ transaction (PostgreSQL 18, reorderbuffer.c: RBTXN_IS_PREPARED is a flag of the 
 ReorderBufferProcessTXN tests it on the subtransaction). If a table was truncated, rewritten or created there, reading
 the slot fails with "could not open relation" or "could not map filenumber". This may happen on one node but not on its
 standby, and usually happens every time. If a table's columns or replica identity were changed there, its rows are
-decoded with the wrong table description: either the result does not match the description, or it is wrong.
+decoded with the wrong table description: either a row does not fit the description, or it fits and has wrong values.
 
 Such a transaction is not part of any state. It is skipped as if PostgreSQL had noticed the rollback before its first
 change: in that case PostgreSQL sends the PREPARE without changes.

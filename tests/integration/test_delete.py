@@ -205,6 +205,7 @@ def test_a_killed_delete_is_completed_by_the_next(runs: Runs) -> None:
     assert list_store(fleet).open_operations == ()
 
 
+@pytest.mark.rest
 def test_pruning_and_deleting_the_last_snapshot_on_s3(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, s3: S3Server
 ) -> None:

@@ -112,6 +112,7 @@ def assert_balanced(dsn: str) -> None:
     assert len(set(sums)) == 1, sums
 
 
+@pytest.mark.rest
 def test_pgbench_databases_are_restored_unchanged(fleet: Fleet, spark: SparkSession) -> None:
     runs = Runs(fleet, Ready(spark))
     sources = [node.dsn for node in fleet.primaries]

@@ -45,6 +45,7 @@ def test_the_history_of_the_seed_keeps_every_promise() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(SOAK_SECONDS > 0, reason="CUTLINE_SOAK asks for the long form")
+@pytest.mark.rest
 def test_forty_thousand_cuts_keep_every_promise() -> None:
     tally = run_on_all_cores(SEED, HISTORIES)
     assert tally["histories"] == HISTORIES

@@ -21,8 +21,13 @@ LONG_FORMS = re.findall(r"(?m)^(?:SAMPLED :=|soak:|fuzz:).*\n(?:[ \t].*\n)*", (R
 COLLECT_SECONDS_MAX = 280
 FAULT_WALK = "tests/integration/test_fault_walk.py::test_after_a_fault_the_next_command_continues"
 RESTORE_WALK = "tests/integration/restoring/test_restore_walk.py::test_a_killed_restore_ends_whole"
-# Each has one test, of more than two minutes.
-LEFT_TO_REST = {"tests/integration/test_speculation.py", "tests/spark/test_killed_executors.py"}
+# Each has one test of a minute or more, or several that share a history as long.
+LEFT_TO_REST = {
+    "tests/integration/exact/test_odd_tables.py",
+    "tests/integration/test_pgbench.py",
+    "tests/integration/test_speculation.py",
+    "tests/spark/test_killed_executors.py",
+}
 
 
 def named(module: Path) -> str:

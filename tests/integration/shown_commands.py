@@ -13,17 +13,20 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import typer.main
 
 from cutline.cli.main import COMMANDS, app, hoist_shared_options, run
 from cutline.embedded.fleet import is_fleet, stop_fleet
+from cutline.fleet.config import load_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -213,6 +216,8 @@ class Shell:
         assert program == PROGRAM, f"{line}: only {PROGRAM}, export and wait can be run"
         if words[-1] == "&":
             self._background = _start(words[:-1])
+            if words[:2] == ["demo", "load"]:
+                _await_transfers()
             return ""
         if "--background" in words:
             return _output_of(_start(words))
@@ -257,6 +262,15 @@ def _start(words: list[str]) -> subprocess.Popen[str]:
         [sys.executable, "-c", "from cutline.cli.main import main; main()", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+def _await_transfers() -> None:
+    """Wait until the bank writes: the pages show its changes, and the commands in this warm process are fast."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    with psycopg.connect(load_fleet(FLEET / "fleet.toml").primaries[0].dsn, autocommit=True) as connection:
+        while connection.execute("SELECT EXISTS (SELECT FROM transfer)").fetchone() != (True,):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 def _output_of(process: subprocess.Popen[str]) -> str:

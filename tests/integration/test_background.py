@@ -114,7 +114,7 @@ def test_what_is_refused_is_shown_as_in_the_foreground(runs: Runs, state: Path) 
     assert (code, document["error"]) == (3, "snapshot-missing")
     typed = begin(runs, "create", "daily", "--comment", "")
     assert (typed.returncode, typed.stdout) == (3, "")
-    assert "error: snapshot daily exists" in typed.stderr
+    assert "error: snapshot daily already exists" in typed.stderr
     assert "hint: " in typed.stderr
     # Nobody can be asked there.
     code, document = run_command(runs.fleet, "prune", "--keep-full", "1", "--background")

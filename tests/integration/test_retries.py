@@ -219,7 +219,7 @@ def test_a_create_whose_markers_are_never_decoded_fails_after_all_attempts(
     assert isinstance(causes, list)
     assert len(causes) == retries + 1
     assert all("its decoded WAL lacks the finish marker" in cause for cause in causes)
-    assert len([text for text in notes.texts if text.startswith("attempt ")]) == retries + 1
+    assert len([text for text in notes.texts if text.startswith("cut attempt ")]) == retries + 1
     assert committed_increments(chain) == before
 
 

@@ -54,7 +54,10 @@ def test_a_session_that_does_not_end_is_named_before_anything_is_decided(
         restore_left(place, RestoreCrashPoint.FINISHED, SHARDS)
         with psycopg.connect(place.dsns()[1]) as session:
             pid = session.info.backend_pid
-            with suspended(pid), pytest.raises(TargetUnfitError, match=f"sessions {pid} in database {DATABASE} do not"):
+            with (
+                suspended(pid),
+                pytest.raises(TargetUnfitError, match=f"sessions {pid} in database {DATABASE} could not"),
+            ):
                 resume(place)
         assert place.states() == ["old"] * SHARDS
         resume(place)

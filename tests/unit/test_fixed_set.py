@@ -24,6 +24,7 @@ RESTORE_WALK = "tests/integration/restoring/test_restore_walk.py::test_a_killed_
 # Each has one test of a minute or more, or several that share a history as long.
 LEFT_TO_REST = {
     "tests/integration/exact/test_odd_tables.py",
+    "tests/integration/restoring/test_beside_others.py",
     "tests/integration/test_pgbench.py",
     "tests/integration/test_speculation.py",
     "tests/spark/test_killed_executors.py",

@@ -227,6 +227,7 @@ def time_of(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+@pytest.mark.rest
 def test_a_node_that_is_away_is_said_and_waited_for(
     servers: EmbeddedFleet, fleet: Fleet, watches: Callable[[], Watch], tmp_path: Path
 ) -> None:

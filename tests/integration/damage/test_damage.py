@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import psycopg
@@ -39,6 +40,7 @@ from tests.integration.damage.stored_chain import (
     is_shared,
     row_of,
 )
+from tests.run.soak import first_of_each
 from tests.stores.damage import (
     Document,
     change_base,
@@ -73,8 +75,7 @@ def test_a_healthy_chain_is_valid(stored: StoredChain) -> None:
     assert stored.check(increment=0).exit_code == 0
 
 
-@pytest.mark.parametrize("damage", [flip_byte, remove])
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("number", "damage"), first_of_each(product([0, 1], [flip_byte, remove])))
 def test_a_damaged_commit_is_named(stored: StoredChain, number: int, damage: Callable[[Path], None]) -> None:
     key = commit_key(NAME, number)
     damage(stored.store / key)

@@ -6,6 +6,7 @@ The next increment finds it too, and is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.store_identity import ForeignSnapshotError
 from tests.integration.damage.stored_chain import NAME, ONLY_PRIMARIES, StoredChain
+from tests.run.soak import first_of_each
 from tests.stores.damage import change_document, empty, extend, flip_byte, remove, truncate
 
 
@@ -77,8 +79,7 @@ def test_a_metadata_check_names_what_it_skipped(stored: StoredChain) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", [truncate, extend, empty, flip_byte])
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("number", "damage"), first_of_each(product([0, 1], [truncate, extend, empty, flip_byte])))
 def test_a_damaged_commit_is_named_by_every_command_and_hides_no_other_snapshot(
     stored: StoredChain, number: int, damage: Callable[[Path], None]
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pyarrow as pa
 import pytest
 
 import cutline.check.verify
 from tests.integration.damage.stored_chain import NAME, StoredChain
+from tests.run.soak import first_of_each
 from tests.stores.damage import change_segment, with_value
 
 
@@ -25,9 +27,10 @@ def exchanged(changes: pa.Table, events: pa.Table) -> tuple[pa.Table, pa.Table]:
     )
 
 
-@pytest.mark.parametrize("held_bytes_max", [0, cutline.check.verify.STORED_BYTES_MAX], ids=["jobs", "held"])
-@pytest.mark.parametrize("node", ["s1", "s2-b1"])
-@pytest.mark.parametrize("layout", [in_one_place, exchanged])
+@pytest.mark.parametrize(
+    ("layout", "node", "held_bytes_max"),
+    first_of_each(product([in_one_place, exchanged], ["s1", "s2-b1"], [0, cutline.check.verify.STORED_BYTES_MAX])),
+)
 def test_events_where_a_create_would_not_read_them_are_damage(
     stored: StoredChain,
     monkeypatch: pytest.MonkeyPatch,

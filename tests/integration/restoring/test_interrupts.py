@@ -33,6 +33,7 @@ from tests.integration.restoring.target_place import (
     old_databases,
     open_restores,
 )
+from tests.run.soak import first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +60,7 @@ def interrupted(place: Place, point: RestoreCrashPoint) -> tuple[StoppedError, W
     return raised.value, watching
 
 
-@pytest.mark.parametrize("point", UNDONE)
+@pytest.mark.parametrize("point", first(UNDONE))
 def test_before_the_decision_all_is_removed_and_no_database_is_closed(place: Place, point: RestoreCrashPoint) -> None:
     with old_databases(place):
         error, watching = interrupted(place, point)

@@ -112,7 +112,7 @@ def test_what_an_event_trigger_refuses_is_said_of_it_at_once(own: Fleet, spark: 
     runs = Runs(own, Ready(spark))
     execute(dsn, AUDIT)
     lacking = (
-        r"node s1: event trigger audit_ddl of database triggered, which calls audit.log_ddl\(\), refuses"
+        r"node s1: event trigger audit_ddl in database triggered, which calls audit.log_ddl\(\), rejected"
         r' CREATE PUBLICATION: relation "ddl_log" does not exist$'
     )
     with pytest.raises(EventTriggerError, match=lacking) as raised:

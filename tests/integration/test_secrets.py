@@ -127,7 +127,7 @@ def runner(fleet_factory: FleetFactory, s3: S3Server, spark: SparkSession, tmp_p
 @pytest.mark.timeout(600)
 def test_no_secret_is_printed_or_stored(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.run_here("init") == 0, runner.last_output()
-    assert "without a standby: s1; check" in runner.last_output()
+    assert "without a standby: s1; check has no second copy" in runner.last_output()
     assert runner.run_here("create", "daily") == 0, runner.last_output()
     assert runner.run_here("list") == 0
     assert runner.run_here("show", "daily") == 0

@@ -38,7 +38,7 @@ def test_a_table_of_another_name_is_neither_emptied_nor_filled(place: Place, fil
     )
     with pytest.raises(TablesUnfitError, match="were replaced after the restore began"):
         resume(place)
-    with pytest.raises(TablesChangedError, match=r'table public.mine was "public"."log" when it was filled'):
+    with pytest.raises(TablesChangedError, match=r'table public.mine was named "public"."log" when it was filled'):
         abandon(place)
     with psycopg.connect(filled.dsn) as connection:
         assert connection.execute("SELECT count(*) FROM mine WHERE what = 'my own row'").fetchone() == (1,)

@@ -32,7 +32,7 @@ from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
 
-# Reading a small segment is mostly waiting for the store.
+# Reading a small segment consists mostly of waiting for the store.
 READS_AT_ONCE = 8
 NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions", "last_commit_at")
 TOTALS = ("global_transactions", "included_early", "in_flight")

@@ -22,7 +22,7 @@ HALF = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Combined hashes by key: row i of `values` (n by 4) belongs to row i of `keys` (n by columns, all different)."""
+    """Combined hashes by key: row i of `values` (n by 4) belongs to row i of `keys` (n by columns, all distinct)."""
 
     keys: Ints
     values: Ints

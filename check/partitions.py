@@ -103,7 +103,7 @@ def hash_partitions(
 
 @dataclass(slots=True)
 class Reported:
-    """What the reports of last changes give: combined hashes by node (PartitionHashes), and `Fold.changed`."""
+    """The results of the reports of last changes: combined hashes by node (PartitionHashes), and `Fold.changed`."""
 
     rows: list[Sums] = field(default_factory=list)
     versions: list[Sums] = field(default_factory=list)
@@ -120,7 +120,7 @@ def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str,
         if last is None:
             return None
         in_base = in_base_tables(last.select(["node", "group", "key", "op"]), sources)
-        # The driver holds the keys of all nodes, and so does a worker that has read objects of every node.
+        # The driver holds the keys of all nodes, and so does a worker that has read objects from every node.
         keys_bytes += keys_size(in_base)
         if keys_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
             return None

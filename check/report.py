@@ -122,7 +122,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The reports on all checked snapshots, and their operations that had no outcome when the check began."""
+    """The reports on all checked snapshots, and their operations that had no outcome when the check started."""
 
     snapshots: tuple[SnapshotReport, ...]
     seconds: float

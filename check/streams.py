@@ -125,7 +125,7 @@ def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -
         yield last
 
 
-# The driver keeps at most this many events of primaries (10 to 30 bytes each, compressed), so that their segments are
+# The driver keeps at most this many events from primaries (10 to 30 bytes each, compressed), so that their segments are
 # not read again.
 EVENTS_MAX = 2_000_000
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
@@ -136,8 +136,8 @@ class StreamTask:
     """A segment to hash: its changes and events from `since` up to, but not including, the segment's `position`.
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
-    was rolled back before it is decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `last` and `with_events` request further results.
+    was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
+    from which all copies have them. `last` and `with_events` request additional results.
     """
 
     segment: SegmentSource
@@ -212,7 +212,7 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
     op = np.asarray(table["op"].to_numpy())
     lsn = np.asarray(table["lsn"].to_numpy())
     # check_markers compares each archive's markers with the commits. Copies may have different markers, because one of
-    # them may be idle while WAL of the other is stored.
+    # them may be idle while WAL from the other is stored.
     is_compared = (lsn >= task.since) & (lsn < task.segment.position) & ~np.isin(op, (ROLLBACK_PREPARED, MARKER))
     if task.segment.excluded:
         is_compared &= ~np.isin(lsn, np.fromiter(task.segment.excluded, np.int64))
@@ -246,7 +246,7 @@ def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
 
 
 def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
-    """Raise ObjectDamagedError unless the commit states the same counts, two of which decide how segments are read."""
+    """Raise ObjectDamagedError unless the commit states the same counts, two of which control how segments are read."""
     source, segment = task.segment.source, task.segment.segment
     expected = (segment.changes, segment.events, segment.partials, segment.truncates)
     if counts != expected:
@@ -263,7 +263,7 @@ class StreamHashes:
     """Combined hashes of all streams, keyed by (node number, group), and each node's markers: position by content.
 
     `store` is where the segments were read. `last` maps object keys to the reports of last changes of `sources` until
-    they are used. `events` maps object keys to the events of primaries, or to None if they were not kept.
+    they are used. `events` maps object keys to the events from primaries, or to None if they were not kept.
     """
 
     sums: Sums
@@ -289,8 +289,8 @@ def hash_streams(
 ) -> StreamHashes:
     """Hash every copy's segments, in a Spark job unless the driver holds them; report unreadable segments as damage.
 
-    With `sources`, the last changes and the events of primaries are kept if they are small enough, so that the segments
-    are not read again.
+    With `sources`, the last changes and the events from primaries are kept if they are small enough, so that the
+    segments are not read again.
     """
     segments = [
         segment_source

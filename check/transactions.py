@@ -159,7 +159,7 @@ def pair_up(parts: DataFrame) -> DataFrame:
 
 
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
-    """Read the segments' PART_ROWS; a `global_id` of UNREAD_NODES is the error report on an unreadable segment."""
+    """Read the segments' PART_ROWS; for UNREAD_NODES, `global_id` is the error report on an unreadable segment."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     listed = broadcast(spark, balance_by_size(segments, tasks))
 

@@ -1,6 +1,6 @@
-"""The entry point of `snapshot`, which handles signals even while the program's modules are imported.
+"""The entry point of `snapshot`, which handles signals even while the program's modules are being imported.
 
-Importing takes a few tenths of a second. An interrupt raised in that time would show a traceback, or be lost in the
+Importing takes a few tenths of a second. An interrupt raised during that time would show a traceback, or be lost in the
 callback of a weak reference. There is nothing to undo yet, so the process exits at once, with the usual exit code and
 message.
 """

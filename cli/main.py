@@ -54,7 +54,7 @@ _signals: list[int] = []
 # A nudge raises a lost interrupt again.
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, NUDGE)
 # timeout(1) sends its signal both to the command and to the command's process group, so a signal that follows another
-# within this time is a repetition. However often Ctrl-C is pressed, it interrupts at most once a second.
+# within this time counts as a repetition. However often Ctrl-C is pressed, it interrupts at most once a second.
 SAME_SECONDS = 1.0
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
@@ -172,7 +172,7 @@ def _write_help(command: Any, context: Any, formatter: Any) -> None:
 
 
 class LazyCommand(typer.core.TyperCommand):
-    """An entry of COMMANDS, which imports the command only when it runs."""
+    """An entry in COMMANDS; it imports the command only when the command runs."""
 
     def __init__(self, name: str, entry: CommandEntry) -> None:
         super().__init__(name, callback=None, help=entry.help)
@@ -198,14 +198,14 @@ class LazyCommand(typer.core.TyperCommand):
 
 
 class SnapshotGroup(typer.core.TyperGroup):
-    """The top-level command: contains the commands of COMMANDS, and lists the exit codes in its help."""
+    """The top-level command: contains the commands in COMMANDS, and lists the exit codes in its help."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands.update({name: LazyCommand(name, entry) for name, entry in COMMANDS.items()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the commands by purpose, the shared options and the meanings of the exit codes."""
+        """Show the commands grouped by purpose, the shared options and the meanings of the exit codes."""
         rows = {name: (name, entry.help) for name, entry in COMMANDS.items()}
         sections = [(title, [rows[name] for name in names]) for title, names in SECTIONS.items()]
         codes = [(f"{code:>3}", meaning) for code, meaning in MEANINGS.items()]
@@ -259,7 +259,7 @@ def snapshot(
 def hoist_shared_options(arguments: Sequence[str]) -> list[str]:
     """Move the shared options to the front, so that they are accepted both before and after the command.
 
-    Words after `--` are not moved. Raises UsageError if `--fleet` is the last word, so that the file is missing.
+    Words after `--` are not moved. Raises UsageError if `--fleet` is the last word, so its file is missing.
     """
     shared: list[str] = []
     rest: list[str] = []
@@ -330,7 +330,7 @@ def main() -> None:
         KeyboardInterrupt,
         RuntimeError,
         SnapshotError,
-    ) as error:  # during the report of another error, or if no thread could be started
+    ) as error:  # while another error was reported, or if no thread could be started
         shared = _before_dashes(arguments)
         code = report(failure_of(error), error, json="--json" in shared, verbose="--verbose" in shared)
     if why := unwritten():

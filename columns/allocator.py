@@ -22,7 +22,7 @@ NUMPY_BYTES = 128 << 20
 
 
 class _NumpyGuard:
-    """Make the import of numpy raise OSError (ENOMEM) if OpenBLAS would get no memory."""
+    """Make importing numpy raise OSError (ENOMEM) if OpenBLAS would get no memory."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> ModuleSpec | None:

@@ -29,7 +29,8 @@ GATHER_BLOCK_BYTES = 1 << 20
 # Hashing works in blocks of rows for the same reason.
 HASH_BLOCK_ROWS = 1 << 14
 STRIPE_BYTES = 32
-# Longer values are hashed one by one without numpy, because numpy's passes over few rows take a second per megabyte.
+# Longer values are hashed one by one without numpy, because numpy's passes over only a few rows take a second per
+# megabyte.
 HASHED_BY_COLUMN_BYTES_MAX = 1 << 10
 # Arrow's binary type has 32-bit offsets.
 ARROW_BYTES_MAX = (1 << 31) - 1
@@ -152,7 +153,7 @@ def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
 
 
 def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
-    """Return the XXH64 of every value, with Spark's seed, as Spark's xxhash64() returns for a binary column.
+    """Return the XXH64 of every value, with Spark's seed: what Spark's xxhash64() returns for a binary column.
 
     With the hashes of another column as `seeds`, the result is what Spark's xxhash64() returns for both columns.
     """
@@ -165,14 +166,14 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
     short = np.flatnonzero(is_short)
     # Copy only the short values: copying long values would double their memory.
     result[short] = _hash_short(gather(column.data, column.offsets[short], column.lengths[short]), seeds[short])
-    for row in np.flatnonzero(~is_short):  # bounded by the bytes of such long values
+    for row in np.flatnonzero(~is_short):  # bounded by the size of these long values
         value = column.data[column.offsets[row] : column.offsets[row + 1]]
         result[row] = xxh64_intdigest(value.data, int(seeds[row]))
     return result
 
 
 def _hash_short(column: BytesColumn, seeds: Hashes) -> Hashes:
-    """Return the XXH64 of values of at most HASHED_BY_COLUMN_BYTES_MAX."""
+    """Return the XXH64 of values that are at most HASHED_BY_COLUMN_BYTES_MAX long."""
     low, high = int(column.offsets[0]), int(column.offsets[-1])
     padded = np.concatenate([column.data[low:high], np.zeros(8, np.uint8)])
     starts, lengths = column.offsets[:-1] - low, column.lengths

@@ -22,7 +22,7 @@ CHUNK_BYTES, WORD_BYTES = 12, 4
 
 
 def hash_integers(values: Ints) -> Words:
-    """Return hashint8 of every value, which equals hashint2 and hashint4 of values that fit these types."""
+    """Return hashint8 of every value, which equals hashint2 and hashint4 for values that fit these types."""
     bits = values.view(np.uint64)
     low, high = bits.astype(np.uint32), (bits >> np.uint64(32)).astype(np.uint32)
     state = _begin(np.full(len(values), low.itemsize, np.int64))

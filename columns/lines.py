@@ -66,7 +66,7 @@ def with_constants(data: Bytes) -> Bytes:
 def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
     """Build the COPY lines of `rows` rows whose values are in `source`.
 
-    `source` is `with_constants(data)`, `data_bytes` the length of `data`.
+    `source` is `with_constants(data)`, and `data_bytes` is the length of `data`.
     """
     lines = _join(source, data_bytes, columns, rows)
     marks = sum(int(np.count_nonzero(column.kinds != ord("t"))) for column in columns)
@@ -113,7 +113,7 @@ def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) 
 def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
     """Escape every value with backslashes, as COPY does.
 
-    Works in blocks, so that the additional memory does not depend on the size of the values.
+    Works in blocks, so the additional memory does not depend on the size of the values.
     """
     escaped, offsets = _escape(values, block_bytes)
     return BytesColumn(escaped[: int(offsets[-1])], offsets)

@@ -66,7 +66,7 @@ def broadcast(session: SparkSession, value: Any) -> Any:
 
 def set_first_work(work: FirstWork | None) -> None:
     """Make every worker process of later jobs call `work`, which must be picklable, before its first task."""
-    global _first_work  # the state of the driver's process
+    global _first_work  # process-wide state of the driver
     _first_work = work
 
 
@@ -77,7 +77,7 @@ def first_work() -> FirstWork | None:
 
 def begin_task(first: FirstWork | None) -> None:
     """Begin a task in a worker: call `first`, unless this process has already called it."""
-    global _has_begun  # the state of this process
+    global _has_begun  # process-wide state
     freeze_modules()
     if first is not None and not _has_begun:
         first()
@@ -90,7 +90,7 @@ def freeze_modules() -> None:
     Garbage is collected first. A reference cycle that exists now and is dropped later is never freed, so every function
     that runs in a worker calls this first (through `begin_task`).
     """
-    global _modules_frozen  # the state of this process
+    global _modules_frozen  # process-wide state
     if len(sys.modules) != _modules_frozen:
         _modules_frozen = len(sys.modules)
         gc.collect()

@@ -1,4 +1,4 @@
-"""The bank: tables with known invariants, with which a restored state can be checked.
+"""The bank: tables with known invariants, against which a restored state can be checked.
 
 Every shard has ACCOUNTS_PER_SHARD accounts with an initial balance of INITIAL_BALANCE, and the transfers that changed
 them. A transfer across shards has the same id on both shards. In every consistent state:

@@ -71,7 +71,7 @@ class Transfer:
 
     @property
     def changes(self) -> list[tuple[int, int]]:
-        """The accounts and the changes of their balances, in locking order."""
+        """The accounts and the changes to their balances, in locking order."""
         return sorted([(self.from_account, -self.amount), (self.to_account, self.amount)])
 
 
@@ -205,7 +205,7 @@ class LatencyLog:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, start: float, seconds: float) -> None:
-        """Add a transaction that began at `start` and took `seconds`."""
+        """Add a transaction that started at `start` and took `seconds`."""
         with self._lock:
             self._starts.append(start)
             self._seconds.append(seconds)
@@ -276,7 +276,7 @@ class BankWorkload:
     """Runs `clients` threads that make transfers until `stop`; `dsns` are the shards' primaries, in order.
 
     `cross_shard_ratio` is the share of transfers across shards. `seed` determines accounts and amounts. Every client
-    waits `pause_seconds` between its transactions. Used as a context manager, the workload is started and stopped with
+    waits `pause_seconds` between its transactions. When used as a context manager, the workload starts and stops with
     the block. The first error ends all clients, and `stop` raises it.
     """
 

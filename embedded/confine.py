@@ -1,13 +1,13 @@
 """Confine a program: `python -I confine.py SETTINGS PROGRAM [ARGUMENT …]`. Imports nothing from the project.
 
-SETTINGS is JSON. With `root`, an empty folder, the program gets separate mount, network and IPC namespaces. The only
-parts of the file system that it sees are the folders `shown`, which are read-only, the folders `kept`, which it can
-change, the system's programs and libraries without the files and folders `hidden`, and empty folders for temporary
-files. Shown or kept folders stay visible inside a hidden folder. With `uid` and `gid` the program runs as that user,
-without supplementary groups. Without them it keeps the current user, and the namespaces belong to a new user namespace.
-The program has no capabilities and can't gain any.
+SETTINGS is JSON. With `root`, an empty folder, the program gets separate mount, network and IPC namespaces. It sees
+only these parts of the file system: the folders `shown` (read-only), the folders `kept` (writable), the system's
+programs and libraries except the files and folders `hidden`, and empty folders for temporary files. A shown or kept
+folder stays visible even if it is inside a hidden folder. With `uid` and `gid` the program runs as that user, without
+supplementary groups. Without them it keeps the current user, and the namespaces belong to a new user namespace. The
+program has no capabilities and can't gain any.
 
-If a step fails, this script ends with exit code 126 and the reason on stderr (Linux manual, namespaces(7),
+If a step fails, this script exits with code 126 and prints the reason to stderr (Linux manual, namespaces(7),
 pivot_root(2)).
 """
 

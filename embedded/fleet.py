@@ -62,7 +62,7 @@ class EmbeddedFleet:
 
     @property
     def fleet_toml(self) -> Path:
-        """The path of fleet.toml, for the commands' --fleet."""
+        """The path of fleet.toml, for the commands' `--fleet` option."""
         return self.directory / DESCRIPTION
 
     @property
@@ -120,11 +120,10 @@ def start_fleet(
     """Create and start a fleet in `directory`, or start the existing fleet; return it with all servers running.
 
     A new fleet has the database `bank` with its tables and accounts on every shard. Without `schema` it lacks that
-    database, so that a restore can create it. `settings` are PostgreSQL settings for new servers. `programs` maps
-    primaries' ids to program folders, for shards whose PostgreSQL version differs from the wheel's. In an existing
-    fleet, the servers that are down are started. On an error or interrupt, the servers that this call started are
-    stopped, and the servers that it created are deleted. Raises FolderTakenError, EmbeddedFleetBusyError or
-    ServerFailedError.
+    database, so a restore can create it. `settings` are PostgreSQL settings for new servers. `programs` maps primaries'
+    ids to program folders, for shards whose PostgreSQL version differs from the wheel's. In an existing fleet, the
+    servers that are down are started. On an error or interrupt, the servers that this call started are stopped, and the
+    servers that it created are deleted. Raises FolderTakenError, EmbeddedFleetBusyError or ServerFailedError.
     """
     shape = shape_of(shards, backups)
     directory = check_directory(directory)

@@ -94,7 +94,7 @@ def read_state(directory: Path) -> State | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        # For example, the path leads through a file.
+        # For example, one of the path's parents is a file.
         raise FolderTakenError(f"{directory}: {error.strerror}", hint="choose a different folder") from error
     except (ValueError, KeyError, TypeError) as error:
         raise FolderTakenError(
@@ -104,7 +104,7 @@ def read_state(directory: Path) -> State | None:
 
 
 def _read_own(path: Path) -> str:
-    """Read a file, which only this user may have written: it names programs to run and folders to delete."""
+    """Read a file that only this user can have written: it names programs to run and folders to delete."""
     if not is_own_alone(path):
         raise _foreign(path.parent)
     refuse_foreign_folder(path.parent)

@@ -1,7 +1,7 @@
 """Find the files that a confined server must see, and the private files among the system's files.
 
 A build of PostgreSQL may have been moved since it was compiled, consist of links to several folders, and use libraries
-from other places. So the server sees its programs, its library and share folders, the libraries that the loader finds
+from elsewhere. So the server sees its programs, its library and share folders, the libraries that the loader finds
 elsewhere, and the targets of links. Other files in the same folders stay hidden, because the programs may be in ~/bin.
 
 A home folder, a key or a data directory may be below /usr: PostgreSQL's manual itself names /usr/local/pgsql/data, and
@@ -78,12 +78,12 @@ def _libraries(programs: Programs, files: list[Path]) -> list[Path]:
 
 
 def _way_to(path: Path) -> Iterator[Path]:
-    """Yield the links on the way to an absolute path, at their real paths, and finally their target."""
+    """Yield the links along an absolute path, at their real paths, and finally their target."""
     place, rest = Path("/"), list(reversed(path.parts[1:]))
     try:
         path.resolve(strict=True)
     except (OSError, RuntimeError):
-        # The path is missing, or its links form a circle.
+        # The path is missing, or its links are circular.
         return
     while rest:
         name = rest.pop()

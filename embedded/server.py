@@ -139,7 +139,7 @@ def create_primary(
     programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
     if password is not None:
         secret.unlink()
-    # initdb accepts settings only since PostgreSQL 16.
+    # initdb accepts settings only in PostgreSQL 16 and later.
     with (node.data_directory / "postgresql.conf").open("a") as file:
         file.writelines(f"{name} = '{value}'\n" for name, value in {**DEFAULT_SETTINGS, **settings}.items())
 
@@ -178,7 +178,7 @@ def start_server(programs: Programs, node: EmbeddedNode) -> None:
 
 
 def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
-    """Stop the server in fast mode, or if that takes too long in immediate mode; return whether it was running.
+    """Stop the server in fast mode or, if that takes too long, in immediate mode; return whether it was running.
 
     Raises ServerNotOursError, or ServerFailedError if even the immediate shutdown does not end the server.
     """
@@ -276,7 +276,7 @@ def _await_end(node: EmbeddedNode, seconds_max: float) -> bool:
 def _works_in(pid: int, directory: Path) -> bool:
     if Path("/proc/self/cwd").exists():
         try:
-            # If a process has ended, its link can't be read, even if the process was not reaped.
+            # If a process has ended, its link can't be read, even if the process has not been reaped.
             return Path(f"/proc/{pid}/cwd").readlink() == directory
         except OSError:
             return False

@@ -41,7 +41,7 @@ class VariableMissingError(ValueError):
 
 
 def expand(key: str, text: str) -> str:
-    """Return the text with its variables replaced by their values; raise ValueError naming `key` if one is not set."""
+    """Return the text with its variables replaced by their values; raise ValueError naming `key` if any is not set."""
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -152,7 +152,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of [spark] by their full names, with values as strings for Spark."""
+    """Return the settings in [spark] by their full names, with values as strings for Spark."""
     return {
         name if name.startswith("spark.") else f"spark.{name}": _text_of(value)
         for name, value in flatten(table).items()
@@ -160,7 +160,7 @@ def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def remember_secret_settings(settings: Mapping[str, object]) -> None:
-    """Hide settings whose names mark them as secrets in errors, as well as such values in JVM options."""
+    """In errors, hide settings whose names mark them as secrets, as well as such values in JVM options."""
     for name, value in settings.items():
         if isinstance(value, str) and name.endswith(JAVA_OPTIONS):
             for secret in secrets_in_options(value):
@@ -226,19 +226,19 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class CutTable(Record, frozen=True):
-    """`[cut]` of fleet.toml."""
+    """The `[cut]` table of fleet.toml."""
 
     global_id: Text = "exact"
 
 
 class WalTable(Record, frozen=True):
-    """`[wal]` of fleet.toml."""
+    """The `[wal]` table of fleet.toml."""
 
     max_retained_wal: Size = RETAINED_WAL_MAX
 
 
 class RetentionTable(Record, frozen=True):
-    """`[retention]` of fleet.toml."""
+    """The `[retention]` table of fleet.toml."""
 
     keep_full: Annotated[int, Meta(ge=1)] | None = None
     keep_days: Annotated[int, Meta(ge=1, le=DAYS_MAX)] | None = None
@@ -247,7 +247,7 @@ class RetentionTable(Record, frozen=True):
 
 
 class GroupsTable(Record, frozen=True):
-    """`[groups]` of fleet.toml."""
+    """The `[groups]` table of fleet.toml."""
 
     include: tuple[Text, ...] = ("*",)
     exclude: tuple[Text, ...] = ()
@@ -255,13 +255,13 @@ class GroupsTable(Record, frozen=True):
 
 
 class GlobalsTable(Record, frozen=True):
-    """`[globals]` of fleet.toml."""
+    """The `[globals]` table of fleet.toml."""
 
     passwords: bool = False
 
 
 class WatchTable(Record, frozen=True):
-    """`[watch]` of fleet.toml."""
+    """The `[watch]` table of fleet.toml."""
 
     every: Interval
     full: Interval = WEEKLY
@@ -272,19 +272,19 @@ class WatchTable(Record, frozen=True):
 
 
 class NotifyTable(Record, frozen=True):
-    """`[notify]` of fleet.toml."""
+    """The `[notify]` table of fleet.toml."""
 
     command: Annotated[tuple[Text, ...], Meta(min_length=1)]
 
 
 class ToolsTable(Record, frozen=True):
-    """`[tools]` of fleet.toml."""
+    """The `[tools]` table of fleet.toml."""
 
     postgresql: Text | None = None
 
 
 class EncryptionTable(Record, frozen=True):
-    """`[encryption]` of fleet.toml, which contains exactly one of the three keys."""
+    """The `[encryption]` table of fleet.toml, which contains exactly one of the three keys."""
 
     key_file: Text | None = None
     key_variable: Text | None = None
@@ -292,7 +292,7 @@ class EncryptionTable(Record, frozen=True):
 
 
 class MetricsTable(Record, frozen=True):
-    """`[metrics]` of fleet.toml. If `traces` is None, the environment decides."""
+    """The `[metrics]` table of fleet.toml. If `traces` is None, the environment decides."""
 
     file: Text | None = None
     listen: Text | None = None
@@ -300,7 +300,7 @@ class MetricsTable(Record, frozen=True):
 
 
 class NodeTable(Record, frozen=True):
-    """One `[[node]]` of fleet.toml."""
+    """One `[[node]]` table of fleet.toml."""
 
     id: Annotated[str, Meta(pattern=NODE_ID)]
     dsn: Text
@@ -315,7 +315,7 @@ Expected: TypeAlias = Value | tuple[Value | tuple[Value, ...], ...] | UnsetType
 
 
 class AssertionTable(Record, frozen=True):
-    """One `[[drill.assertion]]` of fleet.toml: a query on shard `node` and its expected rows, none if UNSET."""
+    """One `[[drill.assertion]]` of fleet.toml: a query on shard `node`, and the expected rows (none if UNSET)."""
 
     node: Annotated[str, Meta(pattern=NODE_ID)]
     sql: Text
@@ -324,7 +324,7 @@ class AssertionTable(Record, frozen=True):
 
 
 class DrillTable(Record, frozen=True):
-    """`[drill]` of fleet.toml: the servers of a drill, and the assertions about the restored databases.
+    """The `[drill]` table of fleet.toml: the servers of a drill, and the assertions about the restored databases.
 
     `postgresql` is the folder of the servers' programs, or None for the wheel's. `extensions` are extensions that a
     superuser creates there, in addition to those that PostgreSQL and Cutline trust.
@@ -471,7 +471,10 @@ def check_spark_settings(master: str, settings: Mapping[str, str]) -> None:
 
 
 def check_watch(table: WatchTable | None) -> WatchTable | None:
-    """Return `[watch]`; raise ValueError if increments are too frequent, or a task runs more often than they do."""
+    """Return the `[watch]` table.
+
+    Raises ValueError if increments are too frequent, or a task runs more often than they do.
+    """
     if table is None:
         return None
     if table.every < EVERY_SECONDS_MIN:
@@ -482,7 +485,7 @@ def check_watch(table: WatchTable | None) -> WatchTable | None:
     return table
 
 
-# A fleet.toml of a thousand nodes is 200 kB. Reading a device or the wrong file might never end.
+# A fleet.toml with a thousand nodes is 200 kB. Reading a device or the wrong file might never end.
 FILE_BYTES_MAX = 16 << 20
 SET_VARIABLE = "set the variable, or correct its name"
 NO_FILE_HINT = "name a file with --fleet FILE or SNAPSHOT_FLEET, or write an example to edit: snapshot init --example"
@@ -571,7 +574,7 @@ class MetricsRules:
 class Fleet:
     """The fleet as fleet.toml describes it; `nodes` are in the file's order.
 
-    Commands without Spark don't need the variables of [spark]: a setting whose variable is not set stays unexpanded,
+    Commands without Spark don't need the variables in [spark]: a setting whose variable is not set stays unexpanded,
     and `spark_missing` contains the problem (`check_spark_variables`).
     """
 
@@ -748,7 +751,7 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
 
 
 def check_spark_variables(fleet: Fleet) -> None:
-    """Raise FleetFileError if a variable of [spark] is not set; commands that may start Spark call this first."""
+    """Raise FleetFileError if a variable in [spark] is not set; commands that may start Spark call this first."""
     if fleet.spark_missing:
         raise FleetFileError(f"{fleet.path}: {fleet.spark_missing[0]}", hint=SET_VARIABLE)
 

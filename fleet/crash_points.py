@@ -1,8 +1,8 @@
 """The crash points of a create: one right after each effect that is visible from outside the process.
 
 Each point is reported to `Progress.reached`, which also shows where the time goes. If a command ends between two
-points, only the effects up to the first point exist. tests/integration/test_points.py tests that a point follows every
-effect on a node or the store.
+points, only the effects up to the first of them exist. tests/integration/test_points.py tests that a point follows
+every effect on a node or the store.
 """
 
 from __future__ import annotations

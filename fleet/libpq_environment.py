@@ -64,7 +64,7 @@ def with_environment(dsn: str) -> str:
 
 
 def missing_files(dsn: str) -> str:
-    """Name the files in `dsn` that this machine can't read, to end a message with; "" if it can read all of them."""
+    """Name the files in `dsn` that this machine can't read, as the end of a message; "" if it can read all of them."""
     given = conninfo_to_dict(dsn)
     named = [(name, str(given[name])) for name in FILES if given.get(name)]
     lacking = [f"{name} {path}" for name, path in named if path != "system" and not os.access(path, os.R_OK)]

@@ -1,6 +1,6 @@
 """WAL positions (LSN) and their text form.
 
-Never compare positions of different nodes. An end position is exclusive, as in PostgreSQL: WAL "up to c" is every
+Never compare positions on different nodes. An end position is exclusive, as in PostgreSQL: WAL "up to c" is every
 record that begins before c.
 """
 

@@ -29,7 +29,7 @@ def private_folder(variable: str, default: str) -> Path | None:
 
 
 def find_private_folder(variable: str, default: str) -> Path | str:
-    """Like `private_folder`, but instead of None, return a text that names the folder and the reason."""
+    """Like `private_folder`, but instead of None, return a message that names the folder and the reason."""
     path = os.environ.get(variable) or default
     try:
         folder = Path(path).expanduser().resolve() / NAME
@@ -52,9 +52,10 @@ def cache_folder() -> Path | None:
 def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a new version of the file, which replaces the file unless the block raises.
 
-    Raises UsageError if the file can't be written, if possible before the block starts. The file gets the permissions
-    `mode`, or keeps its own. If `path` is a symbolic link owned by this user, its target is replaced. Until the end,
-    the new version is in a hidden file with a different suffix. Raw text (nodes.encodings) is written as its bytes.
+    If the file can't be written, raises UsageError, if possible before the block starts. The file gets the permissions
+    `mode`, or keeps its own. If `path` is a symbolic link owned by this user, its target is replaced. Until the block
+    ends, the new version is in a hidden file with a different suffix. Raw text (nodes.encodings) is written as its
+    bytes.
     """
     with _naming_file(path):
         target = _target_of(path)
@@ -74,7 +75,7 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
                 os.fchmod(out.fileno(), kept if mode is None else mode)
                 os.fsync(out.fileno())
         finally:
-            # Closing retries a failed flush, and that error would hide the first one.
+            # Closing retries a failed flush, and the second error would hide the first.
             with suppress(OSError):
                 out.close()
         with _naming_file(path):
@@ -88,7 +89,7 @@ def replaced_file(path: Path, mode: int | None = None) -> Iterator[Callable[[str
 def _target_of(path: Path) -> Path:
     """Return the file to replace.
 
-    A symbolic link owned by another user is refused: it could point to any file of this user.
+    A symbolic link owned by another user is refused: it could point to any of this user's files.
     """
     with suppress(FileNotFoundError):
         status = path.lstat()

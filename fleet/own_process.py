@@ -1,14 +1,14 @@
-"""The identity of this process, its user and its machine, as sessions, records and folders store it.
+"""The identity of this process, its user and its machine, as stored in sessions, records and folders.
 
-A process id alone does not identify a process: later processes and processes in other containers reuse it. The id
-identifies it together with the machine's boot id, the namespaces and the process's start time. Only Linux provides
+A process id alone does not identify a process: later processes and processes in other containers reuse it. The id is
+unique only in combination with the machine's boot id, the namespaces and the process's start time. Only Linux provides
 these.
 
 PostgreSQL keeps 63 bytes of an application_name, and only ASCII. A part that was cut short ends in `~`.
 
-Some folders must be safe from other users. Root can change every folder, and so can the owner of `/`, which has a
+Some folders must be safe from other users. Root can change every folder, and so can the owner of `/`, who has a
 different uid in a user namespace; both are trusted. So are the groups of parent folders: on many systems every user has
-a private group, which may write.
+a private group with write access.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cutline.storage.errors import UsageError
 
 
 def real_path(path: Path) -> Path:
-    """Return the absolute path without links; raise UsageError if links form a circle or the path contains NUL."""
+    """Return the absolute path without links; raise UsageError if links are circular or the path contains NUL."""
     try:
         # realpath stops at the circular link, while Path.resolve raises RuntimeError before Python 3.13.
         resolved = Path(os.path.realpath(path))
@@ -87,7 +87,7 @@ def own_process() -> str:
 
 
 def is_gone(process: str) -> bool:
-    """Whether the process with this `own_process` has certainly ended; False for processes of other machines."""
+    """Whether the process with this `own_process` has certainly ended; False for processes on other machines."""
     place, _, rest = process.partition(" ")
     number, _, start = rest.partition(" ")
     if not place or place != _place() or not (NUMBER.fullmatch(number) and NUMBER.fullmatch(start)):
@@ -171,7 +171,7 @@ def read_label(text: str) -> Label | None:
 
 
 def is_of_one_process(text: str, other: str) -> bool:
-    """Whether two labels belong to the same process, perhaps to different tasks of it."""
+    """Whether two labels belong to the same process, perhaps to different tasks within it."""
     first, second = read_label(text), read_label(other)
     if first is None or second is None:
         return False

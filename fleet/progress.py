@@ -32,7 +32,7 @@ class Reading:
 
 
 class News(str):
-    """A note that needs no action, such as a retry, a wait or a cleanup; `--quiet` leaves it out."""
+    """A note that needs no action, such as a retry, a wait or a cleanup; `--quiet` suppresses it."""
 
     __slots__ = ()
 
@@ -134,8 +134,8 @@ class NodePace:
 class StepPace:
     """The step in progress. Times are on the monotonic clock.
 
-    `readings` are the latest readings, and `first` the units and times from which rates are computed. The keys of both
-    are nodes, with "" for all nodes together.
+    `readings` contains the latest readings, and `first` contains the units and times from which rates are computed.
+    Both are keyed by node, with "" for all nodes together.
     """
 
     name: str
@@ -186,7 +186,7 @@ class StepTimes(Forwarding):
         self._lock = threading.Lock()
 
     def phases(self) -> dict[str, float]:
-        """Return how many seconds each step has taken so far, by name, in the order in which the steps began."""
+        """Return how many seconds each step has taken so far, by name, in the order in which the steps started."""
         with self._lock:
             self._end(self._step)
             found = dict(self._seconds)

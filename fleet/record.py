@@ -38,7 +38,7 @@ class Time(str):
 
     @classmethod
     def of(cls, moment: datetime) -> Time:
-        """Format `moment` in milliseconds; raise ValueError if it has no time zone."""
+        """Format `moment` to the millisecond; raise ValueError if it has no time zone."""
         return cls.parse(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
 
     @classmethod

@@ -5,5 +5,5 @@ database, version, encoding. The *fleet lock* is an advisory lock on every prima
 ends. Every wait for a server is bounded: if a node stops answering, the command ends.
 
 A *group* is one table under one definition; its number identifies that definition in stored rows. A table's *state* is
-everything else that decides whether older rows and later changes fit together.
+everything else that determines whether older rows and later changes fit together.
 """

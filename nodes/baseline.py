@@ -59,11 +59,11 @@ CHANGE_REASONS = {
 
 
 class BaselineChangedError(RefusedError):
-    """A node has a different identity than at the full snapshot."""
+    """A node's identity differs from the one that the full snapshot recorded."""
 
 
 class FleetTopologyError(RefusedError):
-    """A node's role, primary or standby, differs from fleet.toml."""
+    """A node's role, primary or standby, differs from its role in fleet.toml."""
 
 
 class NodeIdentity(Record, frozen=True):
@@ -109,7 +109,7 @@ def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
 
 
 def can_decode(identity: NodeIdentity) -> bool:
-    """Whether the node can decode its WAL; standbys can since PostgreSQL 16."""
+    """Whether the node can decode its WAL; standbys can as of PostgreSQL 16."""
     return not identity.in_recovery or identity.server_version >= STANDBY_DECODING_VERSION
 
 
@@ -163,9 +163,9 @@ def check_presence(
 ) -> tuple[Node, ...]:
     """Return, without contacting them, the nodes in fleet.toml that the full snapshot copied.
 
-    If the snapshot contains only primaries, standbys are ignored. Standbys in `too_old`, given as (primary, standby),
-    were left out of the snapshot and are ignored, too. Raises BaselineChangedError if a node was added or removed, or
-    if its role in fleet.toml has changed.
+    If the snapshot contains only primaries, standbys are ignored. The standbys in `too_old`, given as (primary,
+    standby) pairs, were left out of the snapshot and are also ignored. Raises BaselineChangedError if a node was added
+    or removed, or if its role in fleet.toml has changed.
     """
     listed = {node.id: node for node in fleet.nodes}
     only_primaries = all(identity.backup_of is None for identity in was.values())
@@ -196,7 +196,7 @@ def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
 
 def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
     what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
-    # "presence" and "backup_of" describe the node itself; all other names refer to properties of it.
+    # "presence" and "backup_of" describe the node itself; all other names refer to its properties.
     subject = "it" if name in ("presence", "backup_of") else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
     return BaselineChangedError(

@@ -1,8 +1,8 @@
 """The clocks of the primaries, compared with each other and with the clock of this machine.
 
 Retention, leases, and the times of cuts and operations need one trustworthy clock. The primaries' clocks take
-precedence, because they stamp the transactions. If they differ too much from each other, a majority of them must agree,
-or else a majority of all clocks including this machine's. Without a majority, no clock is trusted.
+precedence, because they timestamp the transactions. If they differ too much from each other, a majority of them must
+agree or, failing that, a majority of all clocks including this machine's. Without a majority, no clock is trusted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ClocksDifferError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A node's time, which was read between `asked_at` and `answered_at` by this machine's clock.
+    """A node's time, read between `asked_at` and `answered_at` by this machine's clock.
 
     `steady` is the value of `steady_seconds` when the answer arrived.
     """
@@ -96,8 +96,8 @@ def time_of_epoch(seconds: float) -> datetime:
 def find_agreement(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
     """Return the agreement of the clocks, or None if too few agree.
 
-    Clocks that show a time before `not_before` are wrong and are ignored. A majority of the nodes' clocks must agree,
-    or else a majority of all clocks including this machine's.
+    Clocks that show a time before `not_before` are wrong and are ignored. A majority of the nodes' clocks must agree
+    or, failing that, a majority of all clocks including this machine's.
     """
     now = max((reading.answered_at for reading in readings), default=machine_now())
     least = (not_before - now).total_seconds() - AGREE_SECONDS_MAX if not_before else float("-inf")
@@ -158,7 +158,7 @@ def note_clocks(
 
 def _note_machine(agreement: Agreement, progress: Progress) -> None:
     """Warn if this machine's clock is wrong; warn again only if the difference changes."""
-    global _told_seconds  # the state of this process
+    global _told_seconds  # process-wide state
     if abs(agreement.ahead_seconds - _told_seconds) > OFF_SECONDS_MAX:
         _told_seconds = agreement.ahead_seconds
         if agreement.ahead_seconds:

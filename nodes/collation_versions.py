@@ -3,8 +3,8 @@
 Indexes over text may then be in a different order than the server expects, so queries may return wrong results. Copies
 do not depend on that order. The server warns every session; Cutline warns at `init` and with a full snapshot.
 
-A standby replicates its primary's indexes, including a REINDEX. So on a standby the only thing to fix is a library that
-differs from its primary's.
+A standby replicates its primary's indexes, including a REINDEX. So the only thing that may need fixing on a standby is
+a library that differs from its primary's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SELECT datname, coalesce(recorded, '{NONE}'), coalesce(actual, '{NONE}')
 
 
 class CollationVersions(NamedTuple):
-    """A database's collation version: as recorded when the database was created, and in its server's library."""
+    """A database's collation version: the one recorded at its creation, and the one in its server's library."""
 
     database: str
     recorded: str
@@ -52,7 +52,7 @@ def _read(connection: psycopg.Connection[Any]) -> CollationVersions | None:
 
 
 def difference_text(node: Node, versions: Mapping[str, CollationVersions]) -> str:
-    """Describe the difference and its repair, or return ""; `versions` lacks nodes whose collation has no version."""
+    """Describe the difference and its repair, or return ""; `versions` omits nodes whose collation has no version."""
     own, primary = versions.get(node.id), versions.get(node.shard)
     if own is None or primary is None:
         return ""

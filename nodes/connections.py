@@ -8,9 +8,9 @@ session. A connection pooler in between may drop them, and a login trigger may c
 queried once to verify them.
 
 Behind a pooler, the process id reported when the session starts differs from the server's pg_backend_pid(), because
-poolers make up the key with which their clients cancel queries. A pooler that may run each transaction in a different
-server session (PgBouncer: pool_mode = transaction) can't be used: settings, locks and prepared statements don't last.
-A pooler that does not reset sessions before it reuses them would pass ours on to the application.
+poolers make up the keys that their clients use to cancel queries. A pooler that may run each transaction in a different
+server session (PgBouncer: pool_mode = transaction) can't be used: settings, locks and prepared statements don't last. A
+pooler that does not reset sessions before it reuses them would pass ours on to the application.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.storage.process_limits import OPEN_FILES_HINT as OPEN_FILES
 from cutline.storage.process_limits import TooLittleMemoryError, are_few_left, is_used_up
 
-# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"), with values in the form
-# that the server shows. search_path matters because regclass and similar types print a schema only if it is not in the
+# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"), with each value written as
+# the server shows it. search_path matters because regclass and similar types print a schema only if it is not in the
 # path. With row_security=off a query that policies would filter fails, instead of silently copying less.
 PINNED_SETTINGS = {
     "datestyle": "ISO, YMD",
@@ -82,7 +82,7 @@ PINNED_SETTINGS = {
     # The server ends a session whose client has disconnected, even during a query, and releases its locks and slots.
     "client_connection_check_interval": "2s",
 }
-# Over a Unix socket these settings show 0.
+# Over a Unix socket these settings are shown as 0.
 KEEPALIVES = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
 # ALTER ROLE … SET role makes a role's sessions act as a different role. Privileges would be checked for that role, and
 # granted to it. The dsn may name a role in its own options.
@@ -91,7 +91,7 @@ ROLE = {"role": "none"}
 LATER_SETTINGS = {"transaction_timeout": "0"}
 # Additional settings that a restore requests.
 ASKED_ALSO = ("role", "session_replication_role")
-# The settings that a dump depends on and pg_dump does not set itself (pg_dump.c, setup_connection).
+# The settings that a dump depends on but that pg_dump does not set itself (pg_dump.c, setup_connection).
 DUMP_SETTINGS = (
     "timezone",
     "lc_monetary",
@@ -150,7 +150,7 @@ def wanted_settings(conninfo: str) -> dict[str, str]:
 def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
     """Return the query for the state of a session, for `read_state`.
 
-    The session's search_path is not known yet. So the query uses no operators, and qualifies every function with
+    The session's search_path is not known yet, so the query uses no operators and qualifies every function with
     pg_catalog: otherwise the server might choose a better-matching function that another role created in this database.
     """
     server = "(pg_catalog.pg_control_system()).system_identifier, pg_catalog.pg_is_in_recovery()"
@@ -161,7 +161,7 @@ def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
 def read_state(row: Sequence[Any], wanted: Mapping[str, str]) -> SessionState:
     """Read the state of a session from the row of `state_query`."""
     process, system_identifier, in_recovery, *values = row
-    # A setting that the server does not know is NULL.
+    # A setting that the server does not recognize is NULL.
     lacking = {
         name: wanted[name]
         for name, value in zip(_asked(wanted), values, strict=True)
@@ -226,7 +226,7 @@ def shut_down(connection: AnyConnection) -> None:
 def cancel_statements() -> None:
     """Cancel the running statements of this process's sessions. May be called from any thread.
 
-    A request that arrives before the statement begins has no effect.
+    A request that arrives before the statement starts has no effect.
     """
     with _open_lock:
         running = [session for session in _open if session.pgconn.transaction_status == TransactionStatus.ACTIVE]
@@ -236,7 +236,7 @@ def cancel_statements() -> None:
 
 
 def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
-    """End all connections of this process to the server of `node`, even connections of drivers that hide their sockets.
+    """End all connections of this process to the server of `node`, including those of drivers that hide their sockets.
 
     The connections in `kept` stay open; no other thread may close them.
     """
@@ -255,7 +255,8 @@ def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ())
 def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) -> None:
     """Shut the descriptor down if it is a socket connected to one of these addresses, unless its inode is `spared`."""
     with suppress(OSError):
-        # Use a duplicate: the number may soon be reused for a different file, but the duplicate stays the same.
+        # Use a duplicate: the number may soon be reused for a different file, but the duplicate still refers to the
+        # same one.
         copy = os.dup(descriptor)
         try:
             handle = socket.socket(fileno=copy)
@@ -289,8 +290,8 @@ def _server_of(node: Node) -> str:
 Open = Callable[[], psycopg.Connection[Any]]
 
 PROCESS_QUERY = "SELECT pg_catalog.pg_backend_pid()"
-# A pooler hands out its most recently used idle server session, its least recently used, or any. While this many other
-# sessions are open, a client that shares server sessions is sure to get a different one.
+# A pooler hands out its most recently used idle server session, its least recently used, or any of them. While this
+# many other sessions are open, a client that shares server sessions is sure to get a different one.
 HELD = 3
 # A pooler resets a session in the background.
 RESET_TRIES, RESET_SECONDS = 3, 0.05
@@ -300,7 +301,7 @@ LEFT_SETTING = "cutline.left"
 # PgBouncer's admin database, and its answer to users who may not administer it.
 CONSOLE, CONSOLE_REFUSAL = "pgbouncer", "not allowed"
 PGBOUNCER, UNKNOWN = "PgBouncer", "a connection pooler"
-# The messages of PgBouncer and of RDS Proxy that refuse a startup parameter.
+# The messages with which PgBouncer and RDS Proxy refuse a startup parameter.
 REFUSALS = ("unsupported startup parameter", "command-line options")
 DIRECT = "point the dsn at the server itself: PostgreSQL's own host and port"
 
@@ -450,7 +451,7 @@ def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) 
     """Start up to THREADS_MAX threads that take items from `left` and call `work` on each; return the threads.
 
     The threads end once `left` is empty; the caller may clear it. The threads are daemons, because a node that accepts
-    a connection and never answers must not keep the command from ending.
+    a connection but never answers must not keep the command from ending.
     """
 
     def run() -> None:
@@ -487,17 +488,17 @@ NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
 # Reading a view runs functions of its owner's choice as our role. Cutline expects a table or a sequence, but its owner
-# may have replaced it with a view since. RESTRICTION_VERSIONS maps each major version to the first minor version that
+# may since have replaced it with a view. RESTRICTION_VERSIONS maps each major version to the first minor version that
 # can refuse to read views.
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
 NO_REPLICATION = f"{DIRECT} (PgBouncer 1.23 and later pass replication connections through)"
-# The values of the parameter `replication` that mean an ordinary session.
+# The values of the parameter `replication` that request an ordinary session.
 NO_REPLICATION_VALUES = (None, b"", b"0", b"f", b"n", b"false", b"no", b"off")
 ONE_SERVER = "make its dsn connect to only one server: name a single host, or add target_session_attrs=primary"
 
-# The values of sslmode with which libpq never connects without TLS.
+# The sslmode values with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
 
 # The passphrase to give OpenSSL if the dsn does not contain one.
@@ -556,8 +557,7 @@ def conninfo(dsn: str, **more: str) -> str:
         "keepalives_count": "3",
     }
     merged = defaults | {key: value for key, value in given.items() if value is not None}
-    # Without this, OpenSSL would prompt at the terminal for the passphrase of an encrypted key, even of the default
-    # key.
+    # Without this, OpenSSL would prompt at the terminal for the passphrase of an encrypted key, even the default key's.
     merged.setdefault("sslpassword", NO_PASSPHRASE)
     # Other code recognizes our sessions by their application_name.
     ours = {
@@ -604,7 +604,7 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    """A cursor that adds a note with the node to errors about missing privileges: the grant must be run there."""
+    """A cursor that adds the node, as a note, to errors about missing privileges: the grant must be run there."""
 
     def execute(self, *args: Any, **options: Any) -> Self:
         try:
@@ -635,7 +635,7 @@ def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[
 
 
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
-    """Open a session on `node` that takes replication commands for its database; raise the errors of `connect`."""
+    """Open a session on `node` that takes replication commands for its database; raise the same errors as `connect`."""
     asked = conninfo(node.dsn, replication="database", **more)
     session = _begin(node, asked, _ClientCursor)
     try:
@@ -697,7 +697,7 @@ def _check_ordinary(node: Node, session: psycopg.Connection[Any], asked: str) ->
 
 
 def _settle(node: Node, session: psycopg.Connection[Any], asked: str, open_bare: Open) -> None:
-    """Query the session's settings and server, and set the missing settings; raise the errors of `connect`."""
+    """Query the session's settings and server, and set the missing settings; raise the same errors as `connect`."""
     wanted = wanted_settings(asked)
     state = ask_state(node, session, wanted)
     check_server(node, state)
@@ -789,16 +789,16 @@ def has_restriction(version: int) -> bool:
 
 
 def refuse_views(connection: psycopg.Connection[Any]) -> None:
-    """Forbid the rest of the transaction to read views, if the server supports that."""
+    """Prevent the rest of the transaction from reading views, if the server supports that."""
     if has_restriction(connection.info.server_version):
         connection.execute(RESTRICTION)
 
 
 def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
-    """Return the node with a dsn that leads client programs to `connection`'s server, even if it names several hosts.
+    """Return the node with a dsn that directs client programs to `connection`'s server, even if it names several hosts.
 
-    Over a Unix socket sslmode is disabled: libpq ignores it there, but a program that is built without TLS refuses it.
-    The host's name stays, because certificates and password files use it.
+    Over a Unix socket sslmode is disabled: libpq ignores it there, but a program built without TLS refuses it. The host
+    name stays, because certificates and password files use it.
     """
     given = {name: value for name, value in conninfo_to_dict(node.dsn).items() if value is not None}
     here = {"host": connection.info.host, "port": str(connection.info.port)}

@@ -1,10 +1,10 @@
 """Server encodings: rows and DDL keep the server's bytes; names and ids become text.
 
-Converting rows would not be exact: some encodings have bytes without a UTF-8 character (WIN1251), some have characters
-that don't convert back to the same bytes, and SQL_ASCII bytes have no defined characters. So sessions that carry rows
-or DDL use the client encoding RAW, under which PostgreSQL converts nothing. The server converts names itself, so that a
-name decoded from WAL equals the name in its catalogs. In every server encoding the bytes below 128 are ASCII characters
-(PostgreSQL manual, "Character Set Support").
+Converting rows would not be exact: some encodings have bytes that match no UTF-8 character (WIN1251), some have
+characters that don't convert back to the same bytes, and SQL_ASCII bytes have no defined characters. So sessions that
+carry rows or DDL use the client encoding RAW, under which PostgreSQL converts nothing. The server converts names
+itself, so a name decoded from WAL equals the name in its catalogs. In every server encoding the bytes below 128 are
+ASCII characters (PostgreSQL manual, "Character Set Support").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONVERT_QUERY = """
 SELECT convert_from(given, getdatabaseencoding()) FROM unnest(%s::bytea[]) WITH ORDINALITY AS g (given, n) ORDER BY n
 """
 
-# A function that converts values of a server to text and never fails. None in its place means that they are UTF-8.
+# A function that converts values from a server to text and never fails. None instead means that the values are UTF-8.
 Texts = Callable[[Sequence[bytes]], list[str]]
 
 
@@ -51,7 +51,8 @@ ADAPTERS = _adapters()
 def readable(expression: str) -> str:
     """Return SQL for the text of `expression`, with octal escapes if the server might not convert it to UTF-8.
 
-    The SQL treats the text as bytes: text from a database in a different encoding may be invalid in this database's.
+    The SQL treats the text as bytes: text from a database in a different encoding may be invalid in the encoding of
+    this database.
     """
     # quote_literal makes any bytes valid bytea input; the quotes that it adds are removed again.
     escaped = f"encode(quote_literal({expression})::bytea, 'escape')"
@@ -62,7 +63,7 @@ def readable(expression: str) -> str:
 
 
 def raw_text(body: bytes) -> str:
-    """Decode any bytes of a server to text that `raw_bytes` converts back to the same bytes."""
+    """Decode any bytes from a server to text that `raw_bytes` converts back to the same bytes."""
     return body.decode("utf-8", "surrogateescape")
 
 
@@ -72,7 +73,7 @@ def raw_bytes(text: str) -> bytes:
 
 
 def texts_of_raw(values: Sequence[bytes]) -> list[str]:
-    """Convert values of an SQL_ASCII server to text, escaping bytes that are not UTF-8."""
+    """Convert values from an SQL_ASCII server to text, escaping bytes that are not UTF-8."""
     return [value.decode("utf-8", "backslashreplace") for value in values]
 
 
@@ -82,7 +83,7 @@ def encoding_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
-    """Return the function that converts bytes of the connection's database to text, or None if they are UTF-8.
+    """Return the function that converts bytes from the connection's database to text, or None if they are UTF-8.
 
     The function asks the server to convert only values that are not ASCII.
     """

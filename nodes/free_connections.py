@@ -1,4 +1,4 @@
-"""Check that nodes have free connections for a command, and limit how many of them its tasks use at a time."""
+"""Check that nodes have enough free connections for a command, and limit how many of them its tasks use at a time."""
 
 from __future__ import annotations
 

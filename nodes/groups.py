@@ -25,7 +25,7 @@ from cutline.storage.errors import RefusedError
 
 XML = "xml"
 # Types that may be internal to PostgreSQL or an extension: types of the category that the manual calls "internal-use"
-# (except "char", which is usable), and types that operator classes store but none accepts for a column.
+# (except "char", which is usable), and types that some operator class stores but none accepts for a column.
 OWN_QUERY = """
 SELECT t.oid FROM pg_type t WHERE t.typtype = 'b' AND t.typcategory = 'Z' AND t.oid <> '"char"'::regtype
 UNION
@@ -65,7 +65,7 @@ SELECT c.attrelid::bigint, c.attnum, c.attname, special.oid::regtype::text
 class SpecialColumns:
     """The stored columns of one table that need attention.
 
-    `unloadable`: columns whose values PostgreSQL prints but can't read back, as (column, type at fault). `xml`: the
+    `unloadable`: columns whose values PostgreSQL can print but not read back, as (column, type at fault). `xml`: the
     numbers of columns that contain XML, which only a server built with libxml can read.
     """
 
@@ -96,10 +96,10 @@ def _has_input(connection: psycopg.Connection[Any], name: str) -> bool:
         with connection.transaction():
             connection.execute(f"SELECT ''::{name}".encode())
     except (psycopg.NotSupportedError, psycopg.InternalError):
-        # Some extensions' input functions raise the second error before 16.
+        # Some extensions' input functions raise the second error in versions before 16.
         return False
     except (psycopg.DataError, psycopg.ProgrammingError):
-        pass  # the function reads some values
+        pass  # the function accepts some values
     return True
 
 
@@ -111,7 +111,7 @@ ORDINARY_TABLE = """
                       AND e.objid = c.oid AND e.deptype = 'e')
 """
 # If a session holds or awaits ACCESS EXCLUSIVE on a table, the size is estimated from the catalog: pg_relation_size
-# would wait, perhaps forever. For a table that was dropped after the query began, these functions return NULL.
+# would wait, perhaps forever. For a table that was dropped after the query started, these functions return NULL.
 TABLES_QUERY = f"""
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::bigint,
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
@@ -160,7 +160,7 @@ class SchemaChangedError(RefusedError):
 
 
 class Column(Record, frozen=True):
-    """One stored column; `position` is its place among the columns in the WAL, counted from 0.
+    """One stored column; `position` is where it comes among the columns in the WAL, counted from 0.
 
     `number` is the attribute number, which is never reused. `missing` is the column's value in rows that are older than
     the column, as `copy_text` writes it; None is NULL.
@@ -176,7 +176,7 @@ class Column(Record, frozen=True):
 
 
 class ColumnSignature(NamedTuple):
-    """A column as a relation message describes it, without whether it is part of the key."""
+    """A column as a relation message describes it, except for whether it is part of the key."""
 
     name: str
     type_oid: int
@@ -196,8 +196,8 @@ class Signature(NamedTuple):
 class Group(Record, frozen=True):
     """A definition of a shard's table. `columns` are in stored order; the first `key_width` of them are the key.
 
-    `number` identifies the definition in every object of a chain; a changed table gets a new number. At the full
-    snapshot all shards where the table has a key share one number, and all shards where it has none share another.
+    `number` identifies the definition in every object of a chain; a changed table gets a new number. In the full
+    snapshot, all shards where the table has a key share one number, and all shards where it has none share another.
     `partitions` is a power of two. `identity` is default, index, full or append_only; the last two have no key.
     """
 
@@ -241,9 +241,10 @@ class Table:
     """A table in a database: its group, and the facts that decide whether and how it can be copied.
 
     `rows_estimate` is None if the table has pages, but neither VACUUM nor ANALYZE has counted its rows.
-    `key_is_immediate` is None without a primary key, and False if the primary key is deferrable and so can't be the
-    replica identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`: Cutline
-    publishes its updates. `has_generated`: the table has generated columns, which a replica identity can't include.
+    `key_is_immediate` is None if there is no primary key, and False if the primary key is deferrable and so can't be
+    the replica identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`:
+    Cutline publishes its updates. `has_generated`: the table has generated columns, which a replica identity can't
+    include.
     """
 
     oid: int
@@ -262,8 +263,8 @@ class Table:
     def is_admissible(self) -> bool:
         """Whether updates of the table still succeed once they are published (PostgreSQL manual, "Replica Identity").
 
-        If a generated column is part of the identity, an UPDATE fails in 18 and later; before 18, the WAL lacks the
-        column.
+        If a generated column is part of the identity, an UPDATE fails in version 18 and later; before 18, the WAL lacks
+        the column.
         """
         if self.identity_is_generated and self.group.identity != "append_only":
             return False
@@ -339,10 +340,10 @@ def copy_line(text: str) -> bytes:
 
 
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
-    """Number the groups of all shards by name, and choose each group's partitions by its largest shard.
+    """Number the groups of all shards by name, and base each group's number of partitions on its largest shard.
 
-    The number of partitions is a power of two from 1 to 1,024, chosen for about `partition_rows` rows each. A table
-    with a key on one shard and none on another gets two numbers, because folding treats the two kinds of groups
+    The number of partitions is a power of two from 1 to 1,024, chosen to put about `partition_rows` rows in each. A
+    table with a key on one shard and none on another gets two numbers, because folding treats the two kinds of groups
     differently.
     """
     largest: dict[str, int] = {}

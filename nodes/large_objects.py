@@ -54,7 +54,7 @@ def count_large_objects(connection: psycopg.Connection[Any]) -> int:
 def oid_ranges(connection: psycopg.Connection[Any], parts: int) -> list[tuple[int, int | None]]:
     """Divide the oids into at most `parts` ranges, end exclusive, with about the same number of large objects each.
 
-    The ranges cover all oids, because the copy uses a different snapshot and may see other large objects.
+    The ranges cover all oids, because the copy uses a different snapshot and may see different large objects.
     """
     begins = [oid for (oid,) in connection.execute(BOUNDS_QUERY, (parts,))]
     return list(zip([0, *begins[1:]], [*begins[1:], None], strict=True))

@@ -46,7 +46,7 @@ def find_planned_code(connection: psycopg.Connection[Any], oids: Collection[int]
 
 
 class LeftOutKind(StrEnum):
-    """The kind of a left-out part, as in JSON."""
+    """The kind of a left-out part, as written in JSON."""
 
     UNLOGGED_TABLE = "unlogged_table"
     FOREIGN_TABLE = "foreign_table"
@@ -96,7 +96,7 @@ WARNED = frozenset(
         LeftOutKind.EXTENSION_ROWS,
     }
 )
-# Parts that are counted instead of named.
+# Parts that are counted rather than named.
 COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
 # Ordinary tables and extensions' configuration tables have the kind '': the rules decide whether they are left out.
 LEFT_OUT_QUERY = f"""

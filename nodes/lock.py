@@ -4,10 +4,9 @@ The operation's own sessions hold the locks, so the locks are released when its 
 application_name of these sessions names the operation in the errors of all other operations.
 
 Every role that may connect may take advisory locks, and sees those of other roles. So each operation registers with a
-number that nobody can predict, in a class of numbers that derives from the lock's name, and then reads all
-registrations. An operation holds the lock if there is no other registration. Registrations of roles that can't run any
-Cutline command are ignored. If two operations register at the same time, each sees the other, and the lower number
-wins.
+number that nobody can predict, in a class of numbers derived from the lock's name, and then reads all registrations. An
+operation holds the lock if there is no other registration. Registrations of roles that can't run any Cutline command
+are ignored. If two operations register at the same time, each sees the other, and the lower number wins.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ HELD_QUERY = f"SELECT EXISTS (SELECT {REGISTERED} AND l.objid::bigint = %(number
 # The third column is false for a session that is ending: pg_stat_activity no longer shows it. A prepared transaction
 # has no process, so it is not an operation. A role counts if it can run a command: on a source if it has REPLICATION;
 # on a target if it is a member of the database's owner, or has CREATEDB or the privileges for --data-only. The role of
-# this session counts as well.
+# this session also counts.
 OTHERS_QUERY = f"""
 SELECT l.objid::bigint, l.pid, a.pid IS NOT NULL, coalesce(r.rolname::text, ''), coalesce(a.application_name, ''),
        coalesce(to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'an unknown time'),
@@ -65,7 +64,7 @@ class FleetBusyError(BusyError):
 
 
 class FleetLockLostError(UnreachableError):
-    """The session that held a node's lock was lost, so another operation may have begun."""
+    """The session that held a node's lock was lost, so another operation may have started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +214,8 @@ class FleetLock:
 def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterator[FleetLock]:
     """Hold the fleet lock during the block: a lock on every primary, released when its session ends.
 
-    The locks are taken in the order of node ids, so that two operations can't each end up with half of them. `label`
-    becomes the sessions' application_name (fleet.own_process). Raises FleetBusyError naming the node, the holder and
-    its role.
+    The locks are taken in order of node id, so that two operations can't each end up with half of them. `label` becomes
+    the sessions' application_name (fleet.own_process). Raises FleetBusyError naming the node, the holder and its role.
     """
     lock = FleetLock(sessions, name, label)
     try:
@@ -235,7 +233,7 @@ def watch_lock(fleet: Fleet) -> str:
 
 
 def lock_class(name: str) -> int:
-    """Return the class of the numbers with which operations register for the lock `name`."""
+    """Return the class of the numbers that operations use to register for the lock `name`."""
     return int.from_bytes(hashlib.sha256(f"cutline {name}".encode()).digest()[: CLASS_BITS // 8], "big", signed=True)
 
 

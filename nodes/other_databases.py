@@ -1,6 +1,6 @@
-"""Databases that restores create or set aside on a node's server: for loading, for dry runs, and replaced databases.
+"""Databases that restores create (for loading, for dry runs) or set aside (if replaced) on a node's server.
 
-Their names derive from the name of the node's database and the restore's id.
+Their names are derived from the name of the node's database and the restore's id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cutline.nodes.connections import database_name
 
 NAME_BYTES_MAX = 63
 LOADING, REHEARSING, ASIDE = "_restoring_", "_rehearsing_", "_before_"
-# A restore into existing tables uses a schema whose name is this prefix and the restore's suffix.
+# A restore into existing tables uses a schema whose name is this prefix followed by the restore's suffix.
 FILLING = "cutline_restoring_"
 # The random part of an operation's id.
 SUFFIX_LENGTH = 10

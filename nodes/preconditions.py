@@ -1,4 +1,4 @@
-"""Check that nodes meet Cutline's requirements, with a session of each kind; all problems are reported at once.
+"""Check that nodes meet Cutline's requirements, using a session of each kind; all problems are reported at once.
 
 The caller provides the kind of session that reads a slot (wal/drain/peek.py).
 """
@@ -149,7 +149,7 @@ SELECT kind, name FROM (
 ) AS every (kind, name) WHERE encode(name, 'escape') ~ '\\\\[23][0-7][0-7]'
 """
 NAMES_SHOWN_MAX = 8
-# Only schemas of superusers and our role count: anybody who may create schemas could create one with such a name.
+# Only schemas owned by superusers or our role count: anybody who may create schemas could create one with such a name.
 FILLINGS_QUERY = f"""
 SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
  WHERE n.nspname ~ '^{FILLING}[0-9a-f]{{{SUFFIX_LENGTH}}}$' AND (r.rolsuper OR r.rolname = current_user) ORDER BY 1
@@ -178,7 +178,7 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
 def check_decoding(sessions: Sessions) -> None:
     """Raise NodeUnfitError naming every node that can no longer decode its WAL, with the remedies.
 
-    An increment checks only this, because the nodes passed all checks at the full snapshot, the increment needs no new
+    An increment checks only this, because the nodes passed all checks for the full snapshot, the increment needs no new
     slot, and it waits for a standby that is reconnecting.
     """
     check_names(sessions.primaries)
@@ -191,7 +191,7 @@ def check_decoding(sessions: Sessions) -> None:
 
 
 def find_fillings(sessions: Sessions) -> list[NodeProblem]:
-    """Find databases with rows of an unfinished restore: a snapshot would contain only some of the restore's rows."""
+    """Find databases with rows from an unfinished restore: a snapshot would contain only some of the restore's rows."""
     problems: list[NodeProblem] = []
     for node, connection in sessions.primaries.items():
         for (schema,) in connection.execute(FILLINGS_QUERY):
@@ -211,7 +211,7 @@ def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
         with connection.transaction():
             # Read names as the server's bytes: a name that can't be converted would make the query fail.
             connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
-            # In a UTF-8 database only the names of roles may be invalid.
+            # In a UTF-8 database only role names may be invalid.
             names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
         invalid = set(find_inconvertible(connection, list({name for _, name in names})))
         # The ASCII characters of a name are enough to recognize it.

@@ -45,8 +45,8 @@ SELECT EXISTS (
    WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
      AND a.privilege_type = 'SELECT' AND a.grantee NOT IN (0, c.relowner) AND pg_has_role(a.grantee, 'USAGE'))
 """
-# By table: whether policies limit what our role reads, whether our role has its owner's privileges, and whether Cutline
-# publishes it.
+# For each table: whether policies limit what our role reads, whether our role has its owner's privileges, and whether
+# Cutline publishes it.
 TABLES_QUERY = f"""
 SELECT {TABLE_NAME}, row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), o.rolname, o.rolsuper,
        EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
@@ -89,7 +89,7 @@ class _Owned:
 
 
 def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | None) -> list[NodeProblem]:
-    """Find the privileges that our role lacks to read the nodes' databases and to publish the rules' tables.
+    """Find the missing privileges that our role needs to read the nodes' databases and publish the rules' tables.
 
     `fleet_id` is None before the publications exist.
     """
@@ -108,7 +108,7 @@ def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | N
 
 
 def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """Yield the privileges that our role lacks to read the large objects."""
+    """Yield the missing privileges that our role needs to read the large objects."""
     role = read_role(node, connection)
     if role.is_super:
         return

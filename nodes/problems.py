@@ -1,4 +1,4 @@
-"""Problems of nodes, all reported at once: settings that are wrong, and privileges that our role lacks.
+"""Problems with nodes, all reported at once: wrong settings, and privileges that our role lacks.
 
 docs/roles.md lists the same privileges; a test compares the two.
 """
@@ -20,7 +20,8 @@ from cutline.nodes.connections import MAINTENANCE_DATABASE, connect, database_na
 from cutline.nodes.server_errors import shorten_message
 from cutline.storage.errors import RefusedError, SnapshotError
 
-# Hints for a server's "permission denied". `init` can't list privileges that only the server knows to be missing.
+# Hints for a server's "permission denied". `init` can't list privileges if only the server can tell that they are
+# missing.
 GRANT = "grant the role the privilege that the message names: docs/roles.md"
 RUN_INIT = f"run: snapshot init   it prints the missing grants; if it prints none, {GRANT}"
 
@@ -170,7 +171,7 @@ def optional_lines(problems: Sequence[NodeProblem], addresses: Mapping[str, str]
 
 
 def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
-    """Return a connection string for psql to each primary among the nodes, without user and password."""
+    """Return a connection string for psql to each primary among the nodes, without a user or password."""
     addresses = dict[str, str]()
     for node in nodes:
         if node.backup_of is None:
@@ -191,7 +192,7 @@ def connect_line(address: str, database: str) -> str:
 
 
 def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, str]) -> list[str]:
-    """List the statements by place and purpose; each place begins with the command that connects psql to it.
+    """List the statements by place and purpose; those for a place follow the command that connects psql to it.
 
     If some statements are required, all others become comments, so that nobody grants them unnecessarily.
     """
@@ -213,7 +214,7 @@ def _script_for_psql(problems: Iterable[NodeProblem], addresses: Mapping[str, st
 
 
 def script_of(problems: Iterable[NodeProblem], addresses: Mapping[str, str] | None = None) -> list[str]:
-    """Write a script for a superuser: the statements by purpose and place, with comments that name the two.
+    """Write a script for a superuser: the statements by purpose and place, with comments that name both.
 
     With the `addresses` of the primaries, psql runs the whole script on all of them.
     """
@@ -302,8 +303,8 @@ FUNCTIONS = (
     "pg_stat_get_wal_receiver",
     "pg_stat_get_wal_senders",
 )
-# While a slot is created on a standby, Cutline makes its primary log the running transactions, with this function. By
-# default only superusers may call it.
+# While a slot is being created on a standby, Cutline uses this function to make its primary log the running
+# transactions. By default only superusers may call it.
 STANDBY_FUNCTIONS = ("pg_log_standby_snapshot",)
 LARGE_OBJECT_FUNCTIONS = ("lo_get",)
 FUNCTIONS_QUERY = """
@@ -401,7 +402,7 @@ def find_catalog_problems(
 
 
 def lacks_function(node: str, role: Role, signature: str, purpose: Purpose = Purpose.EVERYTHING) -> NodeProblem:
-    """Return the problem of a role that may not call a built-in function."""
+    """Return the problem for a role that may not call a built-in function."""
     why = ", which slots on standbys need" if signature.startswith(STANDBY_FUNCTIONS) else ""
     statement = f"GRANT EXECUTE ON FUNCTION pg_catalog.{signature} TO {role.quoted};"
     return NodeProblem(node, f"role {role.name} can't call {signature}{why}", statement, role.place, purpose)

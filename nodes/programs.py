@@ -3,12 +3,12 @@
 A newer pg_dump may describe an older server's DDL in a form that only newer servers can read.
 
 The wheel's programs are built without TLS. A pg_dump that can't use TLS would read the DDL in plaintext from a server
-with which all other sessions use TLS, or would not connect at all. Cutline never connects pg_restore to a server.
+that all other sessions reach over TLS, or would not connect at all. Cutline never connects pg_restore to a server.
 
 The wheel's package is never imported, because importing it prints; only its folder is looked up. PostgreSQL's server
 refuses to run as root, so root runs it under an unprivileged account. If that account can't read the wheel (a virtual
-environment below a private home), it runs a copy, which is made once. Nothing here changes the mode or the owner of a
-folder that the user created.
+environment below a private home directory), it runs a copy, which is made once. Nothing here changes the mode or the
+owner of a folder that the user created.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
 
 
 class PlaceTakenError(RefusedError):
-    """Another user of the machine occupies the path of root's copy of the programs."""
+    """Another user of the machine occupies the path for root's copy of the programs."""
 
 
 def shared_temporary_directory() -> Path:
-    """Return a directory that every account of the machine can reach, and that survives a restart if possible."""
+    """Return a directory that every account on the machine can reach, and that survives a restart if possible."""
     lasting = Path("/var/tmp")
     return lasting if lasting.is_dir() else Path("/tmp")
 
@@ -125,7 +125,8 @@ def _digest(site: Path) -> str:
 # For root, the first of these accounts that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")
 
-# The line in which a client program or the server reports the error, and the number of lines shown, including it.
+# The line in which a client program or the server reports the error, and the number of lines shown, including that
+# line.
 ERROR_LINE, SHOWN_LINES = re.compile(r"\w+: (?:error|fatal): |(?:ERROR|FATAL|PANIC): "), 3
 
 # The environment variables that a program needs: paths of programs, libraries and temporary files, locale and time
@@ -159,7 +160,7 @@ class Account:
 
     @classmethod
     def of(cls, entry: pwd.struct_passwd) -> Account:
-        """Convert an entry of the password file."""
+        """Convert an entry from the password file."""
         return cls(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
 
@@ -190,7 +191,7 @@ def run_as(account: Account | None, command: list[str], *, seconds_max: float) -
     """Run `command` in `/` as `account`, without the caller's groups and with only the HANDED_ON variables.
 
     Code in a server can read the server's environment, and the caller's may contain passwords and the store's keys.
-    Raises ProgramFailedError if the command does not end in time, but never for its exit code.
+    Raises ProgramFailedError if the command does not end in time, but never because of its exit code.
     """
     with _limit_seconds(command, seconds_max):
         return subprocess.run(
@@ -396,7 +397,7 @@ class ClientPrograms:
 
 
 def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPrograms:
-    """Return the programs to dump the node's DDL with.
+    """Return the programs for dumping the node's DDL.
 
     If fleet.toml names programs, only those are considered, otherwise the wheel's and the machine's. The oldest that
     fit are returned: they are not older than the server, and can use TLS if the session `connection` does. Raises
@@ -419,7 +420,7 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
 
 
 def archive_reader(node: Node, writer: int) -> ClientPrograms:
-    """Return the programs whose pg_restore can read an archive of pg_dump `writer` (a major version).
+    """Return the programs whose pg_restore can read an archive from pg_dump `writer` (a major version).
 
     If fleet.toml names programs for the node, only those are considered; otherwise the wheel's, then the machine's,
     newest first. Raises ProgramsUnfitError if none can.
@@ -455,7 +456,7 @@ def check_programs(sessions: Sessions) -> dict[str, ClientPrograms]:
 
 
 def installed_folders() -> list[Path]:
-    """Find the folders of this machine, besides the wheel's, that contain both programs."""
+    """Find the folders on this machine, besides the wheel's, that contain both programs."""
     folders = [path for pattern in PACKAGED for path in Path("/").glob(pattern)]
     if by_path := shutil.which("pg_dump"):
         folders.append(Path(by_path).resolve().parent)

@@ -3,13 +3,13 @@
 An event trigger's function runs in our session, as our role. Many such functions name tables without a schema, which
 works under the database's default search_path but not under ours. So each DDL statement on publications runs under the
 default path, in its own transaction or savepoint. No other statement does: a role that may create objects in a schema
-of that path could create functions for the statement to call, which would run as our role. The DDL statements don't
+on that path could create functions for the statement to call, which would run as our role. The DDL statements don't
 call any functions, and qualify all names.
 
 PostgreSQL rejects UPDATEs of a published table that has no replica identity. So such tables are never added to the
-publication of updates; append-only tables have a separate publication of inserts and truncates only. A table may still
-lose its identity later. Then its updates fail until it is removed from the publication: the next create reports it, and
-`init` removes it.
+publication for updates; append-only tables have a separate publication for inserts and truncates only. A table may
+still lose its identity later. Then its updates fail until it is removed from the publication: the next create reports
+it, and `init` removes it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Trigger(NamedTuple):
 def run_ddl(connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
     """Run a DDL statement that calls no functions and qualifies its names; raise EventTriggerError or psycopg.Error.
 
-    An error aborts the transaction that is open, if any.
+    An error aborts the open transaction, if any.
     """
     words = " ".join(statement.as_string(connection).split()[:2])
     with naming_event_triggers(connection, words, "or let a superuser run: snapshot init") as exist:
@@ -164,7 +164,7 @@ class NotOwnerError(RefusedError):
 
 
 class PublicationChangedError(RefusedError):
-    """A publication does not publish all changes of the snapshot's tables, or did not for some time."""
+    """A publication does not publish all changes of the snapshot's tables, or did not do so for some time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,8 @@ def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> N
 def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
     """Create both publications, add missing tables, and repair altered publications; return the tables added.
 
-    A table whose updates PostgreSQL rejects is removed. Safe to repeat: only what is wrong is changed, so chains can
-    continue. If it raises NotOwnerError or EventTriggerError, nothing was changed.
+    A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only what is wrong, so chains can
+    continue. If it raises NotOwnerError or EventTriggerError, it has changed nothing.
     """
     wanted: dict[str, dict[str, Table]] = {name: {} for name in publication_names(fleet_id)}
     for table in tables:
@@ -296,10 +296,10 @@ def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwn
 
 
 def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: Members) -> None:
-    """Remove the tables whose updates PostgreSQL rejects from the publication of updates."""
+    """Remove the tables whose updates PostgreSQL rejects from the publication for updates."""
     name, _ = publication_names(fleet_id)
     published = members.get(name, {})
-    # Ignore the rules: a table that fleet.toml has excluded since is still published.
+    # Ignore the rules: a table that fleet.toml has since excluded is still published.
     tables = [table for table in read_tables(connection, GroupRules()) if table.group.name in published]
     _alter(connection, name, "DROP TABLE", [table for table in tables if not table.is_admissible])
 

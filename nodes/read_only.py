@@ -2,12 +2,13 @@
 
 `default_transaction_read_only` is turned on for the database, and for every role that has its own setting, because a
 role's setting overrides the database's. The same transaction stores the previous settings on the node, in the comment
-of the fleet's publication. So even if the process or the store is lost, a node is either not frozen, or frozen with the
-record of how to undo that. Copies of the node (a promoted standby, pg_upgrade) contain the comment and the settings.
+of the fleet's publication. So even if the process or the store is lost, a node is either not frozen, or frozen with a
+record of how to undo the freeze. Copies of the node (a promoted standby, pg_upgrade) contain the comment and the
+settings.
 
 A session that sets the variable itself can still write, so a command that relies on the freeze must check for writes
 (snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (nodes/connections.py).
-Undoing the freeze does not need Arrow, Spark or the store.
+Undoing the freeze does not require Arrow, Spark or the store.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class EffectiveSetting:
 
 
 class Frozen(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema", tag="cutline/frozen/1"):
-    """The operation that froze a database, and the previous settings. `since` is a time of the node's clock.
+    """The operation that froze a database, and the previous settings. `since` is a time by the node's clock.
 
     A newer version may add fields, but only fields that are not needed to undo the freeze.
     """
@@ -126,7 +127,7 @@ class Frozen(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema
 
 @dataclass(frozen=True, slots=True)
 class ThawResult:
-    """A node that accepts writes again. Of its read-only sessions, `ended` is how many ended; `left` are still open."""
+    """A node that accepts writes again. `ended` counts its read-only sessions that ended; `left` are still open."""
 
     node: str
     was: Frozen
@@ -203,7 +204,7 @@ def thaw(
 ) -> ThawResult | None:
     """Restore the previous settings, and end the sessions that started read-only; return None if nothing is frozen.
 
-    With `operation`, undo only a freeze by that operation. A setting that is no longer on has been changed since, and
+    With `operation`, undo only a freeze by that operation. A setting that is no longer on has since been changed, and
     is left alone.
     """
     frozen = read_record(node, connection)
@@ -271,7 +272,7 @@ def check_freezable(sessions: Sessions, fleet_id: str) -> None:
 def find_freeze_problems(
     node: Node, connection: psycopg.Connection[Any], fleet_id: str | None
 ) -> Iterator[NodeProblem]:
-    """Yield the privileges that our role lacks to make the node's database read-only and to undo that."""
+    """Yield the missing privileges that our role needs to make the node's database read-only and to undo that."""
     role = read_role(node, connection)
     if role.is_super:
         return
@@ -304,7 +305,7 @@ def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str
 
 
 def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Role) -> Iterator[NodeProblem]:
-    """Yield a problem for each role whose own setting must be changed, although our role may not change it."""
+    """Yield a problem for each role whose own setting must be changed but can't be changed by our role."""
     for setting in read_settings(connection):
         other = setting.setting.role
         if not other or setting.is_on or setting.may_change:
@@ -358,7 +359,7 @@ class FleetFrozenError(RefusedError):
 
 
 def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, terminal: bool) -> None:
-    """Warn about read-only nodes. Before a `terminal` snapshot, raise if any is, or if a node can't be frozen.
+    """Warn about read-only nodes. Before a `terminal` snapshot, raise if any node is read-only or can't be frozen.
 
     Raises FleetFrozenError, NodeUnfitError, FreezeRecordError.
     """
@@ -422,8 +423,8 @@ class ResumeReport:
 def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
     """Undo the freeze of any terminal snapshot on every primary that answers. Safe to repeat; needs no store.
 
-    Raises FleetBusyError, with nothing changed, if another operation is running. Raises ReadOnlyLeftError,
-    NodeUnfitError or FreezeRecordError after all other nodes accept writes again.
+    If another operation is running, raises FleetBusyError without changing anything. Raises ReadOnlyLeftError,
+    NodeUnfitError or FreezeRecordError once all other nodes accept writes again.
     """
     progress.step("accept writes", total=len(fleet.primaries), unit="nodes")
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Bounded waits for the lock of a table, view or sequence; the error names the lock's holders.
+"""Bounded waits for a lock on a table, view or sequence; the error names the lock's holders.
 
 A reader of a relation waits for sessions and prepared transactions that hold ACCESS EXCLUSIVE (ALTER TABLE, TRUNCATE,
 VACUUM FULL, REFRESH MATERIALIZED VIEW and so on). A reader also waits behind sessions that are waiting for that lock
@@ -54,7 +54,7 @@ class RelationLockedError(RefusedError):
 
 
 def bound_lock_waits(connection: psycopg.Connection[Any], seconds: float | None = None) -> None:
-    """Limit how long the transaction's statements wait for a lock, by default LOCK_SECONDS_MAX.
+    """Limit how long the transaction's statements wait for a lock: LOCK_SECONDS_MAX by default.
 
     A statement that waits longer raises LockNotAvailable.
     """
@@ -71,7 +71,7 @@ def locked_error(
     *,
     modes: Iterable[str] = READING,
 ) -> RelationLockedError:
-    """Return the error for a lock wait of `what` that timed out, naming who now holds `relations` in `modes`.
+    """Return the error for a lock wait by `what` that timed out, naming who now holds `relations` in `modes`.
 
     `relations` are names quoted for SQL; None means all relations of the database.
     """

@@ -1,4 +1,4 @@
-"""Errors of servers: their wording, errors that a row may have caused, and errors unrelated to the statement.
+"""Errors from servers: their wording, errors that a row may have caused, and errors unrelated to the statement.
 
 After an unrelated error the statement may succeed if it is repeated. Such a statement does not count as refused, so a
 restore must not continue without it.
@@ -67,7 +67,7 @@ FROM_FILE = 'password retrieved from file "'
 SEVERAL, EACH = "Multiple connection attempts failed. All failures were:", re.compile(r"- host: .*?(?=connection )")
 # Lines that show the position of an error in a statement.
 POSITION = re.compile(r"LINE \d+: .*|QUERY:  .*|\^")
-# PostgreSQL's context of an error in a function: `PL/pgSQL function public.f(integer) line 3 at SQL statement`.
+# PostgreSQL's context for an error in a function: `PL/pgSQL function public.f(integer) line 3 at SQL statement`.
 FUNCTION = re.compile(r'function ((?:"(?:[^"]|"")+"|[^\s"(.]+)(?:\.(?:"(?:[^"]|"")+"|[^\s"(.]+))?\([^)]*\))')
 
 

@@ -131,10 +131,10 @@ def let_end() -> None:
 def open_sessions(
     fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_INIT, needs_all: bool = False
 ) -> Iterator[Sessions]:
-    """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch that they answer.
+    """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch whether they answer.
 
-    With `needs_all`, the error does not suggest a snapshot without the standbys that can't be reached. From now on this
-    process uses the time of the primaries' clocks (nodes/clocks.py).
+    With `needs_all`, the error does not suggest a snapshot without the standbys that can't be reached. From then on,
+    this process uses the time of the primaries' clocks (nodes/clocks.py).
 
     Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
     can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
@@ -183,7 +183,7 @@ def open_sessions(
 
 
 def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
-    """Return the first problem, or if that is an unreachable node, an error that names all unreachable nodes."""
+    """Return the first problem or, if it is an unreachable node, an error that names all unreachable nodes."""
     errors = [problem for problem in problems if isinstance(problem, NodeUnreachableError)]
     if not isinstance(problems[0], NodeUnreachableError):
         return problems[0]

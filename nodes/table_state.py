@@ -1,13 +1,13 @@
-"""A table's state: whether the WAL contains all of its changes, and in which form.
+"""A table's state: whether the WAL contains all of its changes, and in what form.
 
 Every commit stores the state of its tables. The next increment compares it with the state before and after its cut
-(snapshots/ddl/table_changes.py). A group's definition describes the rows; the state is everything else that decides
+(snapshots/ddl/table_changes.py). A group's definition describes the rows; the state is everything else that determines
 whether older rows and later changes fit together:
 
 - Whether it is the same table and was published without a gap. A table that leaves a publication and comes back gets a
   new pg_publication_rel row; an altered publication gets a new xmin in its pg_publication row (freezing and rewriting a
-  catalog keep xmin). A published table can't be made unlogged, so a table that was unlogged for some time is noticed
-  here, too.
+  catalog keep xmin). A published table can't be made unlogged, so a table that was unlogged for some time is also
+  noticed here.
 - Whether an ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A
   rewrite gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE only give
   it a new file.
@@ -19,12 +19,13 @@ Statistics System"). These count attempts, including rows of transactions that w
 logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is captured. A row that moves to a
 different partition counts as deleted from the old partition.
 
-The counters lag behind: a session reports at the end of a transaction, at most once a second, an idle session within
-10 s, and a session in a long transaction when that ends. A prepared transaction is reported by the session that commits
-it or rolls it back. So an UPDATE before a cut may be counted after the cut; the next increment then notices it.
+The counters lag behind: a session reports at the end of a transaction, at most once a second; an idle session reports
+within 10 s, and a session in a long transaction reports when the transaction ends. A prepared transaction is reported
+by the session that commits it or rolls it back. So an UPDATE before a cut may be counted after the cut; the next
+increment then notices it.
 
 The counters are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets
-all counters of the server including the archiver's, and resetting a table's counters updates the reset time of its
+all of the server's counters, including the archiver's, and resetting a table's counters updates the reset time of its
 database. After such a reset, equal counters prove nothing. This causes only a warning, because there is no evidence of
 a change. With track_counts off nothing is counted.
 """
@@ -83,19 +84,19 @@ def read_counters(connection: psycopg.Connection[Any], oids: Iterable[int]) -> d
 
 def has_changed(was: Counters, now: Counters) -> bool:
     """Whether rows were certainly updated or deleted between the two readings."""
-    # Only the rows are compared: the stamp also changes when another table of the database is reset.
+    # Only the rows are compared: the stamp also changes when another table in the database is reset.
     return now.rows not in (was.rows, (0, 0))
 
 
 def are_counters_unknown(was: Counters, now: Counters) -> bool:
-    """Whether rows may have been updated or deleted between the two readings unnoticed."""
+    """Whether rows may have been updated or deleted unnoticed between the two readings."""
     return not has_changed(was, now) and (was != now or not now.since)
 
 
 def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> None:
     """Raise AppendOnlyChangedError naming the tables in both readings that were updated or deleted from.
 
-    `since` describes the time of `was` in the message: an increment, or SNAPSHOT_BEGAN.
+    In the message, `since` describes the time of `was`: an increment, or SNAPSHOT_BEGAN.
     """
     changed = [name for name in sorted(was.keys() & now.keys()) if has_changed(was[name], now[name])]
     if not changed:
@@ -130,7 +131,7 @@ def _difference_text(was: Counters, now: Counters) -> str:
 
 
 def unknown_counters_warnings(node: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> list[LeftOut]:
-    """Return a warning for every table in both readings that may have been updated or deleted from unnoticed."""
+    """Return a warning for every table in both readings whose rows may have been updated or deleted unnoticed."""
     kind = LeftOutKind.UNCOUNTED_TABLE
     names = [name for name in sorted(was.keys() & now.keys()) if are_counters_unknown(was[name], now[name])]
     return [LeftOut(node, kind, name, WHY[kind]) for name in names]
@@ -142,7 +143,7 @@ SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c WHERE c.oid = ANY (%s)
 """
-# A change of an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
+# A change to an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
 # names, and aclitem with role names: their stamp is a hash of all such names.
 TYPES_QUERY = f"""
 WITH RECURSIVE used (relid, typid) AS (

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswers(Generic[T]):
-    """The answers, keyed by node, and for each node that did not answer, the reason."""
+    """The answers, keyed by node; for each node that did not answer, the reason."""
 
     found: Mapping[str, T]
     problems: Mapping[str, str]
@@ -104,7 +104,7 @@ REACHABLE = "check that the server is running and can be reached"
 
 
 class SilentNodeError(NodeUnreachableError):
-    """A node stopped answering while an operation used it."""
+    """A node stopped answering while an operation was using it."""
 
 
 class Watch:
@@ -145,7 +145,7 @@ class Watch:
                 self._acts.remove(act)
 
     def end_all(self) -> None:
-        """Call every present and future act of `on_silence`: the command was interrupted and should stop waiting."""
+        """Call every act of `on_silence`, present and future: the command was interrupted and should stop waiting."""
         with self._lock:
             self._is_ended = True
             acts = list(self._acts)
@@ -154,7 +154,7 @@ class Watch:
                 act()
 
     def check(self) -> None:
-        """Raise SilentNodeError if a node has fallen silent since the watch began."""
+        """Raise SilentNodeError if a node has fallen silent since the watch started."""
         with self._lock:
             silent = dict(self._silent)
         if silent:
@@ -211,7 +211,7 @@ class Watch:
             acts = list(self._acts)
         shut_down_sessions(node)
         for act in acts:
-            # An act that comes too late may raise; all others must still be called.
+            # An act that is called too late may raise; all others must still be called.
             with suppress(Exception):
                 act()
 

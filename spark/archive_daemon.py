@@ -1,12 +1,12 @@
-"""The process that forks an executor's Python workers if Cutline comes from an archive of `snapshot cluster pack`.
+"""The process that forks an executor's Python workers if Cutline comes in an archive from `snapshot cluster pack`.
 
 Spark sends this file to executors that do not have Cutline yet, so it imports only Python's standard library.
 
 The archive is unpacked once per user and machine, into a folder in the user's cache that is named after the archive's
 digest; later executors don't fetch it again. A process that searches, unpacks or removes archives holds an flock on the
 folder of all archives, and a process that uses an archive holds a shared flock on the archive's folder. A folder is
-renamed to the digest only when it is complete and on disk: what a killed executor leaves behind has a different name,
-and the next executor removes it.
+renamed to the digest only when it is complete and on disk: anything that a killed executor leaves behind has a
+different name, and the next executor removes it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-# Variables of an executor: the archive's SHA-256, the URL where the driver serves it, and the reason if it can't be
-# used.
+# An executor's environment variables: the archive's SHA-256, the URL at which the driver serves it, and the reason why
+# it can't be used, if any.
 DIGEST, URL, PROBLEM = "CUTLINE_ARCHIVE", "CUTLINE_ARCHIVE_URL", "CUTLINE_ARCHIVE_PROBLEM"
 SILENT_SECONDS_MAX = 60
 # Different versions or fleets may use the same machine.
@@ -36,7 +36,7 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def archives_folder() -> Path:
-    """Return the folder of all archives of this user, created if necessary.
+    """Return the folder for all of this user's archives, created if necessary.
 
     It is inside the executor's own folder if the user has no home, or if other users could change the cache's contents.
     """

@@ -1,8 +1,8 @@
 """A class-data archive for Spark's JVM: a memory image of its classes, which halves the start time.
 
-A JVM writes the archive to the user's cache when it ends, once per pair of Java and Spark; later JVMs map it. The
-archive only affects speed: a JVM ignores an archive that does not fit, and without an archive Spark starts more slowly.
-`cutline.spark.record_archive` writes the archive ahead of time.
+A JVM writes the archive to the user's cache when it ends, once for each combination of Java and Spark; later JVMs map
+it. The archive only affects speed: a JVM ignores an archive that does not fit, and without an archive Spark starts more
+slowly. `cutline.spark.record_archive` writes the archive ahead of time.
 """
 
 from __future__ import annotations

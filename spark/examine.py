@@ -14,7 +14,7 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
 
     If its build is `build`, it is tested for the job's `needs` (ExecutorNeeds, pickled): `problem` is an ErrorReport or
     None, and `key` is the key of the object that it stored, or "". `archive` is the reason why it can't use the archive
-    of `snapshot cluster pack`, "" if it can or there is no archive.
+    from `snapshot cluster pack`, "" if it can or there is no archive.
     """
     import os
     import pickle

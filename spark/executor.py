@@ -21,7 +21,7 @@ from cutline.spark.settings import files_options, is_unnamed_user
 from cutline.storage.errors import SnapshotError, UsageError
 
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-# The options of BACKEND, and the variables with their values.
+# The options of BACKEND, and the variables that contain their values.
 ARGUMENTS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",

@@ -169,5 +169,5 @@ def _replace_wrapper(launch_home: Path, text: str) -> None:
         (made / "bin" / "java").chmod(0o700)
         if os.path.lexists(launch_home):
             launch_home.rename(Path(draft) / "replaced")
-        with suppress(OSError):  # another command was first
+        with suppress(OSError):  # another command got there first
             made.rename(launch_home)

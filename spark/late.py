@@ -1,4 +1,4 @@
-"""The first task of every Python worker: it checks executors that were added after the check of all executors."""
+"""The first task of every Python worker: it checks executors that were added after all executors were checked."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class ExecutorUnfitError(RefusedError):
 
 
 class StoreNotSharedError(RefusedError):
-    """The store's URL leads an executor to a different store than the driver: a folder on its own machine."""
+    """The store's URL leads an executor to a different store than the driver's: a folder on its own machine."""
 
     def __init__(self, url: str) -> None:
         super().__init__(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SparkOnDemand:
     """A command's SparkSource: `begin` starts the session in the background, and leaving the block ends it.
 
-    The constructor raises FleetFileError if a variable of [spark] is not set, and SparkUnprotectedError if fleet.toml
+    The constructor raises FleetFileError if a variable in [spark] is not set, and SparkUnprotectedError if fleet.toml
     leaves the session unprotected.
     """
 

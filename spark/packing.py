@@ -1,7 +1,7 @@
 """Cutline's code for executors: its digest, and an archive of the code and its packages that executors unpack.
 
-The digest identifies a build better than a version number: a build from a different commit may hash, place or fold rows
-differently. With the archive, the executors need only the same version of Python on the same platform.
+The digest identifies a build better than a version number does: a build from a different commit may hash, place or fold
+rows differently. With the archive, the executors need only the same version of Python on the same platform.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
         )
     for path in listed:
         name = PurePosixPath(path).as_posix()
-        # Leave out scripts, which are outside of the packages, but include the metadata, which contains the version.
+        # Leave out scripts, which are outside the packages, but include the metadata, which contains the version.
         if not name.startswith(("..", "/")) and not LEFT_OUT.search(name):
             place = Path(str(path.locate()))
             if place.is_file():

@@ -49,7 +49,7 @@ DEPLOY = "org.apache.spark.deploy.DeployMessages$"
 
 
 def read_offer(session: SparkSession) -> str:
-    """Describe the free resources of a standalone master's workers, to end a sentence with; "" if unknown."""
+    """Describe the free resources of a standalone master's workers, as the end of a sentence; "" if unknown."""
     master = str(session.sparkContext.master)
     if not master.startswith("spark://"):
         return ""
@@ -91,7 +91,7 @@ def _free(worker: Any) -> str:
 # Executors that are added while others are answering are asked in a later round.
 ROUNDS_MAX = 3
 POLL_SECONDS = 0.5
-# The setting for how many seconds later jobs of the session wait for an executor.
+# The setting for the number of seconds that later jobs of the session wait for an executor.
 WAIT_SETTING = "cutline.wait.seconds"
 NAMED_SECONDS = 30.0
 # S3 refuses requests whose signing time is off by a quarter of an hour.
@@ -118,7 +118,8 @@ class Examined:
 def check_executors(session: SparkSession, needs: ExecutorNeeds, progress: Progress) -> ExecutorNeeds:
     """Wait for an executor, raise the error of any executor that can't take part, and return the completed needs.
 
-    Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or the error of an executor at the store or a node.
+    Raises NoExecutorError, ExecutorUnfitError, StoreNotSharedError, or the error that an executor got from the store or
+    a node.
     """
     progress.step("check executors")
     store = needs.store.open()

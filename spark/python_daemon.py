@@ -1,10 +1,10 @@
 """The process from which Spark forks its Python workers on this machine: it preloads the modules that tasks use.
 
-Spark's own daemon imports nothing, so every worker would import the same modules again, in 0.8 s of processor time.
-Spark runs this module with `python -m`, by the setting spark.python.daemon.module.
+Spark's own daemon imports nothing, so every worker would import the same modules again, which takes 0.8 s of processor
+time. Spark runs this module with `python -m`, through the setting spark.python.daemon.module.
 
 Workers end with the daemon. Spark's own daemon sends its workers SIGHUP when it ends, but they ignore it for a moment
-after their fork. Such a worker would run its task to the end, long after its command was killed.
+after their fork. Such a worker would run its task to completion, long after its command was killed.
 
 A process with threads can't be forked safely. The only thread that these modules start is jemalloc's, which handles
 forks itself.

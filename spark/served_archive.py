@@ -1,4 +1,4 @@
-"""The archive of `snapshot cluster pack`, which a session serves to executors that have not unpacked it yet.
+"""The archive from `snapshot cluster pack`, which a session serves to executors that have not unpacked it yet.
 
 Spark itself would send the archive to every executor of every command. Instead, Spark sends only a small daemon, which
 learns the archive's digest through Spark's authenticated connections, and fetches the archive from here if its machine
@@ -32,7 +32,7 @@ class PackedArchiveError(RefusedError):
 
 
 class ServedArchive:
-    """The archive, served until `close`, and the `settings` by which executors find it.
+    """The archive, served until `close`, and the `settings` with which executors find it.
 
     `host` is the driver's host as executors reach it. Raises PackedArchiveError.
     """

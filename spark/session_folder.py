@@ -5,10 +5,10 @@ The running command holds an flock on the folder. If a command was killed, the u
 unlocked and deletes it, unless the command's JVM may still be starting. A pid would prove nothing, because by now it
 may belong to a different process.
 
-Hosts may share the folder for temporary files, and don't see each other's locks. So the folder's name identifies the
-host (by hostname and machine id) and its boot. A command deletes only folders of its own boot, where the lock decides,
-and folders that its host left at an earlier boot. Hosts with the same hostname and machine id must not share the
-folder.
+Hosts may share the folder for temporary files, but they don't see each other's locks. So the folder's name identifies
+the host (by hostname and machine id) and its boot. A command deletes only folders from its own boot, for which the lock
+is conclusive, and folders that its host left behind in an earlier boot. Hosts with the same hostname and machine id
+must not share the folder.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _claim(parent: Path) -> tuple[Path, int]:
 
 
 def delete_dead_sessions(parent: Path) -> None:
-    """Delete the folders in `parent` of this user's killed commands, and end the servers that run there.
+    """Delete the folders that this user's killed commands left in `parent`, and end the servers that run there.
 
     Other hosts' folders stay.
     """

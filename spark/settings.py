@@ -1,7 +1,7 @@
 """Spark's configuration: the session's settings and their protection, the JVM's options, and the environment.
 
-Settings in [spark] of fleet.toml override the settings chosen here. pyspark puts settings on the command lines of a
-shell and two JVMs, which every user of the machine can read, so secrets are passed in private files.
+Settings in the [spark] table of fleet.toml override the settings chosen here. pyspark puts settings on the command
+lines of a shell and two JVMs, which every user of the machine can read, so secrets are passed in private files.
 
 A driver listens even if everything runs on one machine, where other users could connect to it, so authentication is
 always on. A cluster also communicates over a network and writes to the disks of other machines. So no protection can be
@@ -112,7 +112,7 @@ class SparkUnprotectedError(UsageError):
 
 
 def check_protection(master: str, given: Mapping[str, str]) -> None:
-    """Raise SparkUnprotectedError if `given`, the settings of fleet.toml, leave a session at `master` unprotected."""
+    """Raise SparkUnprotectedError if `given`, the settings from fleet.toml, leave a session at `master` unprotected."""
     for name, value in given.items():
         is_shown = name.endswith(JAVA_OPTIONS) and not name.startswith("spark.driver.")
         if is_shown and any(secrets_in_options(value)):

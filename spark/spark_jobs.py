@@ -1,7 +1,8 @@
 """Run plain tasks as a Spark job, with progress, and with a limited number of tasks per node at a time.
 
 A Spark task costs 10 to 50 ms of processor time, however little it does, and needs a free session on its node while it
-runs. So the tasks are distributed to lanes, each of which is one Spark task that runs its tasks one after the other.
+runs. So the tasks are distributed to lanes. Each lane is one Spark task, which runs the lane's tasks one after the
+other.
 
 An accumulator of the Spark context tells the driver which lanes have finished. A lane that Spark runs twice counts
 once.
@@ -81,7 +82,7 @@ class EndedLanes:
 
 
 def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int) -> None:
-    """In an executor, report along with the task's result that the lane has finished."""
+    """In an executor, report, along with the task's result, that the lane has finished."""
     accumulator.add({job: {lane}})
 
 
@@ -302,9 +303,9 @@ def run_tasks(
 ) -> list[Report]:
     """Run `work` on every task in Spark tasks; return the reports in the order of the tasks.
 
-    The tasks are distributed according to `dealing`; without it, each becomes one Spark task. If `watch` finds a node
-    silent, the job is cancelled, because a task may be waiting for that node. Reports are small (descriptions of
-    objects), so collecting them is bounded by the number of tasks.
+    The tasks are distributed according to `dealing`; without it, each becomes one Spark task. If `watch` finds that a
+    node is not responding, the job is cancelled, because a task may be waiting for that node. Reports are small
+    (descriptions of objects), so collecting them is bounded by the number of tasks.
     """
     if not tasks:
         return []
@@ -366,7 +367,7 @@ def job_progress(
 ) -> Iterator[None]:
     """Report the tasks of this block's jobs as they finish, by calling `count` periodically if it is given.
 
-    The jobs are cancelled if the block raises, or if `watch` finds a node silent.
+    The jobs are cancelled if the block raises, or if `watch` finds that a node is not responding.
     """
     with polling(count or _stage_count(spark, progress)):
         try:
@@ -449,7 +450,7 @@ def run_own_tasks(
 
     If this thread is interrupted, the tasks' requests to the store and this process's connections to the nodes, except
     `sessions`, are ended repeatedly until all tasks have finished. The tasks must release their slots before the caller
-    cleans up the nodes. If a node falls silent, the sessions' watch ends the connections to it.
+    cleans up the nodes. If a node stops responding, the sessions' watch ends the connections to it.
     """
     stops: list[Callable[[], None]] = []
 

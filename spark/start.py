@@ -1,7 +1,7 @@
 """The only place that builds a Spark session; everything else receives it.
 
 Spark starts in a thread, so that the command can do other work in the meantime. The JVM runs in a separate process
-session: Ctrl-C reaches only this process, which then ends the JVM. If this process dies, the JVM reads the end of its
+session: Ctrl-C reaches only this process, which then ends the JVM. If this process dies, the JVM reaches the end of its
 input and exits. Importing this module does not import pyspark.
 """
 
@@ -233,8 +233,8 @@ class SparkStart:
     def _launch_gateway(self, output: dict[str, Any]) -> None:
         """Start the JVM and connect to it.
 
-        The process is stored in `_jvm` at once, because it may take long to connect to the JVM, and stop() must be able
-        to end it. A JVM that can't write its connection file would not end: only its first thread would die.
+        The process is stored in `_jvm` at once, because it may take a long time to connect to the JVM, and stop() must
+        be able to end it. A JVM that can't write its connection file would not end: only its first thread would die.
         """
         from pyspark import java_gateway
 

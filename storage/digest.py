@@ -1,4 +1,4 @@
-"""The digest of an object's content, as commits store it."""
+"""The digest of an object's content, as stored in commits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIECE_BYTES = 8 * 2**20
 
 
 def digest(body: bytes) -> str:
-    """Return the SHA-256 of `body` as 64 lower case hex digits."""
+    """Return the SHA-256 of `body` as 64 lowercase hex digits."""
     return hashlib.sha256(body).hexdigest()
 
 

@@ -3,8 +3,8 @@
 Each subclass is one situation: its message says what happened and where, its hint says what to do next, and its exit
 code is what cron sees. The base class is defined in the lowest package, so that every other package can raise it.
 
-Messages of libpq or of a server may quote their input, so all secrets that this process knows are redacted from the
-text of every error. This is the last line of defence: Cutline's own messages never contain a secret.
+Messages from libpq or a server may quote their input, so all secrets that this process knows are redacted from the text
+of every error. This is the last line of defence: Cutline's own messages never contain a secret.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _secrets: set[str] = set()
 
 
 class ChainEnd(StrEnum):
-    """Whether an error of an increment ends its chain, so that `watch` starts a new chain with a full snapshot.
+    """Whether an error in an increment ends the chain, in which case `watch` starts a new chain with a full snapshot.
 
     PERHAPS: the chain may still be repaired, so `watch` tries a few more times first.
     """
@@ -42,11 +42,11 @@ class ChainEnd(StrEnum):
 class SnapshotError(Exception):
     """The situation, the next action, and the command's exit code.
 
-    `message` is lower case and names node, group or object; `hint` is an action, or several lines with statements;
-    `details` are values for `--json` (never a secret, never a DSN). A line break within a line of the hint is
-    escaped: otherwise the owner of a table could inject a hint through its name. `slug` is the stable name of the
-    situation for scripts, derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` says
-    whether the hint tells the user that the chain has ended; tests/unit/test_chain_ends.py compares the two.
+    `message` is lowercase and names node, group or object; `hint` is an action, or several lines with statements;
+    `details` are values for `--json` (never a secret, never a DSN). A line break within a line of the hint is escaped:
+    otherwise the owner of a table could inject a hint through its name. `slug` is the stable name of the situation for
+    scripts, derived from the class name: BaselineChangedError is "baseline-changed". `ends_chain` says whether the hint
+    tells the user that the chain has ended; tests/unit/test_chain_ends.py compares the two.
     """
 
     exit_code: int = 70

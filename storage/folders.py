@@ -1,6 +1,6 @@
 """Files and folders of LocalStore: accessible only to their owner, and flushed to disk.
 
-Anybody with write access to the store may replace a folder in it by a symbolic link at any time. So every path below
+Anybody with write access to the store may replace a folder in it with a symbolic link at any time. So every path below
 the root is opened folder by folder, and every operation is relative to the open folder: no link below the root is
 followed. The root itself may be a link.
 """
@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def opened(root: Path, folders: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
-    """Open the root, then each of `folders` inside the one before; with `make`, create missing folders.
+    """Open the root, then each of `folders` inside the previous one; with `make`, create missing folders.
 
     Yields the descriptors, the root's first. Raises LinkedFolderError.
     """

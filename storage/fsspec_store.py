@@ -182,7 +182,7 @@ def http_status(error: Exception) -> int:
 
 
 def creates_in_two_steps(filesystem: Any) -> bool:
-    """Whether exclusive creation is fsspec's default, to check and then write: sometimes two creators both succeed."""
+    """Whether exclusive creation is fsspec's default, which checks and then writes: two creators may both succeed."""
     from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
     while isinstance(getattr(filesystem, "fs", None), AbstractFileSystem):
@@ -191,7 +191,7 @@ def creates_in_two_steps(filesystem: Any) -> bool:
 
 
 def time_of(status: Mapping[str, Any]) -> datetime:
-    """Return when an object was created. If that is unknown, return the current time: it must not count as old."""
+    """Return when an object was created, or the current time if that is unknown, so it does not count as old."""
     for name in ("LastModified", "last_modified", "mtime", "created", "updated"):
         value = status.get(name)
         if isinstance(value, datetime):

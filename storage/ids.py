@@ -13,7 +13,7 @@ OPERATION_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{10}")
 def new_operation_id(now: datetime) -> str:
     """Return an id like `20261120T074343Z-3f9a01bc77`: the UTC second of `now`, then 40 random bits.
 
-    Ids of different seconds sort by time. The random part contains a letter, so that a name that ends with a date
+    Ids from different seconds sort by time. The random part contains a letter, so that a name that ends with a date
     can't be mistaken for one that ends with an id. Raises ValueError if `now` has no time zone: Python would read it as
     local time, which would break the order.
     """

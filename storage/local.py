@@ -149,7 +149,7 @@ class LocalStore:
                 with self._translate_refused_deletions(key):
                     remove(self.root, key)
             except LinkedFolderError as error:
-                # Otherwise anybody with write access to the store could have any file of this user deleted.
+                # Otherwise anybody with write access to the store could cause any of this user's files to be deleted.
                 raise DeletionRefusedError(url=self.url, key=key, reason=reason_of(error)) from error
             except NotADirectoryError:
                 return  # a parent folder is a file, so the object does not exist

@@ -46,7 +46,7 @@ class StoreLocation:
     is_made: bool = field(default=False, compare=False)
 
     def open(self) -> ObjectStore:
-        """Open the store without contacting it. In one process, equal locations share one store.
+        """Open the store without contacting it. Within one process, equal locations share one store.
 
         Raises StoreUrlError.
         """
@@ -65,7 +65,7 @@ class StoreLocation:
         return warnings_of(self.url, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the location for tasks, with `is_made`; raise any error of reading the key."""
+        """Pickle the location for tasks, with `is_made`; raise any error from reading the key."""
         encryption = self.encryption and self.encryption.for_tasks(self.open())
         return StoreLocation, (self.url, self.options, encryption, True)
 
@@ -103,7 +103,7 @@ def with_environment(url: str, options: Mapping[str, object]) -> dict[str, objec
 
 
 def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
-    """Return a sentence for each way in which the connection to such a store is insecure; empty if it is not S3."""
+    """Return a sentence for each way in which the connection to such a store is insecure; none if it is not S3."""
     if url.partition("://")[0] not in S3_PROTOCOLS:
         return []
     client = _client_options(options)

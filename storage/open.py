@@ -22,7 +22,7 @@ from cutline.storage.store import ObjectStore, StoreUnreachableError, check_key
 STORES_KEPT_MAX = 64
 GCS_PROTOCOLS = ("gs", "gcs")
 # The class that gcsfs registers asks over gRPC for the bucket's type before it reads or writes. If nothing answers, as
-# with an emulator, it repeats the question for a minute before every request.
+# with an emulator, it keeps asking for a minute before every request.
 GCS_FILE_SYSTEM = "gcsfs.core.GCSFileSystem"
 GCS_CONNECT_SECONDS_MAX = 5
 GCS_ANSWER_SECONDS_MAX = 30
@@ -54,13 +54,13 @@ def redact_url(url: str) -> str:
 
 
 def open_store(url: str, options: Mapping[str, object], *, is_made: bool = False) -> ObjectStore:
-    """Return the store at `url`: a folder (a path or `file://`), `memory://name`, or any URL that fsspec knows.
+    """Return the store at `url`: a folder (a path or `file://`), `memory://name`, or any URL that fsspec supports.
 
     A folder's path must be absolute, because fleet.toml must name the same store from every working directory and on
     executors. `options` are passed to fsspec unchanged. `is_made`: the store has answered before
     (ObjectStore.expect_answers). Nothing is created, and nothing is contacted except some file systems' sources of
-    credentials. In one process, equal arguments share one store. Raises StoreUrlError, and StoreUnreachableError if
-    there are no credentials.
+    credentials. Within one process, calls with equal arguments share one store. Raises StoreUrlError, and
+    StoreUnreachableError if there are no credentials.
     """
     # A forked process must not share its parent's connections, hence the process id.
     store = _open_once(url, to_hashable(options), os.getpid())

@@ -1,7 +1,8 @@
 """Test whether a store keeps the promises that snapshots depend on (docs/architecture.md, invariant 5).
 
-Some S3 servers ignore the condition of a put, or of the end of an upload in parts, and silently overwrite the object.
-Their documentation does not say so; only a test shows it. The probe runs the essential checks of ObjectStoreContract.
+Some S3 servers ignore the condition on a put, or on the completion of an upload in parts, and silently overwrite the
+object. Their documentation does not say so; only a test shows it. The probe runs the essential checks of
+ObjectStoreContract.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
         reason = f"the store's answer to a create was lost ({error.reason}), so the probe gave up"
         raise StoreUnreachableError(url=store.url, reason=reason) from error
     finally:
-        # A failed probe leaves objects behind. Its error matters more than any error of this clean-up.
+        # A failed probe leaves objects behind. Its error matters more than any error from this clean-up.
         with suppress(SnapshotError):
             for key in store.list(folder):
                 store.delete(key)
@@ -93,7 +94,7 @@ def probe_creating(store: ObjectStore, folder: str, create: Create, way: str) ->
 
 
 def probe_create_once(store: ObjectStore, key: str, create: Create, way: str) -> None:
-    """Create an object, then again in both ways: the second create must be refused and change nothing."""
+    """Create an object, then try again in both ways: the second create must be refused and change nothing."""
     create(key, FIRST)
     for again in (create, store.create):
         try:

@@ -1,4 +1,4 @@
-"""Limits of this process on open files, memory and threads: recognize errors caused by them, and name the limit.
+"""Limits on this process's open files, memory and threads: recognize errors that they cause, and name the limit.
 
 Libraries and executors report such errors only as text.
 
@@ -23,12 +23,12 @@ from typing import Any
 
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
-# A message with a severity is a server's: the server has reached its limit, not this process.
+# A message with a severity comes from a server: it is the server that has reached its limit, not this process.
 OF_SERVER = re.compile(r"\b[A-Z]{3,}:  ")
 
 
 def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[str], bool]) -> bool:
-    """Whether this error or a cause of it is an OSError with one of the `numbers`, or `says` is true of its text."""
+    """Whether this error or a cause of it is an OSError with one of the `numbers`, or `says` is true for its text."""
     for link in _links(error):
         if isinstance(link, OSError) and link.errno in numbers:
             return True
@@ -38,8 +38,8 @@ def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[st
             text = text or str(link)
         if isinstance(link, MemoryError):
             text = f"{type(link).__name__}: {text}"
-        # A server's errors have an SQLSTATE and those of its client library don't, so the direct cause shows whose text
-        # it is.
+        # A server's errors have an SQLSTATE and those of its client library don't, so the direct cause shows where the
+        # text comes from.
         is_server = any(getattr(exception, "sqlstate", None) for exception in (link, link.__cause__))
         if not is_server and not OF_SERVER.search(text) and says(text):
             return True
@@ -59,7 +59,7 @@ MEMORY_HINT = (
     "allow the command more memory and threads, then repeat it; the limit may be MemoryMax= or TasksMax= of a systemd"
     " unit, the container's limit, or ulimit -v or -u"
 )
-# The wordings of Python, the dynamic loader, Arrow, the JVM and its launcher.
+# The wordings used by Python, the dynamic loader, Arrow, the JVM and its launcher.
 TEXT = re.compile(
     rf"""\bMemoryError\b | ArrowMemoryError | OutOfMemoryError | {re.escape(os.strerror(errno.ENOMEM)).lower()}
       | can't\ start\ new\ thread | unable\ to\ create\ native\ thread | failed\ to\ map\ segment
@@ -78,7 +78,7 @@ class TooLittleMemoryError(UnreachableError):
 
 
 def says_no_memory(text: str) -> bool:
-    """Whether a message of a library or the JVM says that there is no more memory."""
+    """Whether a message from a library or the JVM says that there is no more memory."""
     return TEXT.search(text) is not None
 
 
@@ -148,7 +148,7 @@ def are_few_left() -> bool:
 
 
 def says_used_up(text: str) -> bool:
-    """Whether a message says that this process can't open more files; False if the message is a server's."""
+    """Whether a message says that this process can't open more files; False if it comes from a server."""
     return any(part in text.lower() for part in TEXTS) and not OF_SERVER.search(text)
 
 
@@ -160,7 +160,7 @@ def is_used_up(error: BaseException) -> bool:
 def find_used_up(error: BaseException) -> UnreachableError | None:
     """Return the error to report instead of `error` if its real cause is a lack of open files or memory.
 
-    Returns None otherwise, or if `error` also reports something else, such as that a commit may be stored.
+    Returns None otherwise, or if `error` also reports something else, such as a commit that may have been stored.
     """
     is_own = isinstance(error, SnapshotError)
     if is_used_up(error) and (not is_own or isinstance(error, (UnreachableError, RefusedError))):
@@ -191,7 +191,7 @@ class _Begun(threading.Event):
 
 
 def limit_thread_starts() -> None:
-    """Make Thread.start raise RuntimeError, in the whole process, if a thread does not start. Safe to repeat."""
+    """Make Thread.start raise RuntimeError, process-wide, if a thread fails to start. Safe to repeat."""
     setattr(threading.Thread, "start", _start_limited)  # noqa: B010  # mypy refuses the plain form
 
 

@@ -1,9 +1,9 @@
 """Send requests to S3: one retry policy, bounded waits, renewed credentials.
 
-s3fs opens the connections according to [store_options], which are its own options; the requests are botocore's. The
-retries of s3fs, botocore and aiohttp are switched off: each has its own policy, and none of them knows that a
-conditional put must not be retried silently. storage/s3_retries.py decides which requests are retried, and for how
-long.
+s3fs opens the connections according to [store_options], which contains s3fs's own options; the requests are botocore's.
+The retries of s3fs, botocore and aiohttp are switched off: each has its own policy, and none of them makes an exception
+for a conditional put, which must not be retried silently. storage/s3_retries.py decides which requests are retried, and
+for how long.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class CertificateFileError(UsageError):
-    """The file with the authorities of the store's certificate can't be used on this machine."""
+    """The file with the authorities for the store's certificate can't be used on this machine."""
 
     def __init__(self, path: str, problem: str) -> None:
         host = socket.gethostname()
@@ -71,7 +71,7 @@ class S3Client:
         self.policy = policy
         self.pace = Pace(store)
         self.has_worked = False
-        # The ways of creating objects (put, parts) whose encryption has been verified.
+        # The ways of creating objects (put, parts) for which encryption has been verified.
         self.encrypts: set[str] = set()
         self._renewing = asyncio.Lock()
 
@@ -143,8 +143,8 @@ class S3Client:
     async def _call(self, method: str, parameters: Mapping[str, Any]) -> Any:
         """Call botocore's method within a bounded time, with those of the user's parameters that it accepts.
 
-        aiohttp's read timeout begins only after the body was sent, so a server that does not read the body would block
-        a put forever.
+        aiohttp's read timeout begins only after the body has been sent, so a server that does not read the body would
+        block a put forever.
         """
         client = await self.s3fs.get_s3(parameters.get("Bucket"))
         operation = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
@@ -172,7 +172,7 @@ class S3Client:
         return code in EXPIRED or (self.has_worked and code in UNKNOWN_CREDENTIALS)
 
     async def _ask_reason(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
-        """Return why a HEAD was refused, by a GET of one byte: it is refused for the same reason, but with a body."""
+        """Return why a HEAD was refused, by a GET for one byte: the reason is the same, but the answer has a body."""
         try:
             answer = await self._call("get_object", {**parameters, "Range": "bytes=0-0"})
         except Exception as error:  # noqa: BLE001  # this error carries the reason
@@ -212,7 +212,7 @@ class S3Client:
 
 
 def to_s3fs(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options in s3fs's form; raise CertificateFileError if the authorities can't be read."""
+    """Return the options in the form that s3fs expects; raise CertificateFileError if the authorities can't be read."""
     given = dict(options)
     client = dict(chosen) if isinstance(chosen := given.get("client_kwargs"), Mapping) else {}
     if ca_file := given.pop("ca_file", None):

@@ -5,16 +5,16 @@ if an answer was lost and the retry finds the key taken, the id shows whether th
 User Guide, "Add preconditions to S3 operations".
 
 A put is a single request and leaves nothing behind, so it suits objects that can be sent again in a moment. If the put
-of a large object breaks near its end, the whole object must be sent again, over one connection. An upload in parts
+of a large object breaks off near the end, the whole object must be sent again, over one connection. An upload in parts
 repeats only the broken part, and sends several parts in parallel. Completing the upload takes the same
 `If-None-Match: *` as a put. A failed upload is aborted, so that its parts are not kept and billed; `unfinished` finds
 the uploads of killed processes. Source: "Uploading and copying objects using multipart upload", ibid.
 
-Every put and the beginning of every upload in parts name the encryption that the server must use
+Every put and every request that starts an upload in parts names the encryption that the server must use
 (`s3_additional_kwargs` of s3fs). Some servers ignore it. So the first object that a process creates in each way is
-verified after it is stored: by the server's answer, or else by the object's metadata. A process's first put is never a
-commit, but its first upload in parts may be a commit. That commit is valid even if the server did not encrypt it
-(snapshots/operations/committing.py). Source: "Specifying server-side encryption with AWS KMS", ibid.
+verified after it is stored: from the server's answer, or else from the object's metadata. A process's first put is
+never a commit, but its first upload in parts may be a commit. That commit is valid even if the server did not encrypt
+it (snapshots/operations/committing.py). Source: "Specifying server-side encryption with AWS KMS", ibid.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cutline.storage.store import (
 PUT_ID = "cutline-put"
 # The encryption and its key, in the parameters of a put and in its answer.
 ENCRYPTION, KMS_KEY = "ServerSideEncryption", "SSEKMSKeyId"
-MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: resending less costs no more than parts do
+MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: resending less costs no more than uploading in parts
 PART_BYTES = 16 * 2**20
 PARTS_MAX = 10_000
 PARTS_AT_ONCE = 4  # a create holds copies of this many parts in memory
@@ -87,8 +87,8 @@ class Creation:
     async def decide(self, store: Callable[[], Awaitable[T]], size_bytes: int) -> T | None:
         """Retry `store`, a conditional request that creates the object, until its result is known.
 
-        Returns the server's answer, None if it was lost. Raises ObjectExistsError or AnswerLostError; if it is certain
-        that nothing was stored, StoreUnreachableError or StoreUnfitError.
+        Returns the server's answer, or None if it was lost. Raises ObjectExistsError or AnswerLostError; if it is
+        certain that nothing was stored, StoreUnreachableError or StoreUnfitError.
         """
         tries = self.client.tries(size_bytes)
         may_be_stored = False
@@ -124,7 +124,7 @@ class Creation:
         return await self.client.send("put_object", **self.address, Body=body, IfNoneMatch="*", Metadata=metadata)
 
     async def _settle(self) -> None:
-        """Return if an earlier attempt of this create took the key; else raise ObjectExistsError or AnswerLostError."""
+        """Return if an earlier attempt by this create took the key; else raise ObjectExistsError or AnswerLostError."""
         try:
             head = await self.client.request("head_object", **self.address)
         except Exception as error:
@@ -139,7 +139,7 @@ def is_told(answer: Mapping[str, Any] | None) -> bool:
 
 
 def check_encryption(url: str, key: str, asked: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Raise EncryptionIgnoredError unless, by the server's answer `told`, object `key` is encrypted as `asked`."""
+    """Raise EncryptionIgnoredError unless the server's answer `told` shows object `key` to be encrypted as `asked`."""
     key_used, key_asked = str(told.get(KMS_KEY) or ""), str(asked.get(KMS_KEY) or "")
     if told.get(ENCRYPTION) == asked[ENCRYPTION] and is_same_key(key_asked, key_used):
         return
@@ -159,7 +159,7 @@ def is_same_key(asked: str, told: str) -> bool:
 
 
 class Upload(NamedTuple):
-    """An upload in parts that has begun."""
+    """An upload in parts that has started."""
 
     bucket: str
     name: str
@@ -179,7 +179,7 @@ class _Underway:
         atexit.register(self.abort_all)
 
     def abort_all(self) -> None:
-        """At exit, abort the uploads that this process's daemon threads left behind, but not a parent process's."""
+        """At exit, abort the uploads that this process's daemon threads left behind, not those of a parent process."""
         for upload, (client, process_id) in list(self.uploads.items()):
             if process_id == os.getpid():
                 wait_for(client, try_abort(client, upload))
@@ -256,7 +256,7 @@ async def try_abort(client: S3Client, upload: Upload) -> None:
 
 
 async def abort_upload(client: S3Client, upload: Upload) -> None:
-    """Abort an upload until the store no longer has it, at most ABORTS_MAX times; ignore a missing upload."""
+    """Abort an upload, up to ABORTS_MAX times, until the store no longer has it; ignore a missing upload."""
     for _ in range(ABORTS_MAX):
         try:
             await client.request("abort_multipart_upload", **upload.address)

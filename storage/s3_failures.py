@@ -85,7 +85,7 @@ WRONG_CLOCK = "RequestTimeTooSkewed"
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 # The codes for credentials that were never valid, and also for revoked credentials.
 UNKNOWN_CREDENTIALS = {"InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "UnrecognizedClientException"}
-# Failures that an operator can act on, in words; for all others S3's code is shown, which can be looked up.
+# Failures that an operator can act on, in words; for all others, S3's code is shown, so that it can be looked up.
 MEANINGS = {
     "NoSuchBucket": "the bucket does not exist",
     "NoSuchUpload": "another client ended the upload in parts",
@@ -149,7 +149,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class S3Failure(Enum):
-    """The kind of a failed request. If it is UNKNOWN, the request may have been carried out."""
+    """The way in which a request failed. If it is UNKNOWN, the request may have been carried out."""
 
     TAKEN = auto()
     MISSING = auto()
@@ -184,7 +184,7 @@ def failure_of(error: BaseException) -> S3Failure:
 def is_passing(error: BaseException) -> bool:
     """Whether the same request may succeed later.
 
-    Errors that are neither the network's nor the server's are bugs, which don't pass.
+    Errors that come from neither the network nor the server are bugs, which don't pass.
     """
     code, status = code_and_status(error)
     if status:
@@ -195,7 +195,7 @@ def is_passing(error: BaseException) -> bool:
 def is_not_connected(error: BaseException) -> bool:
     """Whether the request was not sent, because there was no connection.
 
-    aiobotocore raises the same error if a connection was never made and if it was reset, although only the former means
+    aiobotocore raises the same error whether a connection was never made or was reset, although only the former means
     that nothing was stored; the underlying error tells the two apart.
     """
     if isinstance(error, EndpointConnectionError):

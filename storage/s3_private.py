@@ -18,7 +18,7 @@ from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untype
 class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """An HTTP session that sends a request once; botocore's option `http_session_cls` takes this class.
 
-    `AIOHTTPSession._get_session` makes aiohttp's session, and is the only place where it can be reached.
+    `AIOHTTPSession._get_session` creates aiohttp's session, and is the only place where it can be reached.
     `ClientSession._retry_connection` makes aiohttp silently repeat a PUT whose connection broke; no public option turns
     this off. If the repeated put can't connect, the failure looks as if nothing had been sent, although the first put
     may have stored the object.

@@ -1,12 +1,12 @@
 """The retry policy of all S3 requests: puts, reads, listings and deletions.
 
-S3 asks for fewer requests (503 SlowDown) for minutes while it splits a prefix, and a restart of a store takes as long.
-So retries are limited by time, not by a number of attempts, and the operator is told. The longest pause doubles each
-time, and the actual pause is random between zero and that ("full jitter"), so that clients stopped by the same outage
-don't return together.
+S3 asks for fewer requests (503 SlowDown) for minutes while it splits a prefix, and restarting a store takes as long. So
+retries are limited by time, not by a number of attempts, and the operator is told. The longest pause doubles each time,
+and the actual pause is random between zero and that ("full jitter"), so that clients stopped by the same outage don't
+all come back at the same time.
 
 `Pace` is the state shared by all requests of a process: how many may start per second once the store has asked for
-fewer, and since when none has succeeded. Once a request has waited in vain for an outage to end, later requests fail at
+fewer, and how long none has succeeded. Once a request has waited in vain for an outage to end, later requests fail at
 once. storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
 Jitter"; Amazon S3 User Guide, "Best practices design patterns".
 """
@@ -89,7 +89,7 @@ class Pace:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def turn(self) -> None:
-        """Wait until a request may start, in the order of the calls."""
+        """Wait until a request may start; requests start in the order of the calls."""
         if self.rate < math.inf or self.free_at > time.monotonic():
             began = time.monotonic()
             async with self._turn:
@@ -106,7 +106,7 @@ class Pace:
     def slow_down(self, seconds: float) -> None:
         """Start no request for `seconds`, then half as many per second as before."""
         now = time.monotonic()
-        # Requests in flight get the same answer, which counts once.
+        # Requests in flight get the same answer, which counts only once.
         if now - self._slowed_at >= 1:
             recent = sum(1 for at in self._began if at >= now - 1)
             self.rate = max(min(self.rate, recent) / 2, RATE_MIN)
@@ -133,7 +133,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Tries:
-    """The attempts at one request. `size_bytes` is the number of bytes to send, or to receive once it is known."""
+    """The attempts at one request. `size_bytes` is the number of bytes to send or, once it is known, to receive."""
 
     retries: Retries
     pace: Pace
@@ -174,7 +174,7 @@ class Tries:
             tell(f"{self.pace.store} answers again, after {length_text(time.monotonic() - self.failed_at)}")
 
     def _limit(self, error: BaseException) -> float:
-        """Return how many seconds the request is repeated for after this failure."""
+        """Return for how many seconds the request is repeated after this failure."""
         if is_hardly_passing(error) and not self.pace.has_answered:
             return min(self.retries.first_seconds_max, self.retries.seconds_max)
         return self.retries.seconds_max
@@ -195,7 +195,7 @@ class Tries:
 
 
 def retries_of(config: Mapping[str, object], seconds_max: float | None = None) -> Retries:
-    """Return the limits with the user's options: `retry_for`, and `retries = {total_max_attempts = 3}`."""
+    """Return the limits with the user's options applied: `retry_for`, and `retries = {total_max_attempts = 3}`."""
     given = config.get("retries")
     attempts = given.get("total_max_attempts") if isinstance(given, Mapping) else None
     return Retries(

@@ -22,9 +22,9 @@ from cutline.storage.store import DeletionRefusedError
 
 # The version id of an object that was stored without versioning.
 NULL = "null"
-# The answers from servers without versioning, and to credentials that may not list versions.
+# The statuses returned by servers without versioning, and for credentials that may not list versions.
 UNLISTED_STATUSES = (400, 403, 405, 501)
-# The error codes when a policy or a lock protects an object; MinIO's code for a lock is InvalidRequest.
+# The error codes for an object that a policy or a lock protects; MinIO's code for a lock is InvalidRequest.
 REFUSALS = {"AccessDenied", "InvalidRequest", "MethodNotAllowed", "ObjectLocked"}
 
 
@@ -46,7 +46,7 @@ class VersionedDeletion:
     address: Mapping[str, str]
 
     def run(self) -> None:
-        """Remove all versions of the key; raise DeletionRefusedError, or an error of botocore."""
+        """Remove all versions of the key; raise DeletionRefusedError, or a botocore error."""
         try:
             versions = list(self._versions())
         except Exception as error:

@@ -33,7 +33,7 @@ _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=Non
 
 @dataclass(frozen=True, slots=True, order=True)
 class Listed:
-    """An object in a listing: its size in bytes, and when it was created, by the store's clock."""
+    """An object in a listing: its size in bytes, and when it was created, according to the store's clock."""
 
     key: str
     size: int
@@ -42,7 +42,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unfinished:
-    """The leftover of a dead create. It is not an object and is not listed, but it takes up space.
+    """The leftover from a dead create. It is not an object and is not listed, but it takes up space.
 
     `id` is meaningful only to the store. `key` is the key of the create, "" if unknown. `size_bytes` is the known size.
     `began_at` is when the create began, or when the last part arrived if the store reports that.

@@ -15,13 +15,13 @@ ENCRYPTED_END = b"cutline\x01"
 class StoredForm(Protocol):
     """The form in which a store keeps objects.
 
-    `written` are the bytes passed to ObjectStore.create, `stored` the resulting bytes in `raw`. Commits contain the
+    `written` are the bytes passed to ObjectStore.create; `stored` are the resulting bytes in `raw`. Commits contain the
     digests of the stored bytes, which anybody can verify.
     """
 
     @property
     def raw(self) -> ObjectStore:
-        """The underlying store, of the stored bytes."""
+        """The underlying store, which contains the stored bytes."""
         ...
 
     def encode(self, key: str, written: bytes) -> bytes:

@@ -18,7 +18,7 @@ from cutline.storage.store import AnswerLostError, ObjectExistsError, ObjectMiss
 from cutline.storage.stored_form import stored_form
 
 READ_BACK_PAUSES_SECONDS = (0.2, 1.0, 3.0)
-# Errors of a lookup after which it is still unknown whether a put was stored.
+# Lookup errors that leave it unknown whether a put was stored.
 INCONCLUSIVE: tuple[type[Exception], ...] = (ObjectMissingError, UnreachableError)
 T = TypeVar("T")
 

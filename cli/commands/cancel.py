@@ -100,7 +100,7 @@ def _not_under_way(store: ObjectStore, operation: str) -> NotUnderWayError:
 
 
 def document_of(results: Iterable[Cancelled]) -> dict[str, Any]:
-    """Return the command's JSON."""
+    """Return the command's JSON output."""
     return {
         "schema": SCHEMA,
         "operations": [

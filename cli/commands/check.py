@@ -98,7 +98,7 @@ def volumes_of(report: CheckReport) -> dict[str, int]:
 
 
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
-    """Return the result for each restore point, as the operation's outcome stores it."""
+    """Return the result for each restore point, in the format used in the operation's outcome."""
     is_full = request.increment is None and not request.metadata_only
     return tuple(
         CheckedPoint(snapshot.name, snapshot.increment, snapshot.result, is_full, snapshot.figures)
@@ -137,7 +137,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
 
 
 def conflict_text(conflict: Conflict) -> str:
-    """Describe a conflict on one line: kind, place and detail."""
+    """Describe a conflict on one line: kind, location and detail."""
     nodes = " and ".join(node for node in (conflict.node, conflict.other_node) if node)
     place = conflict.group or ""
     if conflict.partition is not None:

@@ -154,7 +154,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
 
 
 def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
-    """Return the items that the previous commit left out; return nothing if it can't be read, so that all are named."""
+    """Return the items that the previous commit left out, or nothing if it can't be read, so that all are named."""
     with suppress(SnapshotError):
         return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out
     return ()
@@ -201,7 +201,7 @@ def make_plan(
 
 
 def document_of(commit: Commit) -> dict[str, Any]:
-    """Return the command's JSON."""
+    """Return the command's JSON output."""
     cut = commit.cut
     return {
         "schema": SCHEMA,
@@ -237,7 +237,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
 
 
 def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
-    """Return the human-readable output; `before` contains what the previous restore point left out."""
+    """Return the human-readable output; `before` contains the items that the previous one left out."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
     rows = f"{quantity_text(counts['rows'], 'rows')}, " if counts["rows"] else ""
@@ -256,7 +256,7 @@ def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
 
 
 def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
-    """Return the JSON of a full snapshot's --dry-run."""
+    """Return the JSON output of --dry-run for a full snapshot."""
     tables = {
         shard: [
             {

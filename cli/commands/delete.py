@@ -86,7 +86,7 @@ def code_of(removed: RemovalResult) -> int:
 
 
 def document_of(deletion: DeletionResult) -> dict[str, Any]:
-    """Return the command's JSON. `state` is deleted, unfinished, or already-deleted."""
+    """Return the command's JSON output. `state` is deleted, unfinished, or already-deleted."""
     state = "already-deleted"
     if deletion.removed:
         state = "deleted" if deletion.removed.is_done else "unfinished"
@@ -101,7 +101,7 @@ def document_of(deletion: DeletionResult) -> dict[str, Any]:
 
 
 def plan_document(plan: DeletionPlan) -> dict[str, Any]:
-    """Return the JSON of `--dry-run`. `state` is planned, or unfinished if the deletion had already begun."""
+    """Return the JSON output of `--dry-run`. `state` is planned, or unfinished if the deletion had already started."""
     return {
         "schema": SCHEMA,
         "dry_run": True,
@@ -121,7 +121,7 @@ def plan_document(plan: DeletionPlan) -> dict[str, Any]:
 
 
 def mark_document(mark: Mark) -> dict[str, Any]:
-    """Return the restore points that a removal deletes, and when and by whom it was requested."""
+    """Return the restore points that a removal deletes, the time of the request, and the user who made it."""
     return {
         "operation": mark.operation or None,
         "at": mark.at,
@@ -166,7 +166,7 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
 
 
 def losses_of(plan: DeletionPlan) -> list[str]:
-    """Return the lines of the plan that need confirmation: all but the `keep` lines, which new snapshots change."""
+    """Return the plan's lines that need confirmation: all except the `keep` lines, which a new snapshot can change."""
     return [line for line in plan_lines(plan) if not line.startswith("keep ")]
 
 

@@ -96,7 +96,7 @@ def _seconds(text: str) -> float:
 
 
 def document_of(report: GcReport) -> dict[str, Any]:
-    """Return the command's JSON. `objects` and `bytes` count the removed objects; in a dry run, the garbage."""
+    """Return the command's JSON output. `objects` and `bytes` count removed objects or, in a dry run, the garbage."""
     size_total = total_of(report.garbage)
     done = size_total if report.dry_run else report.removed
     return {

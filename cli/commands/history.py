@@ -51,7 +51,7 @@ def history(
 
 
 def document_of(found: Iterable[Ended]) -> dict[str, Any]:
-    """Return the command's JSON."""
+    """Return the command's JSON output."""
     return {"schema": SCHEMA, "operations": [ended.to_json() for ended in found]}
 
 

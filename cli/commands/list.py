@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
-# How many increments of a snapshot to list: when all snapshots are listed, when one is named, and at most.
+# The number of increments to list per snapshot: when all snapshots are listed, when one is named, and the maximum.
 LAST, LAST_OF_ONE, LAST_MAX = 3, 20, 1_000_000
 Flat = Annotated[bool, typer.Option("--flat", help="Print one row per restore point, with all columns.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Like --flat, but as CSV, for spreadsheets and scripts.")]
@@ -135,7 +135,7 @@ def list_snapshots(
 
 
 def _chosen(listing: Listing, name: str | None) -> list[Entry]:
-    """Return the snapshot of this name, or all snapshots; raise SnapshotMissingError."""
+    """Return the snapshot with this name, or all snapshots; raise SnapshotMissingError."""
     if name is None:
         return list(listing.entries)
     chosen = [entry for entry in listing.entries if entry.name == name]
@@ -145,12 +145,12 @@ def _chosen(listing: Listing, name: str | None) -> list[Entry]:
 
 
 def _first_shown(entry: Entry, last: int | None) -> int:
-    """Return the number of the first of the newest `last` increments; with None, that of the first increment."""
+    """Return the number of the first increment to show: the newest `last` are shown, or all if `last` is None."""
     return 1 if last is None else max(len(entry.summaries) - last, 0) + 1
 
 
 def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
-    """Return a snapshot's JSON, with its increments from `first` on. `base` is the full snapshot's operation."""
+    """Return a snapshot as JSON, with its increments from `first` on. `base` is the full snapshot's operation."""
     chain = entry.chain
     if chain is None:
         return {"name": entry.name, "state": entry.state, "problem": entry.problem, "increments": []}
@@ -178,7 +178,7 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
 
 
 def increment_document(summary: CommitSummary) -> dict[str, Any]:
-    """Return an increment's JSON."""
+    """Return an increment as JSON."""
     return {
         "number": summary.increment,
         "created_at": summary.created_at,
@@ -197,7 +197,7 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
     """Return a snapshot's newest check, its newest full check, and its newest full check with the result valid.
 
-    `standing_conflicts` is the newest check with conflicts that no newer check has shown to be gone. All may be null.
+    `standing_conflicts` is the newest check with conflicts that no newer check has shown to be gone. Any may be null.
     """
     ended_checks = {
         "last_check": checks.last.get(entry.name),
@@ -209,7 +209,7 @@ def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
 
 
 def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
-    """Return the total size in bytes of the objects of the full snapshot and of these increments."""
+    """Return the total size, in bytes, of the objects in the full snapshot and in these increments."""
     return chain.full.counts["bytes"] + sum(increment.bytes for increment in increments)
 
 

@@ -52,7 +52,7 @@ def prune(
         typer.Option(
             min=0,
             metavar="K",
-            help="Keep the increments of the newest K snapshots; of older ones, keep only the full snapshot.",
+            help="Keep the increments of the newest K snapshots; for older snapshots, keep only the full one.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Also delete the last snapshot that can be restored.")] = False,
@@ -77,8 +77,7 @@ def prune(
         confirmation.ask(plan_lines(plan), question, losses=losses_of(plan))
 
     with leaving_metrics(context, fleet, "prune", metrics):
-        # Each removal is an operation. So is the whole prune, which is the operation that users see, wait for and
-        # cancel.
+        # Each removal is an operation, and the whole prune is another: the one that users see, wait for and cancel.
         with recorded_activity(context, fleet, "prune", begins_at_once=False) as recorded:
 
             def begin(plan: PrunePlan) -> None:
@@ -114,7 +113,7 @@ def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
-    """Return the plan's JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
+    """Return the plan as JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
 
     `checked` is the check whose result applies to a snapshot; null if no such check is known.
     """
@@ -141,7 +140,7 @@ def _verdict_document(plan: PrunePlan, one: RetentionVerdict) -> dict[str, Any]:
 
 
 def rules_document(rules: Retention) -> dict[str, int | None]:
-    """Return the rules that were applied; null if a rule is not set."""
+    """Return the rules that were applied; a rule that is not set is null."""
     return {"keep_full": rules.keep_full, "keep_days": rules.keep_days, "keep_increments": rules.keep_increments}
 
 
@@ -160,7 +159,7 @@ def _step_document(step: PruneStep) -> dict[str, Any]:
 
 
 def document_of(pruned: PruneResult) -> dict[str, Any]:
-    """Return the command's JSON: the plan and its results."""
+    """Return the command's JSON output: the plan and its results."""
     done = [
         {
             "snapshot": result.mark.snapshot,

@@ -1,4 +1,4 @@
-"""`snapshot report`: its options, its file and its JSON."""
+"""`snapshot report`: its options, its file and its JSON output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cutline.storage.errors import UsageError
 
 
 def figures_document(figures: StoreFigures) -> dict[str, Any]:
-    """Return all figures of the charts and tables."""
+    """Return all figures in the charts and tables."""
     operations, gaps = figures.operations, figures.gaps
     return {
         "fleet": figures.fleet,
@@ -108,7 +108,7 @@ def _place(place: RestorePlace) -> dict[str, Any]:
 
 
 def _check(one: EndedCheck) -> dict[str, Any]:
-    """Return the JSON of a check; `figures` is null if the check did not record how much it compared and skipped."""
+    """Return a check as JSON; `figures` is null if the check did not record how much it compared and skipped."""
     figures = one.point.figures
     found = to_builtins(figures) if isinstance(figures, CheckFigures) else None
     return {**one.to_json(), "snapshot": one.point.snapshot, "figures": found}

@@ -138,7 +138,7 @@ def restore_resume(
     """Finish an interrupted restore of this snapshot. Rows that are already loaded are kept.
 
     You can run it on any machine that can reach the targets and the store. Give the same --to and --node as for the
-    restore; its other options are recorded.
+    restore; the other options of the restore are recorded.
     """
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)

@@ -35,7 +35,7 @@ ELSEWHERE = re.compile(r" --to\b")
 WORD = r"""(?:'[^']*'|"[^"]*"|[^\s;'"])+"""
 # Matches a command in a hint. It ends before `; and …`, or before three spaces and `or: …`.
 RESTORE_COMMAND = re.compile(rf"snapshot (?:restore(?:-[a-z]+)?|drill)(?: {WORD})*(?=;|$| {{3}})")
-# Matches commands whose snapshot must be filled in: hints from executors, for example about refused rows, say NAME.
+# Matches commands that lack a snapshot's name: hints from executors, for example about refused rows, say NAME.
 UNNAMED = re.compile(r"(snapshot (?:restore(?:-[a-z]+)?|drill|show) )NAME\b")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 # For each field of the report: the line that the command prints, and the line that a dry run prints.
@@ -61,13 +61,13 @@ NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was set aside"
 
 
 def load_target(to: Path | None, source: Fleet) -> Fleet:
-    """Load the fleet of --to; without it, return the source itself."""
+    """Load the fleet that --to names; without --to, return the source itself."""
     return load_fleet(to, hint=NO_TARGET_HINT) if to else source
 
 
 @contextmanager
 def naming_target(to: Path | None, name: str = "NAME") -> Iterator[None]:
-    """Fill in the name of the snapshot and the target, as given, in the hints of an error."""
+    """Fill in the snapshot's name and the target, as given, in an error's hint."""
     try:
         yield
     except SnapshotError as error:

@@ -23,7 +23,7 @@ def resume(context: typer.Context) -> None:
 
 
 def document_of(report: ResumeReport) -> dict[str, Any]:
-    """Return the command's JSON. `nodes` are the nodes that were read-only."""
+    """Return the command's JSON output. `nodes` are the nodes that were read-only."""
     return {
         "schema": SCHEMA,
         "asked": list(report.asked),

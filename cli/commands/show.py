@@ -183,7 +183,7 @@ def _extension_statements(store: ObjectStore, chain: Chain, identity: NodeIdenti
 
 
 def _rows_statement(rows: ConfigurationRows, encoding: str) -> str:
-    """Return the statements of a table as text, or a comment if they are not in UTF-8."""
+    """Return the statements for a table as text, or a comment if they are not in UTF-8."""
     name = table_name(rows.table.schema, rows.table.name)
     if encoding == UTF8 or rows.statements.isascii():
         return rows.statements.decode(errors="backslashreplace").rstrip()
@@ -215,7 +215,7 @@ def _escape_quoted(quoted: re.Match[str]) -> str:
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
-    """Return the command's JSON: the entry as in `list`, and the other contents of the commits."""
+    """Return the command's JSON output: the entry as in `list`, and the other contents of the commits."""
     return {
         "schema": SCHEMA,
         **entry_document(entry),
@@ -290,7 +290,7 @@ def _groups(chain: Chain) -> FittingTable:
 
 
 def _comments(chain: Chain) -> list[str | RenderableType]:
-    """Return the comments of increments; the full snapshot's comment is in the first line of the output."""
+    """Return the increments' comments; the full snapshot's comment is in the first line of the output."""
     return [
         f"increment {increment.increment} — {shortened(increment.comment)}"
         for increment in chain.increments

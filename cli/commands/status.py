@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "cutline/status/1"
 TITLES = ("operation", "what", "state", "who", "begun", "phase", "done", "left", "last sign")
-# The rows of nodes have values only in the first three of these columns.
+# Rows for nodes have values only in the first three of these columns.
 IMPORTANT = ("operation", "done", "left", "what", "state", "phase", "last sign", "begun")
 WATCH_SECONDS = 2.0
 Lines: TypeAlias = "list[str | RenderableType]"
@@ -54,7 +54,8 @@ Nodes = Annotated[
 def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False) -> None:
     """Show running and dead operations: their progress, and whether their processes are alive.
 
-    Only the store is read. Processes send a heartbeat every few seconds; one overdue by a minute is reported dead.
+    Only the store is read. Processes send a heartbeat every few seconds; a process whose heartbeat is a minute
+    overdue is reported as dead.
     """
     options = command_context(context)
     if watch and options.json:
@@ -99,7 +100,7 @@ def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
 
 
 def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:
-    """Return the command's JSON. `nodes` contains each node's progress and, for primaries, the lock's holder."""
+    """Return the command's JSON output. `nodes` has each node's progress and, for primaries, the lock's holder."""
     return {
         "schema": SCHEMA,
         "operations": [_operation_of(operation, report.now, fleet_file) for operation in report.operations],

@@ -38,7 +38,7 @@ class OperationDeadError(RefusedError):
 
 
 class OperationFailedError(SnapshotError):
-    """The operation's command failed and left something to clean up; this error takes the exit code of `failure`."""
+    """The operation's command failed and left something to clean up; this error takes the exit code from `failure`."""
 
     def __init__(self, found: UnderWay, failure: Failure) -> None:
         super().__init__(f"operation {found.id} {found.dead_text}", hint="to see how to settle it: snapshot status")
@@ -84,7 +84,7 @@ def wait(
 
 
 def code_of(ended: Ended, store: ObjectStore) -> int:
-    """Return the exit code of the operation's command; if none was recorded, a code that fits its result."""
+    """Return the exit code of the operation's command or, if none was recorded, a code that fits the result."""
     if ended.outcome is None or ended.outcome.state != "done":
         failure = None
         if ended.code is None:
@@ -102,7 +102,7 @@ def line_of(one: Ended) -> str:
 
 
 def await_end(fleet: Fleet, operation: str, seconds: float | None, progress: Progress) -> Ended:
-    """Wait until the operation has an outcome, and return it.
+    """Wait until the operation has an outcome, and return the ended operation.
 
     Raises NoSuchOperationError, OperationFailedError, OperationDeadError, StillRunningError, ManifestError, and
     StoreUnreachableError.

@@ -32,7 +32,7 @@ CUT_STEP = "cut"
 
 
 class ChapterName(StrEnum):
-    """The chapters in order, as the JSON names them."""
+    """The chapters, in order, by their names in the JSON output."""
 
     FLEET = "fleet"
     BANK = "bank"
@@ -49,8 +49,8 @@ class ChapterName(StrEnum):
 class TakenCut:
     """A snapshot or increment and its timing, on the monotonic clock.
 
-    `command` is the time of the whole command. `windows` contains one window per attempt: from shortly before the
-    start markers to the finish markers. `longest_commit_seconds` is the longest client transaction that overlaps a
+    `command` covers the whole command. `windows` contains one window per attempt: from shortly before the start markers
+    to the finish markers. `longest_commit_seconds` is the duration of the longest client transaction that overlaps a
     window, or None.
     """
 
@@ -79,9 +79,9 @@ class Disaster:
 class BankFigures:
     """The bank from its first transaction to its last; `began` and `ended` are on the monotonic clock.
 
-    `p99_seconds` covers transactions outside all cuts, `p99_idle_seconds` those while no command ran.
-    `longest_gap_seconds` is the longest time without a commit on any shard. `ends` are the times at which
-    transactions ended, ascending.
+    `p99_seconds` covers transactions outside all cuts; `p99_idle_seconds` covers those that ran while no command was
+    running. `longest_gap_seconds` is the longest time without a commit on any shard. `ends` are the times at which
+    transactions ended, in ascending order.
     """
 
     clients: int
@@ -142,7 +142,7 @@ class StoryReport:
 
     @property
     def longest_commit_seconds(self) -> float | None:
-        """The longest transaction of any client during any cut."""
+        """The duration of the longest transaction by any client during any cut."""
         return max((cut.longest_commit_seconds for cut in self.cuts if cut.longest_commit_seconds), default=None)
 
 
@@ -167,13 +167,13 @@ class CutWatch(Forwarding):
 
 
 def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:
-    """Return the longest transaction that overlaps one of the windows, in seconds."""
+    """Return the duration, in seconds, of the longest transaction that overlaps one of the windows."""
     longest = [latencies.longest_between(*window) for window in windows]
     return max((seconds for seconds in longest if seconds is not None), default=None)
 
 
 def longest_gap(ends: list[float], began: float) -> float:
-    """Return the longest time between two consecutive ends; `ends` is ascending, after `began`."""
+    """Return the longest time between two consecutive ends; `ends` are in ascending order, after `began`."""
     return max((later - earlier for earlier, later in pairwise([began, *ends])), default=0.0)
 
 
@@ -189,14 +189,14 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def rates(moments: Sequence[float], began: float, ended: float, columns: int) -> list[float]:
-    """Return the number of `moments` (ascending) per second in each of `columns` equal parts of the time."""
+    """Return the number of `moments` (ascending) per second in each of `columns` equal parts of the period."""
     width = (ended - began) / columns
     edges = [bisect_left(moments, began + width * column) for column in range(columns + 1)]
     return [(after - before) / width for before, after in pairwise(edges)]
 
 
 def marks(places: Mapping[str, float], began: float, ended: float, columns: int) -> str:
-    """Draw a line of `columns` characters with each sign at its time, or at the nearest free place if that is taken."""
+    """Draw a line of `columns` characters, with each sign at the free position that is nearest to its time."""
     line = [" "] * columns
     for sign, moment in places.items():
         column = min(max(int((moment - began) / (ended - began) * columns), 0), columns - 1)
@@ -211,7 +211,7 @@ DISASTER_SIGN = "x"
 
 
 def document_of(report: StoryReport) -> dict[str, Any]:
-    """Return the command's JSON."""
+    """Return the command's JSON output."""
     bank, disaster = report.bank, report.disaster
     return {
         "schema": SCHEMA,

@@ -30,11 +30,11 @@ EXAMPLES_MAX = 20
 
 FleetFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the embedded fleet.")]
 Shards = Annotated[
-    int | None, typer.Option(min=1, max=32, metavar="N", help=f"Shards of a new fleet. Default: {NEW_FLEET_SHARDS}.")
+    int | None, typer.Option(min=1, max=32, metavar="N", help=f"Shards in a new fleet. Default: {NEW_FLEET_SHARDS}.")
 ]
 Backups = Annotated[
     int | None,
-    typer.Option(min=0, max=8, metavar="N", help=f"Standbys per shard of a new fleet. Default: {NEW_FLEET_BACKUPS}."),
+    typer.Option(min=0, max=8, metavar="N", help=f"Standbys per shard in a new fleet. Default: {NEW_FLEET_BACKUPS}."),
 ]
 PostgreSQL = Annotated[
     Path | None,

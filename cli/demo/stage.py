@@ -83,7 +83,7 @@ class Stage:
         return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS, programs=self._programs)
 
     def begin_target(self) -> None:
-        """Start the fleet to restore into, in the background: as many shards, but no standbys and no databases."""
+        """Start the fleet to restore into, in the background: equally many shards, no standbys, no databases."""
         folder, programs = self._folder / "restored", self._programs
         self._target = self._threads.submit(
             start_fleet, folder, shards=SHARDS, backups=0, schema=False, programs=programs

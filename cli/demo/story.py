@@ -48,7 +48,7 @@ INDENT = 4
 
 
 class StoryLines(Silent):
-    """Writes the story and the notes of its operations to stderr, line by line; writes nothing if `quiet`."""
+    """Writes the story and the notes from its operations to stderr, line by line; writes nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
@@ -91,7 +91,7 @@ ACCOUNTS = count_text(SHARDS * ACCOUNTS_PER_SHARD)
 def tell_story(lines: StoryLines, programs: Path | None = None) -> StoryReport:
     """Play the whole story and return the measurements. Everything that it started is always stopped and deleted.
 
-    `programs` is the folder of the servers' programs; None means the wheel's programs. Raises the errors of the
+    `programs` is the folder with the servers' programs; None means the wheel's programs. Raises the errors of the
     operations: an interrupted story has no report.
     """
     story = Story(lines)

@@ -96,8 +96,8 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
 class RecordedCommand:
     """The activity of a command without an intent, and the fields of its outcome.
 
-    Once it `is_begun`, others see it as `operation`. If the command raises, only `volumes` are recorded, the work that
-    it had done.
+    Once it `is_begun`, others see it as `operation`. If the command raises, only `volumes`, the work done
+    so far, are recorded.
     """
 
     activity: Activity
@@ -123,7 +123,8 @@ def recorded_activity(
 ) -> Iterator[RecordedCommand]:
     """Like `activity`, but for a command without an intent; record its outcome if the store can be reached.
 
-    Unless it `begins_at_once`, the operation begins with `begin`; a command that ends earlier leaves no record.
+    Unless it `begins_at_once`, the operation begins when `begin` is called; a command that ends earlier leaves no
+    record.
     """
     command, about = Command(kind, snapshot, new_operation_id(utc_now())), Command(kind, snapshot)
     with (

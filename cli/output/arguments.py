@@ -30,8 +30,8 @@ PROGRESS_SCHEMA = "cutline/progress/1"
 class CommandContext:
     """The global options of an invocation. If `json` is set, stdout is exactly one JSON document.
 
-    `given_fleet` is the file of `--fleet`. `warnings` are the warnings about fleet.toml, which are known once it is
-    loaded; JSON results include them.
+    `given_fleet` is the file given with `--fleet`. `warnings` are the warnings about fleet.toml, which are known once
+    it is loaded; JSON results include them.
     """
 
     fleet_path: Path = field(default_factory=default_fleet_path)
@@ -89,7 +89,7 @@ Transactions = Annotated[
     bool,
     typer.Option(
         "--transactions",
-        help="List distributed transactions that were undecided at the cut, and how a restore decides them.",
+        help="List distributed transactions that were undecided at the cut, and how a restore resolves them.",
     ),
 ]
 RecoveryPlan = Annotated[
@@ -132,7 +132,7 @@ AllowRefusedDdl = Annotated[
     ),
 ]
 Schemas = Annotated[
-    list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables of this schema (repeatable).")
+    list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
 ]
 Analyze = Annotated[bool, typer.Option("--analyze", help="Run ANALYZE on the restored tables at the end.")]
 NoDatabaseSettings = Annotated[
@@ -182,7 +182,7 @@ Routes = Annotated[
     typer.Option(
         "--route",
         metavar="S.T=EXPR",
-        help="Expression that selects the target of each row, such as hash(id) (repeatable).",
+        help="Expression that selects the target for each row, such as hash(id) (repeatable).",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Run all checks, print the plan, and change nothing.")]

@@ -18,7 +18,7 @@ from cutline.cli.output.fleet_option import FLEET_VARIABLE, check_found, default
 if TYPE_CHECKING:
     from cutline.storage.store import ObjectStore
 
-# The longest time that a user who presses Tab waits for a store that does not answer.
+# How long a user waits, at most, after pressing Tab if the store does not answer.
 SECONDS_MAX = 5.0
 # The variables in which completion scripts pass the command line: in bash, and in the other shells.
 LINE_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
@@ -78,5 +78,5 @@ def _open_store() -> ObjectStore:
 def _words_of(line: str) -> Sequence[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # an unterminated quotation
+    except ValueError:  # an unterminated quote
         return line.split()

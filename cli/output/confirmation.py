@@ -1,8 +1,8 @@
 """The one rule for destructive commands: print the plan, then ask at a terminal, or require --yes in a script.
 
 `delete`, `prune`, `gc`, `restore --replace` and the commands that undo a restore or drop old databases follow this
-rule. Without a terminal they need --yes. If --yes is missing, they end before they contact anything, with the exit code
-of a usage error, so that cron reports a line that can never work. --dry-run prints the plan and does not ask. The
+rule. Without a terminal they need --yes. If --yes is missing, they exit before they contact anything, with the exit
+code of a usage error, so that cron reports a line that can never work. --dry-run prints the plan and does not ask. The
 question is asked before any lock is taken, so that no other operation waits for the answer. The plan is therefore made
 again under the lock, and must then destroy the same things. Only gc does not compare the plans: it first settles dead
 operations, whose objects then become garbage, too, and it never removes an object that a commit lists.
@@ -56,7 +56,7 @@ class Confirmation:
     def ask(self, plan: Iterable[str], question: str, *, losses: Iterable[str] | None = None) -> None:
         """Print the plan, and ask unless the plan destroys nothing. Raises NotConfirmedError.
 
-        `losses` is the part of the plan that must be the same under the lock; by default all of it.
+        `losses` is the part of the plan that must be the same under the lock; by default, the whole plan.
         """
         lines = list(plan)
         self.confirmed = lines if losses is None else list(losses)

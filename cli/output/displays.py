@@ -67,7 +67,7 @@ class PointLines:
 
 
 class LineProgress(Silent):
-    """Writes one line per step when the step ends, for logs and cron mails."""
+    """Writes one line per step when the step ends, for logs and mail from cron."""
 
     def __init__(self, stream: TextIO, *, verbose: bool = False) -> None:
         self._stream = stream

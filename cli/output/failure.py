@@ -150,7 +150,7 @@ def _error_label() -> str:
 
 
 def _usage_mistake(error: Any) -> CommandFailure:
-    """Reword a usage error that typer found: lower case, no full stop, and a hint."""
+    """Reword a usage error that typer found: lowercase, no full stop, and a hint."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "snapshot"
     message = " ".join(str(error.format_message()).split()).removesuffix(".")

@@ -1,6 +1,6 @@
 """`list --flat`: one row per restore point, as JSON, as CSV or as a table.
 
-Rows are created one at a time from the listing, so that for 10,000 increments only the summaries are in memory.
+Rows are created one at a time from the listing, so that even with 10,000 increments, only the summaries are in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COLUMNS = (
     "comment",
     "checked_increment",
 )
-# Spreadsheets read a text that begins with one of these characters as a formula.
+# Spreadsheets interpret text that begins with one of these characters as a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
 TITLES = (
     "snapshot",

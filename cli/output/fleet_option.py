@@ -1,4 +1,4 @@
-"""The fleet file of a command line: the one that --fleet names, else $SNAPSHOT_FLEET, else ./fleet.toml.
+"""The fleet file of a command line: the file that --fleet names, else $SNAPSHOT_FLEET, else ./fleet.toml.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """
@@ -15,7 +15,7 @@ FLEET_OPTION = "--fleet"
 
 
 def given_fleet(words: Sequence[str]) -> str | None:
-    """Return the file of the last --fleet."""
+    """Return the file given with the last --fleet."""
     given = None
     for number, word in enumerate(words):
         if word.startswith(f"{FLEET_OPTION}="):

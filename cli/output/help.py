@@ -20,7 +20,7 @@ Section = tuple[str, Sequence[tuple[str, str]]]
 
 
 def usage_of(command: Any, path: str) -> str:
-    """Return the first line: the command with its arguments, of which those in brackets are optional."""
+    """Return the first line: the command with its arguments; arguments in brackets are optional."""
     words = [path, *(_argument(one) for one in command.params if one.param_type_name == "argument")]
     if hasattr(command, "commands"):
         words.append("[COMMAND …]" if command.invoke_without_command else "COMMAND …")
@@ -30,7 +30,7 @@ def usage_of(command: Any, path: str) -> str:
 def help_text(
     command: Any, path: str, before: Iterable[Section] = (), after: Iterable[Section] = (), *, note: str = ""
 ) -> str:
-    """Return the help of a command that is called as `path`, with sections around its options, and a final note."""
+    """Return the help for a command that is called as `path`, with sections around its options, and a final note."""
     width = min(shutil.get_terminal_size().columns, WIDTH_MAX)
     blocks = [f"Usage: {usage_of(command, path)}"]
     blocks += [textwrap.fill(text, width, break_on_hyphens=False) for text in _paragraphs(command.help or "")]

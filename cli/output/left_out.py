@@ -34,7 +34,7 @@ KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.SUBSCRIPTION: KindText("subscription", "subscriptions", "not restored"),
     LeftOutKind.USER_MAPPING: KindText("user mapping", "user mappings", "without options when restored"),
 }
-# The texts of the kinds in WARNINGS that don't change throughout a chain.
+# Texts for the kinds in WARNINGS that stay the same throughout a chain.
 PARTIAL: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.APPEND_ONLY_TABLE: KindText("append-only table", "append-only tables", "without updates and deletes"),
     LeftOutKind.LARGE_OBJECTS_OF_FULL: KindText("large object", "large objects", "as of the full snapshot"),
@@ -98,7 +98,7 @@ def warning_lines(left_out: Iterable[LeftOut], *, remedy: bool = True) -> list[s
 
 
 def warnings_of_several(left_out: Mapping[str, Iterable[LeftOut]]) -> list[str]:
-    """Return the warnings of several snapshots, given by name: each line once, with the snapshots that it concerns."""
+    """Return the warnings about snapshots, keyed by name: each line once, with the snapshots that it concerns."""
     snapshots: dict[str, list[str]] = {}
     for name, found in left_out.items():
         for line in warning_lines(found, remedy=False):

@@ -1,4 +1,4 @@
-"""`--metrics FILE` and `[metrics] file`: when a command ends, the metrics of its fleet replace the file.
+"""`--metrics FILE` and `[metrics] file`: when a command ends, its fleet's metrics replace the file's contents.
 
 This also happens if the command failed or was interrupted. If the file can't be written, the command warns, but does
 not fail.
@@ -53,7 +53,7 @@ class _Run:
 def leaving_metrics(
     context: typer.Context, fleet: Fleet, command: str, file: Path | None, *, is_dry: bool = False
 ) -> Iterator[None]:
-    """At the end of the block, write the metrics to `file` or else to the file in fleet.toml, unless it `is_dry`."""
+    """At the end of the block, write the metrics to `file` or to the file in fleet.toml, unless the run `is_dry`."""
     path = file or fleet.metrics.file
     if path is None or is_dry:
         yield

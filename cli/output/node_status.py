@@ -38,7 +38,7 @@ class NodeStatus:
         return "held" if self.lock.holder else "free"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the node's JSON; unknown values are null."""
+        """Return the node's status as JSON; unknown values are null."""
         holder, lags = self.lock.holder if self.lock else None, self.lags
         return {
             "node": self.node,
@@ -87,7 +87,7 @@ def _lock_text(lock: LockAnswer) -> str:
 
 
 def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
-    """Ask the nodes, in the order of fleet.toml, and read how far their WAL is in the store."""
+    """Ask the nodes, in their order in fleet.toml, and read from the store how far their WAL is archived."""
     query = LagsQuery(fleet.nodes)
     locks = {ask_lock_holder.node: ask_lock_holder for ask_lock_holder in ask_lock_holders(fleet)}
     archived = archived_positions(chains_by_cut(read_entries(store, fleet)))

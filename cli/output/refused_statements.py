@@ -26,9 +26,9 @@ UNFINISHED = f"""\
 """
 # Until the last \unrestrict, psql does not run any psql commands in the statements, however they are quoted. Otherwise
 # it could: psql's parser follows the session's settings, and psql substitutes its variables in statements. A psql
-# without \restrict stops at the first \restrict, and a psql that can't connect at \connect. The caller's ON_ERROR_STOP
-# applies only to the statements. The settings for transactions and lines in the caller's ~/.psqlrc don't apply: each
-# statement is committed separately.
+# without \restrict stops at the first \restrict, and a psql that can't connect stops at \connect. The caller's
+# ON_ERROR_STOP applies only to the statements. The settings for transactions and lines in the caller's ~/.psqlrc
+# don't apply: each statement is committed separately.
 BEGIN = """\
 \\set AUTOCOMMIT on
 \\set ON_ERROR_ROLLBACK off

@@ -178,7 +178,7 @@ def _begun_document(begun: BegunShard | None) -> dict[str, Any]:
 
 SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10
-# How many items of a kind the plan of a restore names without --verbose, if the restore starts right afterwards.
+# How many items of each kind a restore's plan names without --verbose, if the restore starts right afterwards.
 SHOWN_IN_BRIEF = 3
 # If there are this many items or more, they are only counted.
 COUNTED_MIN = 4
@@ -188,7 +188,7 @@ DRILL_SCHEMA = "cutline/drill/1"
 
 
 def document_of(report: RestoreReport) -> dict[str, Any]:
-    """Return the command's JSON."""
+    """Return the command's JSON output."""
     return {
         "schema": SCHEMA,
         "snapshot": report.snapshot,
@@ -235,8 +235,8 @@ def lines_of(
 ) -> list[str]:
     """Return the human-readable output, with `others` before the result; details only if it `is_verbose`.
 
-    If the plan `is_announced`, it has already named the items left out, the differences of roles, the sources of rows,
-    and the warnings that were `shown`.
+    If the plan `is_announced`, it has already named the items left out, the role differences, the sources of rows, and
+    the warnings that were `shown`.
     """
     lines = _detail_lines(report) if is_verbose else []
     if is_verbose or not is_announced:
@@ -337,7 +337,7 @@ def _label(report: RestoreReport) -> str:
 
 
 def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
-    """Return the JSON of a dry run."""
+    """Return the JSON output of a dry run."""
     return document_of(plan.report()) | {
         "schema": PLAN_SCHEMA,
         "left_out": preview.left_out,
@@ -382,7 +382,7 @@ def _plan_lines(
 def announce_plan(
     context: typer.Context, announced: dict[str, Any], plan: RestorePlan, preview: RestorePreview
 ) -> None:
-    """Show the plan, and keep it for the command's JSON; with `--json`, also write it to stderr as one line at once."""
+    """Show the plan, and keep it for the JSON output; with `--json`, also write it to stderr at once, as one line."""
     announced["plan"] = plan_document(plan, preview)
     options = command_context(context)
     if options.json and not options.quiet:
@@ -417,7 +417,7 @@ SQL_SHOWN_MAX = 100
 
 
 def drill_document(report: DrillReport) -> dict[str, Any]:
-    """Return the command's JSON."""
+    """Return the command's JSON output."""
     restored = report.restored
     return {
         "schema": DRILL_SCHEMA,

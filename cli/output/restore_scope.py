@@ -20,7 +20,7 @@ NO_ROLES = ("public", "none")
 
 
 def parse_role_map(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Parse the pairs of roles of --role-map; raise UsageError."""
+    """Parse the pairs of roles given with --role-map; raise UsageError."""
     found: dict[str, str] = {}
     for pair in pairs:
         check_text("--role-map", pair)
@@ -41,7 +41,7 @@ def parse_role_map(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMove, ...]]:
-    """Parse the patterns of --group, and the tables that get new names; raise UsageError."""
+    """Parse the patterns given with --group, and the tables that get new names; raise UsageError."""
     patterns, moves = list[str](), list[TableMove]()
     for value in values:
         if "=" not in value:
@@ -68,7 +68,7 @@ def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMov
 
 
 def parse_routes(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the routes of --route, which are parsed later, when the tables are known; raise UsageError."""
+    """Return the routes given with --route, which are parsed later, when the tables are known; raise UsageError."""
     routes = tuple(values)
     check_text("--route", *routes)
     return routes

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-# In a pipe nothing is truncated or wrapped: grep and awk read the tables.
+# In a pipe, nothing is truncated or wrapped, so that grep and awk can read the tables.
 WIDTH_OF_A_PIPE = 1000
 
 
@@ -125,7 +125,8 @@ class _Notes(Silent):
 def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
     """Show an operation's steps on stderr: as bars on a terminal, otherwise as one line per step.
 
-    `--json` writes JSON lines (cli/output/displays.py), `--quiet` only warnings. `--verbose` adds each point reached.
+    `--json` writes JSON lines (cli/output/displays.py); `--quiet` writes only warnings. `--verbose` adds each point
+    reached.
     """
     options = command_context(context)
     if options.quiet:
@@ -192,7 +193,7 @@ def _write_lines(lines: Iterable[str | RenderableType]) -> None:
         if console is None:
             from rich.console import Console
 
-            # Names and comments are user input: without markup and emoji codes, "[bold]" stays in them.
+            # Names and comments are user input: with markup and emoji codes off, "[bold]" stays in them.
             width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
             console = Console(width=width, markup=False, emoji=False)
         console.print(_Printable(line))

@@ -5,9 +5,9 @@ Pure functions: the current time is an argument.
 All tables follow one rule. In a pipe, each row is one line with every column in full, whatever the width of the
 terminal, for grep and awk. On a terminal that is too narrow for that,
 
-1. cells use their shorter text; columns without values are left out, and columns whose figures `show` prints as well;
+1. cells use their shorter text; columns without values and columns whose figures `show` also prints are left out;
 2. a long value does not widen its column: in the first column it gets its own line, elsewhere it goes below its row;
-3. the most important columns that fit stay, and the values of the others go below their row.
+3. the most important columns that fit stay, and the values in the other columns go below their row.
 
 A value below its row is preceded by the title of its column. Lines break between values; only a value that is longer
 than a line breaks between words. No value is truncated.
@@ -33,7 +33,7 @@ from cutline.fleet.units import size_text as size_text
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-# Characters that a terminal does not show, in addition to those of the category Cf: fillers and variation selectors
+# Characters that a terminal does not show, in addition to those in category Cf: fillers and variation selectors
 # (Unicode's property Default_Ignorable_Code_Point).
 INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 # Invisible characters that are part of words and emoji: zero-width joiner and non-joiner, variation selectors.
@@ -169,8 +169,8 @@ def printable(text: str, *, keep: str = "") -> str:
     """Replace control and invisible characters, except those in `keep`, with Python's escape sequences.
 
     Names, comments and messages come from databases, whose owners could otherwise move a terminal's cursor, hide text
-    (also by marks that change its direction), start new lines, or make two names look the same. Joiners stay in scripts
-    that join letters, and in emoji.
+    (for example, with marks that change its direction), start new lines, or make two names look the same. Joiners stay
+    in scripts that join letters, and in emoji.
     """
     if text.isprintable() and not INVISIBLE.search(text):
         return text
@@ -197,7 +197,8 @@ def causes_lines(causes: Iterable[str]) -> list[str]:
 
 
 GAP, INDENT = "  ", "    "
-# A cell in a row may take this share of the terminal's width, but always CELL_MIN characters, so that a time fits.
+# A cell in a row may take this share of the terminal's width, but always at least CELL_MIN characters, so that a time
+# fits.
 CELL_SHARE, CELL_MIN = 0.4, 20
 
 
@@ -216,8 +217,9 @@ Cell = str | Shorter
 class FittingTable:
     """A table; a row has a cell for each title. `numbers` are the titles of right-aligned columns.
 
-    `important` are titles in order of importance; the others follow from the left, and the first column always stays.
-    `spared` are titles of columns that are left out entirely on a terminal that is too narrow for all columns.
+    `important` are titles in order of importance; the remaining columns follow, left to right, and the first column
+    always stays. `spared` are titles of columns that are left out entirely on a terminal that is too narrow for all
+    columns.
     """
 
     titles: Sequence[str]
@@ -227,7 +229,7 @@ class FittingTable:
     spared: Set[str] = frozenset()
 
     def lines(self, width: int | None, encoding: str | None = None) -> Iterator[str]:
-        """Return the header and the rows, `width` characters wide; None: for a pipe."""
+        """Return the header and the rows, `width` characters wide, or for a pipe if it is None."""
         rows = [[_written(cell, encoding) for cell in row] for row in self.rows]
         whole = [[cell.text for cell in row] for row in rows]
         every = range(len(self.titles))
@@ -259,7 +261,7 @@ class FittingTable:
             yield from _packed(values, width, INDENT, INDENT)
 
     def _columns(self, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-        """Return the columns to show, from the left: the first, and as many of the most important others as fit."""
+        """Return the columns to show, left to right: the first, and as many of the most important others as fit."""
         candidates = [
             number
             for number, title in enumerate(self.titles)
@@ -297,7 +299,7 @@ class Enumeration:
     parts: Sequence[str]
 
     def lines(self, width: int | None, encoding: str | None = None) -> Iterator[str]:
-        """Return the lines, `width` characters wide; None: for a pipe."""
+        """Return the lines, `width` characters wide, or for a pipe if it is None."""
         head, *parts = (writable(printable(one), encoding) for one in (self.head, *self.parts))
         yield from _packed(parts, width, f"{head}: ", INDENT)
 
@@ -372,7 +374,7 @@ def sparkline(values: Sequence[int], levels: str) -> str:
 def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:
     """Return the characters for levels, lowest first, that the encoding contains and the terminal (TERM) can show.
 
-    They are blocks only if the encoding also contains the other characters of the drawing (`beside`). A stream without
+    They are blocks only if the encoding also contains the other characters in the drawing (`beside`). A stream without
     an encoding accepts any text.
     """
     if terminal.startswith(WITHOUT_BLOCKS):

@@ -2,8 +2,8 @@
 
 This module must stay cheap to import: `snapshot --help` imports it.
 
-The background process has its own session, without a terminal: Ctrl-C and the end of the terminal don't reach it. It
-has the environment and the command line of this process, so the command line reveals nothing new.
+The background process has its own session, without a terminal: neither Ctrl-C nor the closing of the terminal reaches
+it. It has the environment and the command line of this process, so the command line reveals nothing new.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def find_starter() -> None:
         return
     os.set_inheritable(int(pipe), False)  # noqa: FBT003  # it takes no keyword
     _starters.append(_Starter(int(pipe)))
-    # The output goes to files, so the end of a terminal does not matter.
+    # The output goes to files, so it does not matter if the terminal is closed.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
@@ -59,7 +59,7 @@ def is_in_background() -> bool:
 
 
 def announce(operation: str) -> None:
-    """Report the id of this process's first operation to the starter. Others must be able to see that operation."""
+    """Report the id of this process's first operation to the starter. Others must already be able to see it."""
     for starter in _starters:
         if starter.pipe is None:
             continue
@@ -80,7 +80,7 @@ class NoStateFolderError(RefusedError):
 
 
 class BackgroundDiedError(RefusedError):
-    """The background process was killed before its operation began."""
+    """The background process was killed before its operation started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class DetachedCommand:
 
 @dataclass(frozen=True, slots=True)
 class EndedEarly:
-    """The exit code and result of a command that ended, or was stopped, before its operation began."""
+    """The exit code and result of a command that ended, or was stopped, before its operation started."""
 
     code: int
     result: str
@@ -168,7 +168,7 @@ class _Relay:
 
 
 def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay: _Relay) -> str:
-    """Return the process's operation, or "" if the process ended or was stopped before its operation began."""
+    """Return the process's operation, or "" if the process ended or was stopped before its operation started."""
     is_ended = False
     while True:
         try:
@@ -185,14 +185,14 @@ def _await_operation(process: subprocess.Popen[bytes], answers: IO[bytes], relay
                 return ""
         except KeyboardInterrupt as interrupt:
             number = interrupt.args[0] if interrupt.args else signal.SIGINT
-            # A background process is not affected when the terminal ends, but its files must still be renamed.
+            # A background process is not affected when the terminal is closed, but its files must still be renamed.
             if number != signal.SIGHUP:
                 is_ended = True
                 process.send_signal(number)
 
 
 def _new_files() -> OutputFiles:
-    """Create two empty files that only the user can read; delete old ones."""
+    """Create two empty files that only the user can read; delete old files."""
     folder = find_private_folder("XDG_STATE_HOME", "~/.local/state")
     if isinstance(folder, str):
         raise NoStateFolderError(

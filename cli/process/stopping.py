@@ -35,7 +35,7 @@ _handled = 0
 
 
 def nudge_until_handled() -> None:
-    """From now on, have each signal handled within about NUDGE_SECONDS, unless a call can't be interrupted."""
+    """From now on, ensure that each signal is handled within about NUDGE_SECONDS unless a call can't be interrupted."""
     told, tell = os.pipe()
     os.set_blocking(tell, False)
     before = sys.unraisablehook
@@ -45,7 +45,7 @@ def nudge_until_handled() -> None:
         if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
             before(unraisable)
             return
-        # Raise a new exception later: the traceback of this one references the object that is being finalized.
+        # Raise a new exception later: this exception's traceback references the object that is being finalized.
         _lost.append(KeyboardInterrupt(*error.args))
         os.write(tell, bytes([signal.SIGTERM]))
 
@@ -75,7 +75,7 @@ def _handle_nudge(_number: int, _frame: object) -> None:
 
 
 class _Flag:
-    """Like threading.Event, but without a lock, for which a handler that interrupts another would wait forever."""
+    """Like threading.Event, but without a lock: a handler that interrupts another would wait for it forever."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -112,12 +112,12 @@ def begin_stopping() -> bool:
 
 
 def stop_process(request: CancelRequest) -> None:
-    """Stop the main thread like SIGTERM, unless a signal has already stopped it; may be called from any thread."""
+    """Stop the main thread as SIGTERM does, unless a signal has already stopped it; may be called from any thread."""
     _requests.append(request)
     if _is_stopping.is_set():
         return
     _is_sent.set()
-    # Signal the thread to interrupt the call in which it waits.
+    # Signal the thread to interrupt the call in which it is waiting.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 

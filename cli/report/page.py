@@ -34,7 +34,7 @@ DOCTYPE = "<!DOCTYPE html>\n"
 
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
-    """Create an element. In names of attributes, `_` replaces `-`, and a final `_` avoids Python's keywords."""
+    """Create an element. In attribute names, `_` replaces `-`, and a final `_` avoids Python's keywords."""
     made = ElementTree.Element(
         tag, {name.rstrip("_").replace("_", "-"): printable(value) for name, value in attributes.items()}
     )

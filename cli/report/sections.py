@@ -25,7 +25,7 @@ from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE,
 
 
 class PartKind(StrEnum):
-    """What a part of a bar means."""
+    """The meaning of a part of a bar."""
 
     AMOUNT = "amount"
     VALID = "valid"
@@ -71,7 +71,7 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of parts, whose shares add up to at most 1, and the text of its value."""
+    """A bar made of parts whose shares add up to at most 1; `text` is its value."""
 
     label: str
     text: str
@@ -109,7 +109,7 @@ class Extent:
     end: datetime
 
     def place(self, moment: datetime) -> float:
-        """Return the place of a time in the period, from 0 to 1; 0 if the period has no length."""
+        """Return the position of a time in the period, from 0 to 1; 0 if the period has no length."""
         length = (self.end - self.begin).total_seconds()
         return min(max((moment - self.begin).total_seconds() / length, 0.0), 1.0) if length > 0 else 0.0
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 NO_MARK = " "
-# Drawn in addition to the levels. The highest level draws amounts and the valid part of a bar.
+# Drawn in addition to the levels. Amounts and the valid part of a bar are drawn with the highest level.
 SHADED, INCONCLUSIVE, UNKNOWN = "░", "▒", "·"
 # The width in a pipe, the largest share of a line for labels, the minimum width of a drawing, and the maximum number of
 # rows in a table.

@@ -31,7 +31,7 @@ class FleetSource:
     fleet: Fleet
     body: bytes
     accepted: bytes
-    # The problem of the current file, None if it was accepted.
+    # The problem with the current file; None if the file was accepted.
     problem: SnapshotError | None = None
     _missing: int = 0
     # The fleet to which the store belonged when it was first opened.
@@ -57,7 +57,7 @@ class FleetSource:
 
     @property
     def rules(self) -> WatchTable:
-        """`[watch]` of the file."""
+        """The file's `[watch]` table."""
         return rules_of(self.fleet)
 
     def open_store(self) -> ObjectStore:
@@ -101,7 +101,7 @@ class FleetSource:
 
 
 def rules_of(fleet: Fleet) -> WatchTable:
-    """Return `[watch]` of the fleet's file; raise UsageError if the file does not contain it."""
+    """Return the `[watch]` table of fleet.toml; raise UsageError if the file does not contain it."""
     if fleet.watch is None:
         raise UsageError(
             f"{fleet.path} does not contain [watch]",
@@ -120,7 +120,7 @@ def _load(path: Path) -> Fleet:
     """Read the file; raises FleetFileError, and UsageError if a watch can't use it."""
     fleet = load_fleet(path)
     rules_of(fleet)
-    # Report problems of drills now, long before a drill is due.
+    # Report problems with drills now, long before a drill is due.
     check_drill(fleet)
     if fleet.notify and shutil.which(fleet.notify[0]) is None:
         raise UsageError(

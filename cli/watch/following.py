@@ -35,14 +35,14 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import ChainEnd, SnapshotError
 from cutline.storage.store import ObjectStore
 
-# How many of the newest snapshots are read: of the watch's own, and of others. The watch's own older chains were ended
-# when they were replaced.
+# How many of the newest snapshots are read: among the watch's own, and among others. The watch's own older chains
+# were ended when they were replaced.
 READ_MAX, OTHERS_MAX = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedChain:
-    """The newest snapshot, the times of its first and last cuts, and why it gets no increments ("": it does).
+    """The newest snapshot, the times of its first and last cuts, and why it gets no increments ("" if it does).
 
     `replaced` are older snapshots whose chains have not ended.
     """
@@ -60,7 +60,7 @@ class WatchedChain:
 
 
 def matching_names(store: ObjectStore, template: str) -> tuple[str, ...]:
-    """Return the names of snapshots that match the template, in its order; raises the errors of the store."""
+    """Return the names of snapshots that match the template, in the template's order; raises the store's errors."""
     parsed = read_template(template)
     matching = {name: values for name in snapshot_names(store) if (values := parsed.values_in(name))}
     return tuple(sorted(matching, key=lambda one: matching[one]))
@@ -139,7 +139,7 @@ class Following:
     tasks: dict[TaskKind, Task]
     notices: Notices
     chain: WatchedChain | None = None
-    # For each task, how often in a row it has failed with an error that may mean that the chain has ended.
+    # For each task, how many times in a row it has failed with an error that may mean that the chain has ended.
     doubts: Counter[TaskKind] = field(default_factory=Counter)
     _pauses: FullPauses = field(default_factory=FullPauses)
     # The ended chain that the due full snapshot will replace; "" if there was no chain, None if a chain continues.
@@ -189,7 +189,10 @@ class Following:
             self._ask_for_full("")
 
     def follow_newest(self) -> bool:
-        """Continue the newest snapshot, and plan the ends of the chains it replaces; return whether it has changed."""
+        """Continue the newest snapshot, and plan the ends of the chains that it replaces.
+
+        Returns whether the newest snapshot has changed.
+        """
         store = self.source.open_store()
         names = matching_names(store, self.source.rules.name)
         if names == self._names:
@@ -222,7 +225,7 @@ class Following:
 
     def end(self, reason: str) -> None:
         """Record that the chain can't continue; if the rules allow it, a full snapshot will begin the next chain."""
-        assert self.chain is not None  # an increment of it has failed
+        assert self.chain is not None  # one of its increments has failed
         self.chain = replace(self.chain, ended=reason)
         self._ask_for_full(f"snapshot {self.chain.name} can't continue: {reason}")
 
@@ -298,9 +301,9 @@ class Following:
 
 
 def _with_way_out(error: ManifestError, name: str) -> ManifestError:
-    """Add to the error of a replaced chain's damaged commit how to delete the chain.
+    """Add to the error about a replaced chain's damaged commit the command that deletes the chain.
 
-    Until then, nodes retain WAL for it.
+    Nodes retain WAL for the chain until it is deleted.
     """
     is_of_it = str(error.details.get("object", "")).startswith(f"snapshots/{name}/")
     if is_of_it and NEWER_HINT not in error.hint and not isinstance(error, StoreEncryptedError):

@@ -1,4 +1,4 @@
-"""The messages of a watch, and the notices to the command in `[notify]` about tasks that fail or recover.
+"""The messages from a watch, and its notices to the command in `[notify]` about tasks that fail or recover.
 
 A watch records its notices for its successor: in its heartbeats, in case it is killed, and in its outcome.
 """
@@ -59,7 +59,7 @@ NOTIFY_SECONDS_MAX = 30.0
 def notify(command: Sequence[str], event: dict[str, object]) -> str:
     """Run the command with the event as JSON on stdin; return the problem, or "".
 
-    The watch waits for the command, at most NOTIFY_SECONDS_MAX.
+    The watch waits for the command, for at most NOTIFY_SECONDS_MAX.
     """
     if not command:
         return ""
@@ -105,9 +105,9 @@ def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
 
 
 def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) -> list[FailingTask]:
-    """Return the failures that watches other than `own` have reported, without a report that they recovered.
+    """Return the failures that watches other than `own` have reported, and have not reported as recovered since.
 
-    Only watches that have ended count, back to the last watch that had the turn, which the current watch has now. If
+    Only watches that have ended count, back to the last watch that had the turn; the current watch has it now. If
     `own_state` is the newest, the current watch had the turn before: `own_state` contains the failures that it had
     reported when it lost the turn. Raises the errors of the store.
     """
@@ -126,7 +126,7 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
 
 
 def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> dict[TaskKind, Task]:
-    """Mark the `tasks` of reported failures as failing; return the failures of the watch itself.
+    """Mark `tasks` as failing if their failures were reported; return the failures of the watch itself.
 
     Checks and drills whose last outcome was bad are already marked. A task that is never due here could not recover.
     """
@@ -153,7 +153,7 @@ def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list
 
 
 def _of_sign(under_way: UnderWay, now: datetime) -> WatchState | None:
-    """Return the state in the heartbeat of a watch; None for a watch that is standing by."""
+    """Return the state in a watch's heartbeat; None for a watch that is standing by."""
     if under_way.sign is None or isinstance(under_way.sign.watch, UnsetType):
         return None
     stands_by = not under_way.sign.watch.had_turn and under_way.state(now) is not ActivityState.DEAD
@@ -172,7 +172,7 @@ class Notices:
 
     source: FleetSource
     log: Callable[..., None]
-    # Whether another watch works. If so, it reports problems of the file, because both watches use the same file.
+    # Whether another watch is working. If so, it reports problems with the file, because both watches use it.
     is_beside: bool = False
     _troubles: dict[TaskKind, Task] = field(default_factory=dict)
 
@@ -191,7 +191,7 @@ class Notices:
         return trouble.failures if trouble else 0
 
     def waits(self, error: SnapshotError | None, recovered: str = "the watch is working again") -> None:
-        """Report a problem that keeps the watch from working at all, only once; with None, report that it ended."""
+        """Report, once, a problem that keeps the watch from working at all; with None, report that it has ended."""
         self._tell(TaskKind.WATCH, error, recovered)
 
     def adopt(self, told: dict[TaskKind, Task], not_needed: Iterable[Task]) -> None:
@@ -206,7 +206,7 @@ class Notices:
         return list(self._troubles.values())
 
     def refuses_file(self, error: SnapshotError | None) -> None:
-        """Report a problem with fleet.toml, only once; with None, report that it ended."""
+        """Report, once, a problem with fleet.toml; with None, report that it has ended."""
         if not self.is_beside or TaskKind.FILE in self._troubles:
             self._tell(TaskKind.FILE, error, "the watch is using the current fleet.toml again")
 

@@ -1,6 +1,6 @@
 """Run another `snapshot` command in its own process, and stop it if this process is interrupted.
 
-The command's memory and JVM end with its process, and a user can run the same command.
+The command's memory and JVM are gone when its process ends, and a user can run the same command.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     # A signal could interrupt this thread between the start of the process and Popen's return, so use another thread.
     try:
         Thread(target=_start, args=(start, fleet_file, words), name="start command", daemon=True).start()
-    except RuntimeError as error:  # for example, if the limit of processes is reached
+    except RuntimeError as error:  # for example, if the limit on processes is reached
         raise OSError(errno.EAGAIN, str(error)) from error
     return start.result()
 
@@ -123,7 +123,7 @@ def _start(start: Future[RunningCommand], fleet_file: Path, words: Sequence[str]
 def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
     program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # it stays open as long as the command runs
-    # If the watch is killed, its command continues, and the next command deletes the folder of the watch.
+    # If the watch is killed, its command continues, and the next command deletes the watch's folder.
     environment = os.environ | {"TMPDIR": lasting_folder()}
     process = subprocess.Popen(
         program,

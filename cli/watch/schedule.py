@@ -1,4 +1,4 @@
-"""The schedule of `watch`: a task is due an interval after it was last done, or later after failures.
+"""The schedule of `watch`: a task is due one interval after it was last done, or later after failures.
 
 Pure values and arithmetic on them. A missed task is due once, no matter how often it was missed.
 """
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
-# How long another operation may block a task before it is reported: this many intervals, and at least this many
+# How long another operation may block a task before this is reported: this many intervals, and at least this many
 # seconds.
 WAITING_INTERVALS_MAX, WAITING_SECONDS_MAX = 3, 600.0
 # A chain that ends within this time after it began is young.
@@ -25,7 +25,7 @@ class TaskKind(StrEnum):
     When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 
     REPLACE ends the chains that a new full snapshot has replaced. WATCH and FILE are never due: they represent problems
-    of the watch itself, and with a fleet.toml that it can't use.
+    with the watch itself and with a fleet.toml that it can't use.
     """
 
     FULL = "full"
@@ -40,8 +40,8 @@ class TaskKind(StrEnum):
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
-# The tasks that run concurrently with others, the tasks that need a chain that continues, and those that need any
-# snapshot.
+# The tasks that run concurrently with others, the tasks that need a continuing chain, and the tasks that need any
+# snapshot at all.
 BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
@@ -81,7 +81,7 @@ class Task:
         return Task(self.kind, self.interval_seconds, now)
 
     def last_done(self, moment: datetime) -> Task:
-        """Return the task with the time of its last success in the store, which does not prove that it works again."""
+        """Return the task with the time of its last success in the store; this does not prove that it works again."""
         return replace(self, done_at=moment, failures=0, retry_at=None, waiting_since=None)
 
     def failed(self, now: datetime, problem: str) -> Task:
@@ -99,11 +99,11 @@ class Task:
         )
 
     def put_off(self, now: datetime, seconds: float) -> Task:
-        """Return the task, postponed without counting as a failure."""
+        """Return the task, postponed; this does not count as a failure."""
         return replace(self, retry_at=now + timedelta(seconds=seconds))
 
     def waits(self, now: datetime, seconds: float) -> Task:
-        """Return the task, blocked by another operation, without counting as a failure."""
+        """Return the task, blocked by another operation; this does not count as a failure."""
         return replace(self.put_off(now, seconds), waiting_since=self.waiting_since or now)
 
     def waits_too_long(self, now: datetime) -> bool:

@@ -65,7 +65,7 @@ class CommandNotStartedError(RefusedError):
 class TaskResult:
     """The result of a task that was done, for the log.
 
-    `finding` is a problem that the task found, or None. `done_at` is the time when it was done, None if just now.
+    `finding` is a problem that the task found, or None. `done_at` is the time when it was done; None means just now.
     """
 
     text: str
@@ -84,7 +84,7 @@ class Beside:
 
 
 def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
-    """Take the next increment in this process; others can see and stop it like any create."""
+    """Take the next increment in this process; others can see and stop it like any other create."""
     command = Command("create", name)
     with (
         SparkOnDemand(fleet, f"create {name}") as spark,
@@ -135,7 +135,7 @@ def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
 
 
 def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
-    """Archive WAL ahead of the next increment; also return whether WAL waits for one, so that it is due."""
+    """Archive WAL ahead of the next increment; also return whether WAL must wait for it, in which case it is due."""
     ahead = archive_ahead(fleet, name, Silent())
     # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:
@@ -169,7 +169,7 @@ def accepting(result: TaskResult, fleet: Fleet) -> TaskResult:
 
 
 def with_finding(task: Task, result: TaskResult, before: Task | None = None) -> Task:
-    """Return the task as it is after it was done with this result; its count of failures continues that of `before`."""
+    """Return the task as it is after it was done with this result; its failure count continues from `before`."""
     if result.finding is None:
         return task
     before = before or task
@@ -221,7 +221,7 @@ def _raising_not_started(words: str) -> Iterator[None]:
 
 
 def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
-    """Return a command's JSON; raise CommandFailedError if it failed, BusyError if another operation was running."""
+    """Return the JSON output; raise CommandFailedError if the command failed, BusyError if another operation ran."""
     if ended.code == BusyError.exit_code:
         raise BusyError(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:

@@ -1,4 +1,4 @@
-"""The turn of a watch: at most one `watch` of a fleet works; others stand by until it ends.
+"""The turn of a watch: at most one `watch` of a fleet works at a time; others stand by until it ends.
 
 The watch has its own lock, separate from the fleet's, so that other commands can run between its tasks. The lock is
 released with the sessions of the process, however the process ends. Two watches at once would do no harm, because every
@@ -73,7 +73,7 @@ def _find(source: FleetSource, busy: BusyError) -> SilentWatchError | None:
     )
 
 
-# By this time, a watch that was killed when this watch took over counts as dead.
+# After this time, a watch that was killed when this watch took over counts as dead.
 FORGET_SECONDS = 180.0
 
 
@@ -110,7 +110,7 @@ class Turn:
     log: Callable[..., None]
     _renewed_at: float = 0.0
     _problem: str = ""
-    # The renewal in progress: tasks continue while it waits for a silent node.
+    # The renewal in progress: tasks continue while it waits for a node that does not respond.
     _renewal: Future[None] | None = None
 
     def keep(self) -> bool:
@@ -158,7 +158,7 @@ class Turn:
     def _why(self, error: NodeUnreachableError) -> SnapshotError:
         """Return the reason why a node can't be asked.
 
-        If the node was silent, this process has ended its session on it.
+        If the node did not respond, this process has ended its session on that node.
         """
         try:
             self.lock.sessions.watch.check()
@@ -169,7 +169,7 @@ class Turn:
 
 @contextmanager
 def take_turn(fleet: Fleet, log: Callable[..., None]) -> Iterator[Turn]:
-    """Hold the lock of the fleet's watch; raise FleetBusyError naming its holder, NodeUnreachableError."""
+    """Hold the lock of the fleet's watch; raise FleetBusyError, which names its holder, or NodeUnreachableError."""
     with (
         open_sessions(fleet, fleet.primaries) as sessions,
         lock_fleet(sessions, watch_lock(fleet), own_label("watch")) as lock,

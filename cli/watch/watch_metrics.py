@@ -49,7 +49,7 @@ class _Publisher:
     gatherer: MetricsGatherer = field(default_factory=MetricsGatherer)
     ended: threading.Event = field(default_factory=threading.Event)
     _address: ListenAddress | None = None
-    # The problems of the last round, by activity.
+    # The problems found in the last round, by activity.
     _problems: dict[str, Set[str]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ class _Publisher:
 
 
 def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
-    """Yield whether the watch is active, when each task is next due, and how often each has failed in a row."""
+    """Yield whether the watch is active, when each task is next due, and how many times in a row each has failed."""
     yield metrics.WATCH_ACTIVE.of(watcher.is_active)
     yield metrics.WATCH_FAILURES.of(watcher.notices.failures, TaskKind.WATCH.value)
     if not watcher.is_active:

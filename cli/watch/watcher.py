@@ -76,7 +76,7 @@ class Watcher:
         return self.following.chain
 
     def begin(self) -> None:
-        """Find the chain, and when each task was last done; raises the errors of the store."""
+        """Find the chain, and the time when each task was last done; raises the errors of the store."""
         self.following.find()
         self.plan()
         self.following.plan()
@@ -261,7 +261,7 @@ class Watcher:
         put_off = task.waits(now, BUSY_SECONDS)
         self.tasks[task.kind] = put_off
         if task.failing_since is None and put_off.waits_too_long(now):
-            # The blocking operation may hang. The task counts as recovered once it is done.
+            # The blocking operation may be hanging. The task counts as recovered once it is done.
             self.tasks[task.kind] = replace(put_off, failing_since=put_off.waiting_since, problem=text)
             failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")
             self._tell("failed", self.tasks[task.kind], failure)

@@ -34,9 +34,9 @@ LISTS = frozenset(
         "unix_socket_directories",
     )
 )
-# The elements of these lists are identifiers; the other lists contain files.
+# The elements of these lists are identifiers; the other lists contain file names.
 IDENTIFIERS = frozenset(("search_path", "temp_tablespaces"))
-# Servers accept any library name here, but if the library is missing, nobody can connect to the database any more.
+# Servers accept any library name here, but if the library is missing, nobody can connect to the database anymore.
 PRELOADED = {"session_preload_libraries": "", "local_preload_libraries": "$libdir/plugins/"}
 SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMIT", "SECURITY LABEL"
 
@@ -198,12 +198,12 @@ def _set(where: str, setting: DatabaseSetting) -> str:
 
 
 def setting_statement(what: str, name: str, value: str) -> str:
-    """Return ALTER … SET for `what`, a role or database; `value` is in the form of pg_db_role_setting."""
+    """Return ALTER … SET for `what`, a role or database; `value` has the format used in pg_db_role_setting."""
     return f"ALTER {what} SET {quote(name)} TO {setting_value(name, value)};"
 
 
 def setting_value(name: str, value: str) -> str:
-    """Convert a setting's value from its form in pg_db_role_setting to the syntax of SET."""
+    """Convert a setting's value from the format used in pg_db_role_setting to the syntax of SET."""
     if name.lower() not in LISTS:
         return literal(value)
     return ", ".join(map(literal, list_elements(value, folds=name.lower() in IDENTIFIERS) or [""]))

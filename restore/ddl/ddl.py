@@ -1,7 +1,7 @@
 """A shard's DDL as a restore runs it on one target: its archive's entries with their statements, in sections.
 
 Statements and names are raw text (nodes.encodings). A statement that the server refuses becomes a `Refusal`, which does
-not end the restore: the other entries are still run, and what to do about the refusals is decided at the end.
+not end the restore: the other entries are still run, and the restore decides at the end what to do about the refusals.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
 class Refreshed:
     """The result of refreshing materialized views.
 
-    `problems` has one line, with the reason, for each view that could not be refreshed. `helped` pairs each view that
-    could be refreshed only with a temporary search_path for its functions with those functions.
+    `problems` has one line, with the reason, for each view that could not be refreshed. `helped` contains each view
+    that could be refreshed only after its functions were given a temporary search_path, paired with those functions.
     """
 
     problems: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ When a table moves to a different schema, its indexes, constraints and column se
 must also be unused there.
 
 The rows of extension configuration tables are entries too. These entries run after the tables are created, because some
-rows refer to tables (regclass). A row of the snapshot replaces the extension's own row with the same key. The server
+rows refer to tables (regclass). A row from the snapshot replaces the extension's own row with the same key. The server
 may refuse such an entry like any other. Extension sequences are set with all others at the end; they are entries only
 so that they are reported as refused statements if their extension is refused.
 """
@@ -379,7 +379,7 @@ def with_extension_rows(ddl: Ddl, found: ExtensionsOfShard, sequences: Iterable[
 
 
 def lost_rows(reason: str) -> Refusal:
-    """Return the refusal that reports the extension rows of a shard that can't be read from the store."""
+    """Return the refusal that reports that a shard's extension rows can't be read from the store."""
     return Refusal(DdlEntry(FIRST_NUMBER, ROWS, "", "of extensions", ""), PRE_DATA, reason, "")
 
 

@@ -86,7 +86,7 @@ class RoleStatements:
         return "".join(f"{line}\n" for line in by_kind[entry.kind](entry, statements))
 
     def _privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
-        """Change grants and their grantors. With no_owner, the restoring role becomes the grantor of all."""
+        """Change grants and their grantors. With no_owner, the restoring role becomes the only grantor."""
         grantor = ""
         for statement in statements_of(statements):
             if match := GRANTOR.fullmatch(statement.bare):

@@ -1,6 +1,6 @@
 """Run a shard's DDL on a target, and collect the statements that the server refuses.
 
-Objects are created in transactions of OBJECTS_AT_ONCE, because a transaction holds a lock on every object until it
+Each transaction creates up to OBJECTS_AT_ONCE objects, because a transaction holds a lock on every object until it
 commits. If the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all
 others are created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS concurrent
 sessions.
@@ -187,8 +187,8 @@ AnyEntry = TypeVar("AnyEntry", bound=NamedEntry)
 def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset[int]:
     """Return the numbers of the long-running entries after the rows that may run concurrently.
 
-    Such an entry locks only its own tables, all in one statement, and depends only on similar entries among those after
-    the rows. `body` is the archive with the entries' statements.
+    Such an entry locks only its own tables, all in one statement, and if it depends on entries after the rows, those
+    are similar entries. `body` is the archive with the entries' statements.
     """
     entries = list(entries)
     after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
@@ -233,7 +233,7 @@ def locked_tables(
 ) -> frozenset[int]:
     """Return the numbers of the tables that the entry locks.
 
-    A foreign key also locks the referenced table, on whose key it depends; that key is among the `others`.
+    A foreign key also locks the referenced table. It depends on that table's key, which is among the `others`.
     """
     found = set(entry.dependencies)
     for number in entry.dependencies:
@@ -255,7 +255,7 @@ def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4
 INDEX = "INDEX"
-# 128 MB for each of JOBS, or more if the server is configured for more.
+# 128 MB for each of the JOBS sessions, or more if the server is configured for more.
 SETTINGS_QUERY = b"""
 SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
        pg_catalog.set_config('maintenance_work_mem', greatest(setting::bigint, 131072)::text, false)
@@ -278,8 +278,9 @@ EARLIER = "the server refused it in an earlier process of this restore"
 class DdlRun:
     """Runs a shard's DDL in the database of `node`.
 
-    `refusals` are keyed by entry number. `helped` pairs each entry that could be created only with a temporary
-    search_path for its functions with those functions. If `is_strict`, a grant that has no effect counts as refused.
+    `refusals` are keyed by entry number. `helped` contains each entry that could be created only after its functions
+    were given a temporary search_path, paired with those functions. If `is_strict`, a grant that has no effect counts
+    as refused.
     """
 
     node: Node
@@ -292,7 +293,7 @@ class DdlRun:
     def before_rows(self) -> None:
         """Create the objects that the rows need.
 
-        Raises NodeUnreachableError if a session is lost or a statement is terminated, like all methods that run DDL.
+        Like all methods that run DDL, raises NodeUnreachableError if a session is lost or a statement is terminated.
         """
         numbers = [number for number, entry in enumerate(self.ddl.pre_data, 1) if entry.kind == EXTENSION]
         first = max(numbers, default=0)
@@ -309,7 +310,8 @@ class DdlRun:
     def after_rows(self, ledger: str = "") -> None:
         """Create the objects that follow the rows, except event triggers, without refreshing views.
 
-        With a `ledger`, skips objects that an earlier process created, and retries the statements refused then.
+        With a `ledger`, skips objects that an earlier process created, and retries the statements that were refused
+        then.
         """
         parallel = self.ddl.side_by_side
         rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
@@ -331,14 +333,14 @@ class DdlRun:
                         self._run_again(connection, entry, ledger)
 
     def note_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Read from the ledger what was refused before the rows in an earlier process."""
+        """Read from the ledger which entries were refused before the rows in an earlier process."""
         refused = read_refused(connection, ledger)
         for entry in self.ddl.pre_data:
             if refused_mark(PRE_DATA, entry) in refused:
                 self.refusals[entry.number] = Refusal(entry, PRE_DATA, EARLIER, entry.statements)
 
     def mark_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
-        """Record in the ledger what was refused before the rows."""
+        """Record in the ledger which entries were refused before the rows."""
         marks = (mark(ledger, refused_mark(PRE_DATA, refusal.entry)) for refusal in self.refusals.values())
         run_statements(connection, "".join(marks).encode())
 
@@ -523,7 +525,7 @@ class DdlRun:
         return refusal
 
     def _run_side_by_side(self, entries: Sequence[DdlEntry], sizes: Mapping[tuple[str, str], int]) -> None:
-        """Create the entries in several sessions, those of the largest tables first; then retry refused entries.
+        """Create the entries in several sessions, those for the largest tables first; then retry refused entries.
 
         The retry runs one entry at a time, because a concurrent session may have caused the refusal, and gives
         functions a search_path.
@@ -651,7 +653,7 @@ def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:
 
 
 def reset_settings(connection: psycopg.Connection[Any], database: Node) -> None:
-    """Reset settings that extension scripts, such as postgis_topology's, changed for a raw session's database."""
+    """Reset the settings of a raw session's database that extension scripts, such as postgis_topology's, changed."""
     text = f"ALTER DATABASE {quote_identifier(database_name(database.dsn))} RESET ALL"
     run_statements(connection, raw_bytes(_stored_text(connection, text)))
 

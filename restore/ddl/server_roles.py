@@ -34,7 +34,7 @@ ATTRIBUTES = {
 }
 # Attributes that let a role do more than its granted privileges.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
-# PostgreSQL's own roles whose members can't see other roles' data. The other roles give access to the server's files
+# PostgreSQL's own roles whose members can't see other roles' data. Its other roles give access to the server's files
 # and programs, or to the rows of every database. pg_monitor can read settings that only superusers see, such as the
 # password in primary_conninfo (pg_read_all_settings). It can also read other roles' statements, which may set
 # passwords, in pg_stat_activity and pg_stat_statements (pg_read_all_stats).
@@ -143,7 +143,10 @@ def _grantee(privilege: ParameterPrivilege) -> str:
 
 
 def server_statements(server_globals: ServerGlobals, *, verifiers: bool) -> Iterator[str]:
-    """Yield all globals as statements for display, in an order that psql can run; `verifiers` includes passwords'."""
+    """Yield all globals as statements for display, in an order that psql can run.
+
+    `verifiers`: include password verifiers.
+    """
     for role in server_globals.roles:
         yield creating_statement(role, powers=True, verifier=verifiers).shown
         if role.comment is not None:

@@ -1,14 +1,14 @@
 """Split an entry's script into statements, and run them with a search_path for functions that need one.
 
 Statements are split by the rules of the server's scanner and of psql (PostgreSQL manual, "Lexical Structure";
-src/fe_utils/psqlscan.l). A backslash is not an escape, because dumps are made with standard_conforming_strings on. A
-wrong split does not go unnoticed, because the server refuses the halves.
+src/fe_utils/psqlscan.l). A backslash is not an escape, because dumps are made with standard_conforming_strings on. An
+incorrect split can't go unnoticed, because the server refuses the pieces.
 
-DDL runs with an empty search_path, so that its names mean the same as at the time of the dump, even if other users have
-created objects since. But functions called by an index, a constraint or a view may use names without a schema. They
-worked on the source because its sessions have a search_path. In PostgreSQL 17 and newer, such functions have no
-search_path at all while an index is built, a view is refreshed or a table is analyzed (PostgreSQL manual, "Maintenance
-Commands").
+DDL runs with an empty search_path, so that its names mean the same as they did when the dump was made, even if other
+users have created objects since. But functions called by an index, a constraint or a view may use names without a
+schema. They worked on the source because its sessions have a search_path. In PostgreSQL 17 and newer, such functions
+have no search_path at all while an index is built, a view is refreshed or a table is analyzed (PostgreSQL manual,
+"Maintenance Commands").
 
 So the functions themselves get a search_path, set by `ALTER ROUTINE … SET search_path` and reset in the same
 transaction. No other session ever sees this setting, and the names in the statement are resolved as before.
@@ -194,14 +194,14 @@ def literal(text: str) -> str:
     return f"E{quoted}" if "\\" in text else quoted
 
 
-# SQLSTATEs for a name that was not found, or not with these types: class 42 minus the errors that no search_path can
-# fix.
+# SQLSTATEs for a name that was not found, or was not found with these types: class 42 minus the errors that no
+# search_path can fix.
 NOT_FOUND = re.compile(r"3F000|42(?!501|710|701|P04|P05|P06|P07|723)...")
 USER = "$user"
 # Since this version, functions have no search_path during maintenance commands.
 RESTRICTED_VERSION = 170000
-# Functions whose bodies are parsed when they run. Functions that belong to other roles are excluded, because our role
-# can't alter them.
+# Functions with a body that is parsed when the function runs. Functions that belong to other roles are excluded,
+# because our role can't alter them.
 FUNCTIONS_QUERY = b"""
 SELECT pg_catalog.textsend(p.oid::pg_catalog.regprocedure::pg_catalog.text),
        pg_catalog.textsend(pg_catalog.concat('"', pg_catalog.replace(pg_catalog.pg_get_userbyid(p.proowner), '"', '""'),
@@ -232,7 +232,7 @@ def path_elements(path: str | None) -> list[str]:
 
 
 def path_of_owner(path: str | None, owner: str) -> str:
-    """Return the search_path of a session of `owner` (a quoted name) if `path` is set for the database.
+    """Return the search_path that `owner` (a quoted name) has in its sessions if `path` is set for the database.
 
     pg_catalog comes first, so that no schema hides its names.
     """

@@ -7,7 +7,7 @@ grants. All grants come after the rows, so that an owner's REVOKE from itself do
 
 A superuser creates extensions and their schemas in the empty database, before it contains any of the source's objects.
 The statements are generated here, with names from the entries. Every role may use the extensions' foreign-data
-wrappers, because the owners of foreign servers must be able to. The restoring role may fill the extensions'
+wrappers, because the owners of foreign servers must be able to use them. The restoring role may fill the extensions'
 configuration tables. Everything else is omitted and reported by name: event triggers, publications of all tables or of
 schemas, and privileges on extension objects.
 """
@@ -28,7 +28,7 @@ from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES, ArchiveEntr
 from cutline.snapshots.ddl.ddl_archive import PRIVILEGES as PRIVILEGES_KIND
 from cutline.snapshots.ddl.dump import DROP
 
-# Depending on its options, pg_dump quotes all names, or only those that need it.
+# Depending on its options, pg_dump quotes all names, or only those that need quotes.
 NAME = r'(?:"(?:[^"]|"")+"|[a-z_][a-z0-9_]*)'
 OWNER = re.compile(
     rf"ALTER (?P<kind>[A-Z]+(?: [A-Z]+)*) (?P<first>{NAME})(?P<rest>.*) OWNER TO (?P<owner>{NAME});", re.DOTALL
@@ -82,7 +82,7 @@ class _Loans:
 
 
 def _on_database(verb: str, owner: str) -> str:
-    """Return a statement for the current database, whose name the DDL does not know."""
+    """Return a statement for the current database, whose name the DDL does not contain."""
     statement = literal(f"{verb} {owner.replace('%', '%%')}")
     return f"DO {literal(f'BEGIN EXECUTE format({statement}, current_database()); END')};"
 
@@ -186,8 +186,8 @@ def take_superusers_part(
 ) -> tuple[ArchiveDdl, Beforehand]:
     """Divide the DDL into the `role`'s part and a superuser's part; schemas belong to the role.
 
-    With `refused`, the restore continues without these extensions and any others that can't be created. Then the role's
-    part also contains all extensions: existing ones are skipped, and the rest are reported as refused.
+    With `refused`, the restore continues without these extensions and any others that can't be created. In that case,
+    the role's part also contains all extensions: existing ones are skipped, and the rest are reported as refused.
 
     Raises SchemaLoadError if an extension is created by a statement in an unknown form.
     """

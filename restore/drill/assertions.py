@@ -1,4 +1,4 @@
-"""Run an assertion: a read-only query on a restored database, whose result is compared with the expected one.
+"""Run an assertion: a read-only query on a restored database, together with the result that it should return.
 
 Values are compared in PostgreSQL's output format: numbers as numbers, booleans as booleans, everything else as text.
 NULL equals nothing.
@@ -25,7 +25,7 @@ from cutline.snapshots.ddl.database_facts import DEFAULT, read_search_path
 from cutline.storage.errors import SnapshotError
 
 BOOLEAN_OID = 16
-# A function may catch the cancellation of its statement and continue; its session is terminated this much later.
+# A function may catch the cancellation of its statement and continue, so its session is terminated this much later.
 END_AFTER_SECONDS = 2.0
 ROWS_SHOWN_MAX = 5
 ANSWER_CHARACTERS_MAX = 1_000_000
@@ -62,7 +62,7 @@ class Reader:
 
 @dataclass(slots=True)
 class _Limit:
-    """Records whether an assertion took too long, so that its session was terminated or even the server stopped."""
+    """Records whether an assertion took too long and whether even the server had to be stopped to end its session."""
 
     is_over: bool = False
     has_ended_server: bool = False
@@ -109,7 +109,7 @@ def ask(assertion: AssertionTable, reader: Reader) -> AssertionResult:
 
 @contextmanager
 def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: float, limit: _Limit) -> Iterator[None]:
-    """Terminate the session from a thread if the block exceeds the limit, regardless of which statement it runs."""
+    """Terminate the session from a thread if the block exceeds the limit, regardless of which statement is running."""
     process = connection.info.backend_pid
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""`drill`: prove that a snapshot can be restored, without any node of the fleet."""
+"""`drill`: prove that a snapshot can be restored, without using any node of the fleet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOT_ASKED = "not run: the server was stopped because an earlier assertion never 
 
 @dataclass(frozen=True, slots=True)
 class DrillReport:
-    """The report of a drill's restore, and the results of the assertions; a drill without results proves nothing."""
+    """The report on a drill's restore, and the results of the assertions; a drill without results proves nothing."""
 
     restored: RestoreReport
     assertions: tuple[AssertionResult, ...]
@@ -131,7 +131,7 @@ def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[A
 def settle_dead_drills(store: ObjectStore, now: datetime) -> None:
     """Record the end of killed drills, which can't be resumed.
 
-    The local clock may be wrong, and no node is there to ask. So a lease counts as expired only after a very long time,
+    The local clock may be wrong, and there is no node to ask. So a lease counts as expired only after a very long time,
     or if its process ran on this machine and has ended.
     """
     for lease in open_leases(store):

@@ -1,10 +1,10 @@
-"""A drill on the user's own servers: the primaries of a different fleet.toml.
+"""A drill on the user's own servers: the primaries in a different fleet.toml.
 
 Each shard is restored into a database with a new name; other databases are not touched. A role without privileges
-restores and queries that database: the dsn's role, or a new role if the dsn's is a superuser. The new role stands in
-for those of the snapshot's roles that exist on the server; missing roles are created. At the end of the block
-everything is dropped. The next drill drops the remains of a killed drill; a running drill is recognized by a session
-with its name.
+restores and queries that database: the role in the DSN, or a new role if that role is a superuser. In the restored
+databases, the new role takes the place of any of the snapshot's roles that exist on the server; missing roles are
+created. At the end of the block everything is dropped. The next drill drops the remains of a killed drill; a running
+drill is recognized by a session with its name.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _end(target: Target, process: int) -> bool:
 
 
 def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
-    """Whether the roles are superusers; raise DrillUnfitError if another role has more privileges than it needs."""
+    """Whether the roles are superusers; raise DrillUnfitError if any other role has more privileges than it needs."""
     supers = list[str]()
     targets = list(targets)
     for target in targets:
@@ -194,8 +194,8 @@ def _check_login(target: Target) -> None:
 def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progress) -> None:
     """Drop the remains of killed drills on the server, recognized by names that no session has.
 
-    Objects in use are reported and left behind; they don't disturb other drills. Raises an error if the session is
-    lost.
+    Objects in use are reported and left behind; they don't interfere with other drills. Raises an error if the session
+    is lost.
     """
     made, found = _made_roles(target, session), session.execute(DATABASES_QUERY).fetchall()
     # Read the sessions last: a drill opens one before it creates anything, and keeps it until everything is dropped.

@@ -3,7 +3,8 @@
 A role without privileges restores the databases, and code from the source runs only as that role. A superuser creates
 this role, the snapshot's roles and the extensions, and connects to the databases only while they are empty. The servers
 are always stopped and deleted at the end of the block. If the process is killed, the next command that uses temporary
-files deletes them (spark/session_folder.py), provided that the folder is below that command's own.
+files deletes them (spark/session_folder.py), provided that they are below that command's own folder for temporary
+files.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ DRILLS = re.compile(r"\[drill\]|^(?!.*--schema-only).*--allow-refused-ddl")
 
 
 class DrillUnfitError(RefusedError):
-    """The snapshot's databases can't be restored into the servers of a drill."""
+    """The snapshot's databases can't be restored into a drill's servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,10 @@ def drill_servers(
 
 
 def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Confinement:
-    """Find a confinement for the servers by trial runs in a new folder; if none works, raise unless `rules` permit."""
+    """Find a confinement for the servers by trial runs in a new folder.
+
+    If none works, raises UnconfinedError unless `rules` permit unconfined servers.
+    """
     folder.mkdir()
     confinement = find_confinement(folder)
     if confinement.is_none and not rules.allow_unconfined:
@@ -182,7 +186,8 @@ def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Co
 
 
 def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset[str]) -> DrillPlace:
-    # Use random names, because the snapshot may have roles with any name. One role restores, the other queries.
+    # Use random names, because the snapshot may have roles with any name. One role restores; the other runs the
+    # queries.
     role, password = f"cutline_drill_{suffix_of(plan.intent.id)}", new_password()
     reader = f"{role}_reader"
     nodes, superusers = list[Node](), dict[str, Node]()
@@ -220,6 +225,6 @@ def end_in_any_case(superuser: Node, server: EmbeddedNode, process: int) -> bool
     try:
         has_ended = end_session(superuser, process)
     except (SnapshotError, psycopg.Error):
-        # Code of the snapshot's owners may also have used up what a superuser's session needs.
+        # The snapshot owners' code may also have used up the resources that a superuser's session needs.
         has_ended = False
     return not has_ended and stop_server(server, immediate=True)

@@ -1,4 +1,4 @@
-"""Estimate the duration of a restore, by step, from its volume and the figures of an earlier restore.
+"""Estimate the duration of a restore, by step, from its volume and the figures from an earlier restore.
 
 A step takes a fixed time plus a time proportional to its amount of work. The constants were measured with Spark and all
 servers on two cores. Figures recorded by an earlier restore, into any fleet, scale the constants.
@@ -24,7 +24,7 @@ from cutline.snapshots.records.operation_records import RestoreFigures, StepFigu
 from cutline.storage.store import ObjectStore
 
 READ_MAX = 50
-# Consider only this many of the newest restores, because servers and machines change; choose the most similar in size.
+# Consider only this many of the newest restores, because servers and machines change; choose the one closest in size.
 COMPARED_MAX = 5
 
 
@@ -51,7 +51,7 @@ def _newest_figures(store: ObjectStore, decided: Iterable[str]) -> Iterator[tupl
 
 # The size of an empty database, which consists of its catalogs.
 EMPTY_BYTES = 8 << 20
-# If a commit does not contain the database's size: the size of rows and indexes as a multiple of the base copy's.
+# Used if a commit does not contain the database's size: the size of rows and indexes as a multiple of the base copy's.
 EXPANSION = 8
 INDEXES = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
 WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
@@ -89,7 +89,7 @@ class ShardVolume:
 
     @property
     def index_work(self) -> int:
-        """The number of comparisons needed to sort all indexes, in units of the comparisons per row for a million rows.
+        """The comparisons needed to sort all indexes; the unit is the number per row when sorting a million rows.
 
         An index on an empty table counts as one.
         """
@@ -215,9 +215,9 @@ def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int,
 
 
 def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[NamedObject]:
-    """Yield the entries of the shard's base objects that contain rows of the groups with these numbers.
+    """Yield the entries for the shard's base objects that contain rows of the groups with these numbers.
 
-    An object list is expanded only if some of its objects may contain no such rows.
+    An object list is expanded only if some of its objects may contain none of those rows.
     """
     wanted = set(numbers)
     for entry in chain.base_entries(shard):
@@ -232,12 +232,12 @@ def base_entries(chain: Chain, shard: str, numbers: Iterable[int]) -> Iterator[N
 
 
 def size_of(entry: NamedObject) -> int:
-    """Return the size of the object, or of all objects that a list lists."""
+    """Return the size of the object, or the total size of all objects in an object list."""
     return entry.bytes if isinstance(entry, ObjectList) else entry.size
 
 
 def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:
-    """Count the indexes, keys and foreign keys of every table, whose entries depend on the table's entry."""
+    """Count every table's indexes, keys and foreign keys: those whose entries depend on the table's entry."""
     entries = list(entries)
     tables = {entry.number: f"{entry.schema}.{entry.name}" for entry in entries if entry.kind in WITH_ROWS}
     owners = (
@@ -268,7 +268,7 @@ class StepCost:
     per_unit: float = 0.0
 
     def seconds(self, amount: int) -> float:
-        """Return the seconds of a step with this amount of work."""
+        """Return the seconds that a step with this amount of work takes."""
         return self.fixed + self.per_unit * amount
 
     def scaled(self, measured: StepFigures) -> StepCost:
@@ -305,9 +305,9 @@ MEASURED_FACTOR_MAX, UNMEASURED_FACTOR_MAX = 3.0, 10.0
 class Estimate:
     """The expected seconds by step; `fixed` is the part that passes before the step makes any progress.
 
-    `basis` is the operation in which the figures were measured, or "" for constants. The estimate `is_rough`, and may
-    be off by more than a fifth, if the two restores differ greatly in size or the new restore is short or resumed.
-    `load` is the number of waiting processes per core of this machine.
+    `basis` is the operation in which the figures were measured, or "" if the constants were used. The estimate
+    `is_rough`, which means that it may be off by more than a fifth, if the two restores differ greatly in size or if
+    the new restore is short or resumed. `load` is the number of waiting processes per core of this machine.
     """
 
     seconds: Mapping[RestoreStep, float]

@@ -32,7 +32,7 @@ SELECT (SELECT coalesce(sum(rows), 0) FROM {ledger})
          WHERE datname = current_database() AND application_name ~ '^{loading}[0-9]{{1,18}}$')
 """
 # The indexes and foreign keys of every table, and the finished fraction of indexes being built. For a B-tree, the scan,
-# the sort (which the server does not report) and the load into the tree take about a third each.
+# the sort (which the server does not report) and the load into the tree each take about a third of the time.
 INDEXES_QUERY = """
 SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
   FROM (SELECT indrelid, 1.0 FROM pg_index
@@ -47,7 +47,7 @@ SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
 
 @dataclass(frozen=True, slots=True)
 class NodeTally:
-    """A query for one node's progress: `database` is being restored, and `total` is its amount of work."""
+    """A query for one node's progress: `database` is the database being restored, and `total` its amount of work."""
 
     database: Node
     total: int
@@ -67,7 +67,7 @@ def rows_tally(database: Node, ledger: str, rows: int) -> NodeTally:
 
 
 def indexes_tally(database: Node, indexes: Mapping[str, int], rows: Mapping[str, int]) -> NodeTally:
-    """Count the indexed rows: each index, key and foreign key of a table counts as one row more than the table's rows.
+    """Count the indexed rows: each index, key and foreign key counts as the number of rows in its table, plus one.
 
     `indexes` and `rows` are counts by table.
     """
@@ -84,7 +84,7 @@ def indexes_tally(database: Node, indexes: Mapping[str, int], rows: Mapping[str,
 def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mapping[str, float]]:
     """While the block runs, report to `progress` about once a second, for each node and in total.
 
-    Yields, by node, the seconds that had passed when the node's latest progress was seen.
+    Yields how many seconds had passed when each node's latest progress was seen, keyed by node.
     """
     teller = _Teller(progress, tallies, sessions=_open_sessions(tallies))
     thread = threading.Thread(target=teller.run, name="tally", daemon=True)
@@ -105,8 +105,8 @@ def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mappi
 def _open_sessions(tallies: Sequence[NodeTally]) -> dict[str, psycopg.Connection[Any]]:
     """Open a session to each reachable node.
 
-    No session is opened later, because a login event trigger of the snapshot's owners, which is created last, would run
-    as our role.
+    No session is opened later, because the snapshot owners' login event triggers, which are created last, would run as
+    our role.
     """
     sessions: dict[str, psycopg.Connection[Any]] = {}
     for tally in tallies:
@@ -166,17 +166,17 @@ PARTS = {
 }
 # Readings report the progress of these steps. The weight of a step's own pace grows with the square of its finished
 # fraction, up to OWN_PACE_SHARE, and with the observed time, reaching half after this many seconds. Readings come once
-# a second and the phases of a step differ in pace. With few indexes, the scan is counted first, and then the sort
-# reports nothing.
+# a second and the phases of a step differ in pace. If there are few indexes, the scan is counted first, and then
+# nothing is reported during the sort.
 SEEN_SECONDS = {RestoreStep.ROWS: 4.0, RestoreStep.INDEXES: 60.0}
 OWN_PACE_SHARE = 0.5
 # The fraction of the estimated time after which the pace so far counts as much as the estimate.
 TRUST_SHARE = 0.15
 # Even accurately estimated steps deviate by about this factor, so such a deviation does not predict the next steps.
 NOISE = 0.2
-# The maximum slowness assumed for the remaining steps because of a single slow step of unknown progress.
+# The maximum slowness assumed for the remaining steps because of a single slow step whose progress is unknown.
 FACTOR_MAX = 30.0
-# A late step of unknown progress is assumed to need half its delay again.
+# A late step whose progress is unknown is assumed to take another half of its delay so far.
 LATE_SHARE = 0.5
 CORRECTED_SECONDS = 2.0
 
@@ -185,7 +185,7 @@ CORRECTED_SECONDS = 2.0
 class RestorePace(Forwarding):
     """A Progress that forwards everything to `target` and adds the remaining seconds according to `estimate`.
 
-    `seconds` are the durations of the steps so far, and `nodes` are the figures of finished nodes. The remaining time
+    `seconds` are the durations of the steps so far, and `nodes` are the figures for finished nodes. The remaining time
     of the current step follows from its own pace as soon as a reading reports progress. For later steps, the estimate
     is corrected by the deviation of the steps so far. If the restore `is_resumed`, the first reading of a step counts
     earlier work.
@@ -289,8 +289,8 @@ class RestorePace(Forwarding):
         fixed = self.estimate.fixed.get(RestoreStep(self._step), 0.0)
         seen = elapsed - min(self._idle, fixed)
         weight = min(done / OWN_PACE_SHARE, 1.0) ** 2 * seen / (seen + SEEN_SECONDS[RestoreStep(self._step)])
-        # According to the estimate, the rest of the expected time remains, but at least the time for half of the
-        # remaining work.
+        # According to the estimate, what remains is the rest of the expected time, but no less than half of the
+        # expected time for the remaining work.
         left = weight * seen / done * (1 - done) + (1 - weight) * max(
             likely - elapsed, (likely - fixed) * (1 - done) / 2, 0.0
         )
@@ -299,7 +299,7 @@ class RestorePace(Forwarding):
         return left + after * _beyond_noise(pace)
 
     def end_node(self, node: str, rows: int, seconds: Mapping[RestoreStep, float]) -> None:
-        """Store the measurements of one node."""
+        """Store the measurements for one node."""
         self.nodes[node] = NodeFigures(rows, {str(step): round(taken, 3) for step, taken in seconds.items()})
 
     def figures(self, stored_bytes: int, transactions: int) -> RestoreFigures:

@@ -144,7 +144,7 @@ def _find_damage(store: ObjectStore, objects: Iterable[ChainObject], listed: Map
 
 
 def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
-    """Compare an object's size with that in the store; return the damage, or None if the object is intact."""
+    """Compare an object's recorded size with its size in the store; return the damage, or None if it is intact."""
     if isinstance(chain_object.stored, LostList):
         return Damage(chain_object.key, chain_object.node, chain_object.stored.damage, chain_object.stored.detail)
     if size is None:
@@ -243,7 +243,7 @@ class LostPart:
     def text(self) -> str:
         """The part's name without its shard.
 
-        All partitions are named, because any may have had rows in the lost object.
+        All partitions are named, because any of them may have had rows in the lost object.
         """
         if self.partitions is None:
             return self.what
@@ -436,7 +436,7 @@ def verify_copies(
     damages = find_listed_damage(opened, chain)
 
     def verify(copies: str, nodes: Sequence[str]) -> dict[str, Damage]:
-        # Take the total from the commits, because all objects may be too many for the driver.
+        # Take the total from the commits, because the list of all objects may be too large for the driver.
         total = sum(needed_entry.count for needed_entry in needed_entries(chain, nodes, wanted))
         if not total:
             return {}

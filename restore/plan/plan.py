@@ -61,7 +61,7 @@ from cutline.wal.segments.damage import ObjectDamagedError
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A restore that has not begun: the snapshot and its parts, the store, the targets, and the operation.
+    """A restore that has not started: the snapshot and its parts, the store, the targets, and the operation.
 
     `damage`: the error for needed objects that a listing shows to be missing, reported together with all other
     obstacles. `next_cut`: the time of the first cut after the requested time. `doubts`: reasons in the records not to
@@ -175,7 +175,7 @@ class RestorePlan:
 
 @dataclass(slots=True)
 class LockedTargets:
-    """The targets of a planned restore, whose locks this process holds. `connections` are by shard.
+    """The targets of a planned restore, whose locks this process holds. `connections` are keyed by shard.
 
     If a target has no connection, `obstacles` contains the reason. `folder` is a private folder for the DDL.
     """
@@ -196,8 +196,8 @@ def plan_resumed(
 ) -> RestorePlan:
     """Plan the remaining work of the restore that wrote a database's record.
 
-    `allow_refused_ddl`: continue without statements that the targets refuse, even if the restore began without this
-    option. Raises UnfinishedRestoreError if the snapshot has changed, and any error of plan_restore.
+    `allow_refused_ddl`: continue without statements that the targets refuse, even if the restore was started without
+    this option. Raises UnfinishedRestoreError if the snapshot has changed, and any error of plan_restore.
     """
     request = RestoreRequest(
         record.snapshot,

@@ -99,7 +99,7 @@ class RestoreReport:
     `not_in_snapshot`: what the snapshot does not contain. `open_operations`: operations on the snapshot that have no
     outcome. `slots_dropped`: the slots of chains that ended when their databases were set aside; `slots_left`: slots
     that could not be dropped. `owner_changes`: restored databases whose owner changed. `roles_created` (`node: role`)
-    remain if the restore fails. `is_resumed`: an earlier process began the restore. `in_doubt`: the transactions in
+    remain if the restore fails. `is_resumed`: an earlier process started the restore. `in_doubt`: the transactions in
     doubt at the cut, None if they are unknown. `borrowed`: rows taken from standbys' copies because of the objects in
     `damaged`; a resumed restore does not look for damage again. `warnings`: what is wrong with the restored databases.
     `moved`: renamed tables, as `node: name=other`. `routes`: how the rows of each table were divided if the targets are

@@ -26,8 +26,9 @@ class RestoreRequest:
     `routes` (restore/scope/table_routes.py) divide the rows of tables among targets that are not the snapshot's shards.
 
     `scope`: which part to restore. `replace`: set existing databases aside. `create_roles`: create roles that a target
-    lacks. `use_backup_copies`: take rows that are missing from a primary's copy from a standby's. `allow_refused_ddl`:
-    restore without the DDL that the targets refuse. `is_drill`: restore into servers started for the drill.
+    lacks. `use_backup_copies`: if rows are missing from a primary's copy, take them from a standby's.
+    `allow_refused_ddl`: restore without the DDL that the targets refuse. `is_drill`: restore into servers started for
+    the drill.
     """
 
     name: str

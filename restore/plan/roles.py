@@ -119,7 +119,7 @@ SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS giv
 """
 RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
 ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
-# An extension's settings have its name as a prefix; a session doesn't know them before it loads the library.
+# An extension's settings have its name as a prefix; a session doesn't recognize them until it loads the library.
 EXTENSIONS_QUERY = "SELECT name FROM pg_available_extensions"
 # CREATE ROLE raises the first error for an existing role, and the second if another session creates the role at the
 # same time.
@@ -193,7 +193,7 @@ def find_existing_roles(
 
 
 def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str) -> list[bytes]:
-    """Return the bytes that a server stores for roles created in a database of `encoding`.
+    """Return the bytes that a server stores for roles created in a database with this `encoding`.
 
     Raises TargetUnfitError if a character does not exist in the encoding.
     """
@@ -209,7 +209,7 @@ def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encodi
 
 
 def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan: RestorePlan) -> RoleChanges:
-    """Return the replacements of roles in the target's DDL (raw text)."""
+    """Return the role substitutions to make in the target's DDL (raw text)."""
     scope, encoding = plan.request.scope, plan.chain.baseline[target.source].encoding
     before, after = (
         map(raw_text, name_bytes(connection, [pair[side] for pair in scope.role_map], encoding)) for side in (0, 1)
@@ -249,7 +249,7 @@ def create_roles(
     """Create all of the roles or none; return the new roles, as `node: role`, and lines about their missing properties.
 
     Roles in `server_globals` get the properties they had; other roles get no login, password or privileges. Unless our
-    role is a superuser, it becomes a member of the new roles, because it could not make them owners otherwise. If
+    role is a superuser, it becomes a member of the new roles, because otherwise it could not make them owners. If
     `superusers` is given, a superuser creates the roles. The session is in the database being restored, not in the
     locked maintenance database, because the server stores the names in the encoding of the session's database. Roles
     belong to the whole server, so they remain if the restore fails.
@@ -392,10 +392,10 @@ def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[
 
 
 def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
-    """Return the settings, in lower case, that not every role may set or that make each session load a library.
+    """Return the settings, in lowercase, that not every role may set or that make each session load a library.
 
-    The former may give power over the server or over other roles' objects. With the latter, nobody could log in if the
-    library is missing on the server.
+    The former may give power over the server or over other roles' objects. If the library is missing on the server, the
+    latter would prevent everyone from logging in.
     """
     return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED.keys()
 

@@ -125,8 +125,8 @@ def _compare(first: Mapping[str, object], other: Mapping[str, object]) -> list[t
 def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str, object]:
     """Return a source's DDL statements, keyed by the object that they define, without those that are not compared.
 
-    Cutline's own publications are not compared: of two nodes with the same tables, maybe only one has a publication for
-    tables that used to be append-only.
+    Cutline's own publications are not compared: if two nodes have the same tables, it is possible that only one of them
+    has a publication for tables that used to be append-only.
     """
     body = read_stored_ddl(store, chain, source)
     archive = read_archive(body)
@@ -177,7 +177,7 @@ class Topology:
         return SourceRoutes(source, source == self.sources[0], self.targets, by_group)
 
     def sequences(self, chain: Chain) -> tuple[StoredSequence, ...]:
-        """Return the sequences' values for every target: the furthest of all sources in the increment's direction."""
+        """Return each sequence's value for all targets: the furthest in any source, in the increment's direction."""
         furthest: dict[tuple[str, str], StoredSequence] = {}
         for source in self.sources:
             for sequence in chain.sequences(source):
@@ -236,7 +236,8 @@ def find_feeds(
 ) -> LoadTargets:
     """Return the feeds of the databases to load.
 
-    They are keyed by source if there is a topology; otherwise by shard, as each of the `shards` has its own target.
+    They are keyed by source if there is a topology; otherwise by shard, because each of the `shards` has its own
+    target.
     """
     if topology is None:
         feeds = {shard: Feed({number: databases[shard]}) for number, shard in enumerate(shards) if shard in databases}

@@ -1,8 +1,8 @@
 """The schema that a restore with `--data-only` keeps in the database it fills: its record, ledger and list of tables.
 
-One transaction creates the schema before the first row is loaded, and another removes it. So a process that finds the
-schema knows which tables were empty before. The database's comment belongs to its owner, so the record is not stored
-there.
+One transaction creates the schema before the first row is loaded, and another removes it. A process that finds the
+schema can therefore tell which tables were empty before. The database's comment belongs to its owner, so the record is
+not stored there.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM tr
 # Suppresses triggers, event triggers and foreign key checks in the transaction.
 REPLICA = "SET LOCAL session_replication_role = replica"
 END_MILLISECONDS_MAX = 5000
-# The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way
-# by itself. If our role may not end a session, the session does not belong to a restore that our role may undo.
+# The sessions that load rows: each holds a lock on the ledger until it commits. Autovacuum, which has no user, gives
+# way by itself. If our role may not end a session, the session does not belong to a restore that our role may undo.
 END_LOADING_QUERY = """
 SELECT pg_terminate_backend(l.pid, %s)
   FROM pg_locks l JOIN pg_stat_activity a USING (pid) JOIN pg_roles r ON r.oid = a.usesysid

@@ -1,8 +1,8 @@
 """Prevent other sessions from altering the tables being filled, and wait for concurrent writers.
 
-The lock blocks DDL but not reads or writes. However, if a session waits to alter a table, everyone else waits behind
-it, even the load. Transactions that wrote to the tables, or to tables connected by foreign keys, may end after the rows
-are loaded, and their changes become visible only then.
+The lock blocks DDL but not reads or writes. However, if a session is waiting to alter a table, everyone else waits
+behind it, even the load. Transactions that wrote to the tables, or to tables connected by foreign keys, may end after
+the rows are loaded, and their changes become visible only then.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Waiting(NamedTuple):
 
 @contextmanager
 def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: Callable[[], object]) -> Iterator[None]:
-    """Run the block; call `end` and raise TablesInUseError if a session waits too long for the locks of `held`.
+    """Run the block; call `end` and raise TablesInUseError if a session waits too long for locks that `held` holds.
 
     The same applies if other sessions block the load for too long.
     """

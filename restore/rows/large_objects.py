@@ -219,7 +219,7 @@ def definition_statements(
 
 
 def _change_grant(grant: Grant, previous: str, owner: str, roles: RoleChanges) -> Grant | None:
-    """Replace the roles of a grant; return None if it becomes meaningless. `previous` was the owner."""
+    """Replace the roles in a grant; return None if it becomes meaningless. `previous` was the owner."""
     if roles.no_owner and (grant.grantee == previous or (grant.grantee and roles.lacks(grant.grantee))):
         return None
     grantee = roles.of(grant.grantee) if grant.grantee else ""

@@ -76,7 +76,7 @@ class LoadTarget:
     `ledger` is the table of the load's ledger. `roots` are the partitioned tables through which rows are loaded
     (restore/rows/jobs.py), by group number. `search_paths`, keyed by group number, are set while a group's rows are
     loaded, because the table's functions may depend on them. `wider_paths` are set instead if one of the table's
-    functions does not find a name; tables without functions have none. `is_in_use`: other sessions also use the tables
+    functions fails to find a name; tables without functions have none. `is_in_use`: other sessions also use the tables
     and may have written rows, so no table is emptied. `task_sessions` is the maximum number of concurrent task sessions
     on the database's node.
     """
@@ -91,7 +91,7 @@ class LoadTarget:
     task_sessions: int = 1
 
     def select(self, numbers: Iterable[int]) -> LoadTarget:
-        """Return the same database with only the groups of these `numbers`."""
+        """Return the same database with only the groups with these `numbers`."""
         return replace(self, groups={number: self.groups[number] for number in numbers if number in self.groups})
 
 
@@ -113,7 +113,7 @@ class Feed:
         return {target.node.id for target in self.targets.values()}
 
     def select(self, numbers: Collection[int]) -> Feed:
-        """Return this feed with only the groups of these `numbers`, omitting targets that have none of them."""
+        """Return this feed with only the groups with these `numbers`, omitting targets that have none of them."""
         chosen = {number: target.select(numbers) for number, target in self.targets.items()}
         routes = self.routes.select(numbers) if self.routes else None
         return Feed({number: target for number, target in chosen.items() if target.groups}, routes)
@@ -293,7 +293,7 @@ class Loader:
         self._said, self._path = 0.0, ""
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
-        # The INSERT waits for a concurrent attempt of the same task.
+        # The INSERT waits for a concurrent attempt at the same task.
         self._is_loaded = connection.execute(entry.encode(), (task,)).rowcount == 0
 
     def add(self, batch: pa.RecordBatch, groups: Mapping[int, Group]) -> None:
@@ -323,7 +323,7 @@ class Loader:
         self._say()
 
     def _copy_in(self, number: int, statement: str, data: memoryview) -> int:
-        """Run a COPY of a group; if one of its functions does not find a name, repeat it with the wider search_path."""
+        """Run a COPY of a group; if one of its functions fails to find a name, repeat with the wider search_path."""
         wider = self._target.wider_paths.get(number)
         self._set_path(wider if wider and number in self._widened else self._target.search_paths.get(number, ""))
         if wider is None or number in self._widened:
@@ -348,7 +348,7 @@ class Loader:
         """Whether the group's rows are stored frozen, as after VACUUM; truncates the table first.
 
         Only groups without rows in other tasks qualify. PostgreSQL requires that the table was truncated in the same
-        transaction; for few rows that is not worth the time.
+        transaction; for only a few rows, that is not worth the time.
         """
         is_first = group.number not in self._rows
         # A COPY in a savepoint can't freeze.
@@ -467,7 +467,7 @@ class Loaders:
         self.placed.update({number: int(rows) + everywhere for number, rows in enumerate(counts)})
 
     def _open(self, feed: Feed) -> None:
-        """Open the loaders of all the feed's targets, in a fixed order so that attempts of a task never deadlock."""
+        """Open the loaders of all the feed's targets, in a fixed order so that attempts at a task never deadlock."""
         for number in sorted(feed.targets.keys() - self._loaders.keys()):
             target = feed.targets[number]
             # This context also covers the commit at the end.

@@ -72,9 +72,9 @@ SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname) || ', whic
  WHERE c.relowner NOT IN (SELECT oid FROM trusted) ORDER BY 1
 """
 # The code that runs when a row is loaded and its keys are verified: the tables' types, the code in defaults,
-# constraints, indexes and partition keys, and everything that these depend on. The server does not know about calls in
-# a function's body. Casts within expressions are recorded as functions. Key values are cast to their operators' types
-# and to text. Anyone may create other casts to built-in types, but nothing here runs those.
+# constraints, indexes and partition keys, and everything that these depend on. The server does not track calls in a
+# function's body. Casts within expressions are recorded as functions. Key values are cast to their operators' types and
+# to text. Anyone may create other casts to built-in types, but nothing here runs those.
 CODE_QUERY = f"""
 WITH RECURSIVE {OWN}, {TRUSTED},
 key_types (oid) AS (
@@ -225,7 +225,7 @@ def find_untrusted(connection: psycopg.Connection[Any], oids: list[int]) -> list
 
 
 def find_code_of_others(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """Find types and functions that the load would run whose owners own none of the filled tables; name the roles."""
+    """Find types and functions that the load would run and whose owners own no filled table; name the roles."""
     return [name for (name,) in connection.execute(CODE_QUERY, (oids,))]
 
 
@@ -243,12 +243,12 @@ def find_empty_referenced(connection: psycopg.Connection[Any], oids: list[int]) 
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
-    """Find the foreign keys from or to the filled tables that compare periods, which can't be verified."""
+    """Find the foreign keys to or from the filled tables that compare periods, which can't be verified."""
     return [name for (name,) in connection.execute(TEMPORAL_QUERY, (oids,))]
 
 
 def verify_references(target: LoadTarget, watch: Watch) -> None:
-    """Raise ForeignKeyViolatedError if a row in the filled tables, or one that references them, is an orphan."""
+    """Raise ForeignKeyViolatedError if a row in the filled tables, or a row that references them, is an orphan."""
     node = target.node
     with raising_unreachable(node), connect(node) as connection, ending(watch, connection):
         oids = oids_of(connection, target.groups.values())

@@ -1,7 +1,7 @@
 """Build one database of a restore: the tables before the rows, and the rest of the DDL after them.
 
 The snapshot's indexes, constraints, triggers, rules and policies are created after the rows are loaded and counted, so
-none of them act on the load. Event triggers come last.
+none of them affect the load. Event triggers come last.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
 
     Otherwise such a table would silently be restored empty, and such a sequence would silently start over.
     """
-    # Read the tables as on the source, so that names in any encoding have the same form.
+    # Read the tables as they are read on the source, so that names in any encoding have the same form.
     present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
     for group in groups:
         created = present.get(group.name)
@@ -75,8 +75,8 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
             )
         if {column.name for column in created.columns} != {column.name for column in group.columns}:
             raise _contradiction(shard, f"table {group.name} has different columns in the DDL and in the commit")
-    # A commit does not contain tables that were dropped while it was created. Tables that the rules exclude have no
-    # rows.
+    # A commit does not contain tables that were dropped while it was being created. Tables that the rules exclude have
+    # no rows.
     listed = {group.name for group in chain.groups(shard)}
     left_out = {out.name for out in chain.left_out if out.node == shard}
     if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
@@ -100,8 +100,8 @@ class FinishedDatabase:
     """The results of finishing a database after its rows are loaded.
 
     `problems` are lines about views that are not populated and tables that are not analyzed; `refusals` are the
-    server's. `helped` pairs each entry that could be created only with a temporary search_path for its functions with
-    those functions. If `is_finished`, the database needs only its real name.
+    server's. `helped` lists each entry that could be created only with a temporary search_path for its functions,
+    paired with those functions. If `is_finished`, the database needs only its real name.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -223,8 +223,8 @@ def analyze(
 ) -> list[str]:
     """Collect planner statistics in the session's database, or only for the tables of `groups`.
 
-    `run_one` runs a statement in the session, in a separate transaction. Returns a line with the reason for each table
-    or materialized view that could not be analyzed.
+    `run_one` runs a statement in the session, in a separate transaction. For each table or materialized view that could
+    not be analyzed, returns a line with the reason.
     """
     problems: list[str] = []
 

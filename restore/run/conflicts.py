@@ -1,6 +1,6 @@
 """Before loading, find keys that several sources would send to the same target, and reference tables that differ.
 
-One Spark job processes the keys. Each key is a *claim* by a source on a table of a target. Rows of tables with route
+One Spark job processes the keys. Each key is a *claim* by a source on a table in a target. Rows of tables with route
 `all` are compared as a whole, by two hashes of each line.
 """
 
@@ -184,7 +184,7 @@ def _claims_of_images(
 
 
 def _claim(batch: pa.RecordBatch, number: int, routes: SourceRoutes) -> pa.RecordBatch:
-    """Return the claims of a source's rows (columns group, key, row; sorted by group); raise SnapshotError."""
+    """Return the claims for a source's rows (columns group, key, row; sorted by group); raise SnapshotError."""
     group = np.asarray(batch.column("group").to_numpy())
     places = place_rows(batch, routes)
     tables, targets = np.full(len(batch), -1, np.int32), places.astype(np.int32)

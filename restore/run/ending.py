@@ -39,7 +39,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
 
     A restore can be resumed if a node or the store became unreachable, other sessions use its tables, or statements
     were refused after the rows were loaded. It can also be resumed after the decision, or if it was resumed before.
-    Closed databases are opened in any case. A drill leaves nothing behind that could be resumed.
+    Closed databases are reopened in any case. A drill leaves nothing behind that could be resumed.
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
@@ -73,7 +73,7 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
 
 @contextmanager
 def saying_published(run: RestoreRun) -> Iterator[None]:
-    """Replace an interrupt after publication with a StoppedError that says that everything is restored."""
+    """Replace an interrupt after publication with a StoppedError saying that everything is restored."""
     try:
         yield
     except KeyboardInterrupt as error:

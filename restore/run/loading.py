@@ -183,7 +183,7 @@ def _find_created(
 
 
 def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
-    """Begin to fill databases where filling has not begun; return the databases to load or finish, keyed by shard."""
+    """Start filling databases where filling has not started; return the databases to load or finish, keyed by shard."""
 
     def open_one(target: Target) -> LoadTarget:
         groups, filling = run.plan.groups[target.shard], run.filling(target)
@@ -227,7 +227,7 @@ def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
 
 
 def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
-    """Raise TablesUnfitError if the tables that the restore began to fill have been replaced."""
+    """Raise TablesUnfitError if the tables that the restore started to fill have been replaced."""
     if set(oids_of(session, run.plan.groups[target.shard])) != run.filling(target).oids():
         raise TablesUnfitError(
             f"node {target.node.id}: tables of database {target.database} were replaced after the restore began to fill"
@@ -239,7 +239,7 @@ def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[obj
 
 @contextmanager
 def keeping_held(run: RestoreRun) -> Iterator[None]:
-    """Stop the block (load and verification) and raise TablesInUseError if a session waits to alter the tables."""
+    """Stop the block (load and verification) and raise TablesInUseError if a session is waiting to alter the tables."""
     held = [(target.node, run.held[target.shard]) for target in run.plan.targets if target.shard in run.held]
     with ExitStack() as stack:
         for _, session in held:
@@ -364,13 +364,13 @@ def load_all(
     server_globals: Mapping[str, ServerGlobals],
     spark: SparkSource,
 ) -> None:
-    """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard."""
+    """Bring every database to the FINISHED phase; `missing` are the roles to create, by shard."""
     plan, progress, runs = run.plan, run.progress, dict[str, DdlRun]()
     check_sources_apart(run, spark)
     if plan.request.scope.data_only:
         progress.step("prepare tables")
         databases = open_tables(run)
-        # Filling has now begun everywhere, so from here on a missing object counts as lost.
+        # Filling has now started everywhere, so from here on a missing object counts as lost.
         for target in plan.targets:
             if run.records[target.shard].undoing:
                 run.enter(target, run.records[target.shard].phase, undoing=False)
@@ -420,7 +420,7 @@ def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
 
 @contextmanager
 def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
-    """Extend the error for a damaged object with the losses that it causes and the increments that can be restored."""
+    """Explain the error for a damaged object: the losses that it causes and the increments that can be restored."""
     try:
         yield
     except ObjectDamagedError as error:
@@ -433,7 +433,7 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
 
 @contextmanager
 def naming_steps(run: RestoreRun) -> Iterator[None]:
-    """If a failed CHECK may read other rows, extend the error with the commands that load those rows first."""
+    """If a failed CHECK may read other rows, add to the error the commands that load those rows first."""
     try:
         yield
     except SnapshotError as error:

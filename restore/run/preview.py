@@ -89,10 +89,10 @@ class RestorePreview:
     """What a restore will do: the roles that each shard's target lacks, the omissions, and the replaced databases.
 
     `ddl`, `servers` and `volumes` are keyed by shard; `disks` are the targets' disks. `untried` are the nodes where the
-    DDL was not rehearsed; `refused` are the statements that the other nodes refused or that are lost from the store.
-    `warnings` may describe intended effects. `begun` is the work of earlier processes, keyed by shard; finished shards
-    have no volume. `server_globals` are the properties of roles to create, keyed by shard; `role_differences` says how
-    existing roles on the targets differ from the snapshot's. For `counted`, see CheckedDdl.
+    DDL was not rehearsed; `refused` are the statements that the other nodes refused or that have been lost from the
+    store. `warnings` may describe intended effects. `begun` is the work of earlier processes, keyed by shard; finished
+    shards have no volume. `server_globals` are the properties of roles to create, keyed by shard; `role_differences`
+    says how existing roles on the targets differ from the snapshot's. For `counted`, see CheckedDdl.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -226,7 +226,7 @@ def check_restore(
 ) -> RestorePreview:
     """Check that the store contains the parts to restore and that every target can take them; change nothing.
 
-    `begun` is by shard. Raises all obstacles, including earlier ones, as one error (Obstacles.raise_found).
+    `begun` is keyed by shard. Raises all obstacles, including earlier ones, as one error (Obstacles.raise_found).
     """
     plan, connections, obstacles = locked.plan, locked.connections, locked.obstacles
     targets = [target for target in targets if target.shard in connections]
@@ -400,7 +400,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
 
 
 def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
-    """List, one per line, the databases that `--replace` will set aside, and the chains that will end with them."""
+    """List the databases that `--replace` will set aside and the chains that will end with them, one per line."""
     plan = locked.plan
     if not plan.request.replace:
         return []

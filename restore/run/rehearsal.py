@@ -1,8 +1,8 @@
-"""Rehearse a restore's DDL in the empty database, so that refusals show within seconds instead of after the load.
+"""Rehearse a restore's DDL in the empty database, so that refusals show up within seconds instead of after the load.
 
 Whether a statement is refused depends on the server's version and extensions, on the restoring role, and on functions
-of the snapshot's owners, so the only way to know is to try. Afterwards the database is recreated. Some refusals depend
-on the rows and appear only after the load.
+that belong to the snapshot's owners, so the only way to know is to try. Afterwards the database is recreated. Some
+refusals depend on the rows and appear only after the load.
 """
 
 from __future__ import annotations

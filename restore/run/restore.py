@@ -169,7 +169,7 @@ def _restore(
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
         spark.begin(run.executor_needs, run.progress)
-    # A resumed restore keeps its decision where the restore was begun: in the store, or on the first target.
+    # A resumed restore keeps its decision where the restore was started: in the store, or on the first target.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()
     with held as lease:
@@ -215,7 +215,7 @@ def _restore(
 
 
 def _wal_phase(run: RestoreRun) -> WalPhase | None:
-    """Sum up the commits' figures; if the restore was resumed, an earlier process may have loaded some of the rows."""
+    """Add up the commits' figures; if the restore was resumed, an earlier process may have loaded some of the rows."""
     seconds = run.pace.seconds.get(RestoreStep.FOLD) if run.pace else None
     if seconds is None:
         return None
@@ -267,7 +267,7 @@ def _no_lease() -> Iterator[HeldLease]:
 
 
 def _decide(run: RestoreRun) -> None:
-    """Record the decision to publish once: in the store, or on the first target if the store accepts no writes."""
+    """Record the decision to publish, once: in the store, or on the first target if the store accepts no writes."""
     plan, first = run.plan, run.plan.targets[0]
     if not run.in_store:
         if first not in run.shards_in(Phase.PUBLISHED) and not run.is_renamed(first):

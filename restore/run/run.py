@@ -86,7 +86,7 @@ class RestoreRun(LockedTargets):
 
     @property
     def executor_needs(self) -> ExecutorNeeds:
-        """What the restore's tasks need from executors; maintenance databases replace those not created yet."""
+        """What the restore's tasks need from executors; maintenance databases stand in for those not yet created."""
         is_filling = self.plan.request.scope.data_only
         return ExecutorNeeds(
             self.plan.store, tuple(target.node if is_filling else target.maintenance for target in self.plan.targets)
@@ -149,7 +149,7 @@ class RestoreRun(LockedTargets):
             drop_database(target, self.connections[target.shard], target.loading)
 
     def undo_created(self) -> bool:
-        """Undo what this process did, and note that; return whether nothing remains.
+        """Undo what this process did, and note it; return whether nothing remains.
 
         If the session that holds a target's lock is lost, nothing is dropped there, because another process may have
         continued.

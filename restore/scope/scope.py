@@ -1,6 +1,6 @@
 """The scope of a restore: which part of a snapshot is restored, and how roles are handled.
 
-The records of restored databases contain the scope, so that another process continues with the same scope.
+The records of restored databases contain the scope, so another process can continue with the same scope.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> 
 
 
 def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
-    """Return a warning that only `nodes` of the snapshot's `shards` are restored, if these are not all."""
+    """Return a warning that only `nodes` of the snapshot's `shards` are restored, if these are not all of them."""
     chosen = set(nodes)
     others = sorted(set(shards) - chosen)
     if not chosen or not others:
@@ -44,10 +44,10 @@ PUBLIC_ROLE = "public"
 
 @dataclass(frozen=True, slots=True)
 class RoleChanges:
-    """The replacements of roles. All names are in the same form: either text, or raw as in DDL.
+    """The role substitutions to make. All names are in the same form: either text, or raw as in DDL.
 
-    With `no_owner`, all objects belong to `ours`, the restoring role, which also grants all privileges. Then `known`
-    are the roles that exist on the target; grants to other roles are left out.
+    With `no_owner`, all objects belong to `ours`, the restoring role, which also grants all privileges. In that case,
+    `known` contains the roles that exist on the target; grants to other roles are left out.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)

@@ -94,9 +94,9 @@ UUID = "uuid"
 class TableRoute:
     """The route of one table's rows.
 
-    `number` is the table's number in the restore. `field` is the index of the route's column in a stored line of
-    `width` fields, of which the first `key_width` are the key; `type` is the column's type. For a route to a single
-    node, `target` is that target's number.
+    `number` is the table's number in the restore. `field` is the index of the route's column in a stored line. A line
+    has `width` fields, and the first `key_width` fields are the key. `type` is the column's type. For a route to a
+    single node, `target` is that target's number.
     """
 
     table: str
@@ -139,7 +139,7 @@ class SourceRoutes:
     by_group: Mapping[int, TableRoute]
 
     def select(self, numbers: Iterable[int]) -> SourceRoutes:
-        """Return these routes with only the groups of these `numbers`."""
+        """Return these routes, limited to the groups with these `numbers`."""
         chosen = {number: self.by_group[number] for number in numbers if number in self.by_group}
         return SourceRoutes(self.source, self.is_first, self.targets, chosen)
 
@@ -149,7 +149,8 @@ def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tu
 
     With a single target, no routes are needed.
 
-    Raises UsageError naming all tables without a route, or if a route does not fit its table or matches no table.
+    Raises UsageError if some tables have no route, naming all of them, or if a route does not fit its table or matches
+    no table.
     """
     resolved: dict[str, TableRoute] = {}
     for number, group in enumerate(groups):
@@ -243,9 +244,10 @@ class RowWithoutTargetError(RefusedError):
 
 
 def place_rows(batch: pa.RecordBatch, routes: SourceRoutes) -> Places:
-    """Return the number of each row's target (columns group, key, row); rows of groups without a route go NOWHERE.
+    """Return the target number for each row of the batch; rows of groups without a route go NOWHERE.
 
-    Adjacent rows of a group are placed together. Raises RowWithoutTargetError naming the first value without a target.
+    The batch has the columns group, key and row. Adjacent rows of a group are placed together. Raises
+    RowWithoutTargetError naming the first value without a target.
     """
     group = np.asarray(batch.column("group").to_numpy())
     places = np.full(len(batch), NOWHERE, np.int64)

@@ -121,14 +121,15 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     """The record that a restore of the targets `shards` keeps on its database for `shard`.
 
     `digest` is the digest of the last restored commit. `version` is Cutline's version and `parts` the number of Spark
-    partitions of the changed rows: `ledger` lists the tasks of another process only if both are the same. `in_store`:
-    whether the restore's intent, and therefore its decision, is in the store. If not, the decision is `publishes` in
-    the first database's record. `aside`: whether an old database was set aside for this one. `sequences_set`: whether
-    the sequences of filled tables have their values. `undoing`: whether the process that fills tables has begun to
-    empty them again; a process that resumes the restore resets this. `allow_refused_ddl`: the restore continues without
-    the statements that the target refuses, and `refused` names them. `owner` ("" keeps the owner), `comment` and
-    `is_template` are set when the restore ends; `own_privileges` are the privileges that the owner then grants to the
-    restoring role. `borrowed` maps standbys to the numbers of the groups whose rows are taken from their copies.
+    partitions of the changed rows: the tasks of another process match those in `ledger` only if both are the same.
+    `in_store`: whether the restore's intent, and therefore its decision, is in the store. If not, the decision is
+    `publishes` in the first database's record. `aside`: whether an old database was set aside for this one.
+    `sequences_set`: whether the sequences of filled tables have their values. `undoing`: whether the process that fills
+    tables has started to empty them again; a process that resumes the restore resets this. `allow_refused_ddl`: the
+    restore continues without the statements that the target refuses, and `refused` names them. `owner` ("" keeps the
+    owner), `comment` and `is_template` are set when the restore ends; `own_privileges` are the privileges that the
+    owner then grants to the restoring role. `borrowed` maps standbys to the numbers of the groups whose rows are taken
+    from their copies.
     """
 
     operation: str
@@ -295,7 +296,7 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
 
 # A database or template is in use, or our role lacks a privilege.
 REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)
-# The comment on the database of a dry run.
+# The comment on a dry run's database.
 REHEARSAL = "a dry run of snapshot restore rehearses its DDL here; this database can be dropped afterwards"
 REHEARSALS_QUERY = """
 SELECT d.datname, d.comment IS NOT NULL
@@ -423,7 +424,7 @@ def _provider(source: NodeIdentity) -> sql.Composable:
 
 
 def drop_database(target: Target, connection: psycopg.Connection[Any], name: str) -> None:
-    """Drop a database of the target's server if it exists, even if it is a template.
+    """Drop a database on the target's server if it exists, even if it is a template.
 
     Raises TargetUnfitError, NodeUnreachableError.
     """
@@ -481,7 +482,7 @@ def find_owner_changes(
 
 
 def find_slots(connection: psycopg.Connection[Any], database: str) -> list[str]:
-    """Find Cutline's slots in a database of the server."""
+    """Find Cutline's slots in a database on the server."""
     row = connection.execute(DATABASE_QUERY, (database,)).fetchone()
     return list_own_slots(connection, *row) if row else []
 
@@ -495,8 +496,8 @@ def end_chains(
 ) -> tuple[list[str], list[str]]:
     """End the chains of databases that a restore set aside, by dropping Cutline's slots, which would retain WAL.
 
-    First marks the chains as ended in the store, unless `store` is None because it accepts no writes. Returns the
-    dropped and the remaining slots, each as `node: slot`.
+    First records in the store that the chains have ended, unless `store` is None because it accepts no writes. Returns
+    the dropped and the remaining slots, each as `node: slot`.
     """
     targets = list(targets)
     if store is not None:
@@ -564,7 +565,7 @@ def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
 def find_closed(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> dict[str, str]:
     """Find the targets' databases that accept no connections; return the statements that open them, keyed by database.
 
-    For example, a process may have been killed while publishing.
+    A database may be closed because, for example, a process was killed while publishing.
     """
     return {
         f"database {target.database} on {target.node.id}": (

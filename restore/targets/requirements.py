@@ -66,9 +66,9 @@ def check_extensions(
     """Add an obstacle for the extensions that the server lacks, and warn of version differences.
 
     `allowed` is given for drills: an extension that is neither trusted nor in `allowed` is then an obstacle, because a
-    superuser would create it. So is an extension in OF_ONE_DATABASE, because a drill's databases have different names.
-    `install` is the hint for missing extensions. With `allows_refused`, none of these extensions are obstacles; the
-    restore leaves them out. Returns the names of all these extensions.
+    superuser would create it. An extension in OF_ONE_DATABASE is also an obstacle, because a drill's databases have
+    different names. `install` is the hint for missing extensions. With `allows_refused`, none of these extensions are
+    obstacles; the restore leaves them out. Returns the names of all these extensions.
 
     CREATE EXTENSION, as written by pg_dump, uses the server's default version. A different version is not an obstacle,
     because the DDL is rehearsed before any row is loaded, but a different version may interpret rows differently.

@@ -1,8 +1,8 @@
 """Give restored databases their real names, or give the replaced databases theirs back.
 
 First the old databases on all nodes are closed to connections, and their sessions are ended. If a node refuses this
-step, nothing has been decided yet. Then one transaction on each node renames both databases. At any time, users find
-the old database, the new database, or a database that refuses connections.
+step, nothing has been decided yet. Then one transaction on each node renames both databases. At any time, users see the
+old database, the new database, or a database that refuses connections.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def put_back(target: Target, connection: psycopg.Connection[Any], operation: str
 
 
 def end_sessions(connection: psycopg.Connection[Any], database: str) -> None:
-    """End all sessions in a database that our role may end, and wait a limited time for each."""
+    """End all sessions that our role may end in a database, and wait a limited time for each."""
     connection.execute(f"SELECT pg_terminate_backend(a.pid, {END_MILLISECONDS_MAX}) {SESSIONS}", (database,))
 
 

@@ -147,7 +147,7 @@ def suffix_of(operation: str) -> str:
 def lock_targets(
     targets: Iterable[Target], obstacles: Obstacles | None = None
 ) -> Iterator[dict[str, psycopg.Connection[Any]]]:
-    """Yield sessions, keyed by shard, in the maintenance databases that lock out other restores of the same databases.
+    """Yield sessions in the maintenance databases, keyed by shard, which lock out other restores of the same databases.
 
     Raises NodeUnreachableError naming all unreachable nodes, and TargetUnfitError naming nodes that are the same
     database. If `obstacles` is given, these errors are added there instead, and the remaining sessions are yielded.
@@ -387,7 +387,7 @@ def check_target(
                 " the restore"
             ]
         elif into_tables:
-            # Don't suggest --replace, which would set the whole database aside for some of its tables.
+            # Don't suggest --replace, which would set the whole database aside just to restore some of its tables.
             lines = [
                 f"to load the rows into its existing tables, which must be empty: {into_tables}",
                 SAME_TARGET,

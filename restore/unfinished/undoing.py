@@ -198,10 +198,10 @@ def abandon_restore(
 ) -> AbandonReport:
     """Undo every unfinished restore into the target's databases: old databases get their names back.
 
-    If `nodes` are given, only these are contacted. Before any change, `confirm` gets one line for each database to drop
-    that users may have used, and for each slot that will be dropped with it; `confirm` may raise. Raises
-    UnfinishedRestoreError if no restore is unfinished, or if one doesn't belong to snapshot `name` or can no longer be
-    undone; and OldDatabaseMissingError if a database can't be put back.
+    If `nodes` are given, only these are contacted. Before any change, `confirm` gets one line for each database that
+    will be dropped although users may have used it, and for each slot that will be dropped with its database; `confirm`
+    may raise. Raises UnfinishedRestoreError if no restore is unfinished, or if one doesn't belong to snapshot `name` or
+    can no longer be undone; and OldDatabaseMissingError if a database can't be put back.
     """
     report = AbandonReport()
     with _saying_unfinished(name, nodes), hold_undoable(source, target, name, progress, nodes) as undoable:
@@ -259,7 +259,7 @@ def preview_abandon(
                     filling = Filling(place.node.id, undoable.inside[place.shard], restore.suffix)
                     report.emptied += [f"{place.node.id}: {table}" for table in filling.names()]
                     continue
-                # A published database gets its former name before it is dropped.
+                # A published database gets its former name back before it is dropped.
                 if place.shard in restore.databases:
                     report.dropped.append(f"{place.node.id}: {place.loading}")
                 if place.aside in list_databases(undoable.connections[place.shard]):
@@ -341,7 +341,8 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     intent, was_publishing = None, False
     if found.record is not None and found.record.in_store:
         intent = read_intent(store, operation)
-        # This decision stops a process that was only suspended. If that process already decided to publish, undo that.
+        # This decision stops a process that was only suspended. If that process has already decided to publish, undo
+        # that.
         was_publishing = decide_restore(store, intent, ABANDON) == PUBLISH
 
     def mark(target: Target) -> None:
@@ -367,7 +368,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
         if intent is not None and is_open(store, operation):
             record_outcome(store, intent, "failed", "abandoned")
 
-    # After the first mark the restore can't be resumed. Drop its databases only when all old databases are back.
+    # After the first mark the restore can't be resumed. Drop its databases only after all old databases are back.
     in_parallel(mark, targets, undoable.watch.end_all)
     with _opening(undoable, targets, progress):
         in_parallel(undo, targets, undoable.watch.end_all)
@@ -398,7 +399,7 @@ def _opening(undoable: Undoable, targets: list[Target], progress: Progress) -> I
 
 
 def _open_left(undoable: Undoable, progress: Progress) -> None:
-    """Reopen databases that a restore closed, on nodes where nothing else of it remains."""
+    """Reopen databases that a restore closed, on nodes where nothing else remains of the restore."""
     for restore in undoable.found:
         left = [target for target in undoable.targets if target.shard in restore.shards - restore.databases.keys()]
         if left and not restore.is_filling and restore.was_closing:
@@ -415,8 +416,8 @@ def discard_old(
 ) -> list[OldDatabase]:
     """Drop the databases that restores set aside on the target's primaries; return the databases.
 
-    First calls `confirm` with these databases, which may raise. Raises UnfinishedRestoreError if an unfinished restore
-    may need one of them.
+    First calls `confirm` with these databases; `confirm` may raise. Raises UnfinishedRestoreError if an unfinished
+    restore may need one of them.
     """
     with _old_databases(source, target, progress, nodes) as aside:
         listed = aside.listed

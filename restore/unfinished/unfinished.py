@@ -57,7 +57,7 @@ SELECT nspname FROM pg_namespace
 
 
 def find_remains(targets: Iterable[Target], connections: Connections) -> dict[str, str]:
-    """Describe the databases and schemas that unfinished restores left, keyed by the suffix of the restores' ids.
+    """Describe the databases and schemas that unfinished restores left behind, keyed by the suffix of the restore's id.
 
     Raises NodeUnreachableError.
     """
@@ -95,7 +95,7 @@ class UnfinishedRestore:
     no record if the process ended before writing it. `is_filling`: the restore loads rows into tables that existed
     before. `foreign`: for shards where no database of the restore was found, a database with the right name and its
     owner, a role whose records are not trusted. `doubled`: shards where two databases claim to belong to the restore,
-    which no restore causes.
+    which a restore itself never causes.
     """
 
     suffix: str
@@ -136,7 +136,7 @@ class UnfinishedRestore:
 
     @property
     def fills_all(self) -> bool:
-        """Whether the restore has begun to fill tables in all databases, none of which is finished or being undone."""
+        """Whether the restore has started to fill tables in all databases, and none is finished or being undone."""
         records = self.records.values()
         if any(record.undoing or record.phase in (Phase.PUBLISHED, Phase.ABANDONED) for record in records):
             return False
@@ -151,7 +151,7 @@ class UnfinishedRestore:
 
     @property
     def is_published(self) -> bool:
-        """Whether all databases have their real names, so that the restore can't be undone."""
+        """Whether all databases have their real names, so the restore can't be undone."""
         return bool(self.records) and all(record.phase == Phase.PUBLISHED for record in self.records.values())
 
     def is_decided(self, store: ObjectStore) -> bool:
@@ -170,10 +170,10 @@ class UnfinishedRestore:
 
     @property
     def may_be_decided(self) -> bool:
-        """Whether the restore's process can have decided to publish: only after all databases are finished.
+        """Whether the restore's process may have decided to publish, which happens after all databases are finished.
 
-        A decision stored before that is a forgery. All databases have records before one is finished, so a missing
-        record was lost.
+        A decision stored before that is a forgery. All databases have records before any of them is finished, so a
+        missing record was lost.
         """
         return bool(self.records) and {record.phase for record in self.records.values()} <= {
             Phase.FINISHED,
@@ -186,7 +186,7 @@ class UnfinishedRestore:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether a command has begun to undo the restore."""
+        """Whether a command has started to undo the restore."""
         return any(record.phase == Phase.ABANDONED for record in self.records.values())
 
     def label(self) -> str:
@@ -234,7 +234,7 @@ def find_unfinished(
             found = restores.setdefault(suffix, UnfinishedRestore(suffix))
             if target.shard in found.databases:
                 found.doubled.add(target.shard)
-            # Prefer the database that already has the real name, because it is a step further.
+            # Prefer the database that already has the real name, because it is one step further along.
             if name == target.database or target.shard not in found.databases:
                 found.databases[target.shard] = name
                 if record is not None and suffix_of(record.operation) == suffix:
@@ -278,8 +278,8 @@ def settle_recorded(
 ) -> tuple[list[str], list[str]]:
     """Record the outcomes of restores that are open in the store but have nothing unfinished on the targets.
 
-    The caller must hold the targets' locks, so that the restores' processes have ended. Returns the ids of the restores
-    that succeeded, and of those that created nothing.
+    The caller must hold the targets' locks, which ensures that the restores' processes have ended. Returns the ids of
+    the restores that succeeded, and of those that created nothing.
     """
     done: list[str] = []
     failed: list[str] = []
@@ -297,12 +297,12 @@ def find_recorded(
     connections: Mapping[str, psycopg.Connection[Any]],
     without: Iterable[str] = (),
 ) -> Iterator[tuple[Intent, bool]]:
-    """Yield the open restores into these targets that the store lists, and whether they decided to publish.
+    """Yield the open restores into these targets that the store lists, and whether each has decided to publish.
 
-    Excludes restores into databases that our role can't connect to, because what they left there is unknown, and
-    restores that left anything behind, whoever owns it. Also excludes restores begun on servers with a different
-    address and start time, because two servers may be physical copies of the same server. Objects with the suffixes
-    `without` are ignored.
+    Excludes restores into databases that our role can't connect to, because it is unknown what they left there, and
+    restores that left anything behind, no matter who owns it. Also excludes restores started on servers with a
+    different address and start time, because two servers may be physical copies of the same server. Objects with the
+    suffixes `without` are ignored.
     """
     asked = [target for target in targets if not is_shut(target, connections[target.shard])]
     places = frozenset(place_of(target, connections[target.shard]) for target in asked)
@@ -339,8 +339,8 @@ class NothingUnfinishedError(UnfinishedRestoreError):
                     last = f"; the last decided restore of {name}, {operation}, {how}"
                     details = {"last": operation, "state": outcome.state}
                     break
-        # If someone dropped a restore's databases, only the store knows about the restore, which may have closed the
-        # old databases.
+        # If someone dropped a restore's databases, only the store still contains a record of the restore, which may
+        # have closed the old databases.
         shut = "".join(f"; {database} does not accept connections" for database in closed)
         opens = [f"to open {database}, then repeat the command: {statement}" for database, statement in closed.items()]
         super().__init__(f"{NONE_UNFINISHED}{last}{shut}", hint=[*opens, WHERE_UNFINISHED], details=details)
@@ -386,7 +386,7 @@ def check_readable(restore: UnfinishedRestore, targets: Iterable[Target]) -> Non
 
 
 def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
-    """Raise UnfinishedRestoreError if the decision is in another store, or in this store while the record is lost."""
+    """Raise UnfinishedRestoreError if the decision is in another store, or is in this one but the record is lost."""
     record = restore.record
     if record is None:
         for intent in read_open_intents(store, skips_unreadable=True):
@@ -471,13 +471,13 @@ def _check_unrecorded_empty(
 ) -> None:
     """Raise UnfinishedRestoreError if a database that would be dropped only because of its name is not empty.
 
-    A restore writes the record of a database before it creates objects in it.
+    A restore writes a database's record before it creates objects in the database.
     """
     for target in (
         target.named(restore.suffix) for target in targets if target.shard in restore.databases.keys() - restore.records
     ):
         database = list_databases(connections[target.shard])[target.loading]
-        # A restore closes no database before everything is loaded.
+        # A restore does not close any database until everything is loaded.
         if not database.is_open or not is_empty(target.loaded):
             lines = [f"DROP DATABASE {quote(target.loading)};"] if undoes else _empty_again(target.loading, target)
             raise UnfinishedRestoreError(

@@ -106,7 +106,7 @@ class ObjectWriter:
         body = self._sink.getvalue().to_pybytes()
         # A row may be 1 GB: release the buffers before the body is encrypted and stored.
         self._sink = self._writer = None
-        # Spark may repeat a task: the random part keeps its attempts apart.
+        # Spark may repeat a task: the random part distinguishes the keys of its attempts.
         key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
         digest = create_or_find(self.store, key, body)
         self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest, self._rows))
@@ -135,7 +135,7 @@ SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
 
 
 class RowUnreadableError(RefusedError):
-    """PostgreSQL can't print a table's row as COPY text: the row is too large, or damaged."""
+    """PostgreSQL can't print a row of a table as COPY text: the row is too large, or damaged."""
 
 
 class _StoppedAtRowError(Exception):
@@ -148,7 +148,7 @@ class _StoppedAtRowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """The pages of a group's table `oid` from `low` up to, but not including, `high`; None is the table's end."""
+    """The pages of a group's table `oid` from `low` up to, but not including, `high`; None means the table's end."""
 
     group: Group
     oid: int
@@ -374,8 +374,8 @@ def base_table(group: Group, lines: BytesColumn) -> pa.Table:
 class _Rows:
     """Buffers lines until they are written to objects.
 
-    A row group may contain lines of many tables: with a row group of its own, each of thousands of small tables would
-    take more space than its rows.
+    A row group may contain lines of many tables: if each of thousands of small tables had its own row group, the row
+    group would take more space than the rows.
     """
 
     objects: ObjectWriter

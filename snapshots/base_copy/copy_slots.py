@@ -69,7 +69,7 @@ def find_late_writers(
 ) -> list[str]:
     """Return the gids or global ids of transactions that the copy misses and that changed the groups `numbers`.
 
-    At `position`, the copy's position on the node, they had been prepared but not decided.
+    They had been prepared but not decided at `position`, the copy's position on the node.
     """
     segments = list(segments)
     tables = [read_events(store, segment).cast(SEGMENT_SCHEMA) for segment in segments]
@@ -116,7 +116,7 @@ def export_snapshots(
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
         stack.callback(_close_made, futures, made)
         try:
-            # An interrupt does not stop threads that have started.
+            # An interrupt does not stop threads that have already started.
             for node in nodes:
                 futures.append(threads.submit(create, node))
             # Wait without asking for results: raising a thread's error here would hide an interrupt that is handled

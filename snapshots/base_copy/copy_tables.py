@@ -96,7 +96,7 @@ def plan_ranges(
 
 
 def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
-    """Return the number of pages per task with which copying `sources` takes about `tasks_max` tasks at most."""
+    """Return the number of pages per task with which copying `sources` takes at most about `tasks_max` tasks."""
     pages = sum(table.size_bytes for source in sources for table in source.tables) // PAGE_BYTES
     return max(TASK_PAGES, -(-pages // tasks_max))
 
@@ -125,7 +125,7 @@ def copy_tables(
 ) -> list[NamedObject]:
     """Copy the tables of all sources in a Spark job; return the stored objects, or lists of them.
 
-    Raises the first error that a task reports; the job is cancelled if a node falls silent.
+    Raises the first error that a task reports; the job is cancelled if a node stops responding.
     """
     session = start_session(spark, progress)
     sources = [_with_undivided(source, sessions.connections[source.node.id]) for source in sources]

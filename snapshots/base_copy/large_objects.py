@@ -1,11 +1,12 @@
 """Copy large objects (the work of one task in an executor), and read stored large objects.
 
 A task reads a range of oids in the base copy's exported snapshot. It uses lo_get, which needs only privileges on each
-large object; reading pg_largeobject would require a superuser. Holes are read as zeros, as PostgreSQL always reads
-them.
+large object; reading pg_largeobject would require a superuser. Holes are read as zeros, as they always are in
+PostgreSQL.
 
 Stored objects are validated strictly, because anyone with write access to an unencrypted store can seal any content:
-the columns must be those of LARGE_SCHEMA, definitions valid, and the parts in the order in which a task writes them.
+the columns must be those of LARGE_SCHEMA, definitions must be valid, and the parts must be in the order in which a task
+writes them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PART_BYTES = 256 << 10
 OID_MAX = 2**32 - 1
 # A worker holds about five copies of an object while writing it (measured).
 OBJECT_BYTES, OBJECT_RAW_BYTES = 32 << 20, 256 << 20
-# The number of parts in memory at a time (at most 8 MiB). Large objects are read in batches of this many parts.
+# The number of parts held in memory at a time (at most 8 MiB). Large objects are read in batches of this many parts.
 PARTS_TOGETHER = 32
 TASKS_PER_NODE_MAX = 8
 LARGE_OBJECT_TABLES = ("pg_largeobject", "pg_largeobject_metadata")

@@ -28,13 +28,14 @@ from cutline.wal.drain.slots import slot_name
 
 # Less WAL is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
-# How many nodes to drain at once if there is a lot of WAL: a drain may take some 300 MB of a long-running process.
+# How many nodes to drain at once if there is a lot of WAL: a drain may use some 300 MB of memory in a long-running
+# process.
 NODES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedAhead:
-    """The bytes of WAL that were archived on the node with the most WAL.
+    """The number of bytes of WAL archived on the node with the most WAL.
 
     If `needs_increment`, nothing was archived: tables have changed, and an increment must copy or publish them.
     """
@@ -44,7 +45,7 @@ class ArchivedAhead:
 
 
 def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
-    """Archive the WAL that the chain's slots retain, if there are at least AHEAD_BYTES_MIN of it on any node.
+    """Archive the WAL that the chain's slots retain, if it amounts to at least AHEAD_BYTES_MIN on any node.
 
     Raises the same errors as an increment, for example FleetBusyError.
     """

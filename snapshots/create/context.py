@@ -44,7 +44,7 @@ from cutline.wal.segments.segments import Segment
 class CreateRequest:
     """The options of a create.
 
-    `include` replaces the patterns of fleet.toml, `exclude` adds to them. A `terminal` snapshot leaves the fleet
+    `include` replaces the patterns in fleet.toml; `exclude` adds to them. A `terminal` snapshot leaves the fleet
     read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
     which has no rows.
     """
@@ -106,7 +106,7 @@ def begin_full(
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
         intent = new_operation("create", request.name, 0, tuple(node.id for node in sessions.nodes))
-        # Find the turn only now: settling may have used one.
+        # Find the turn only now: settling may have used up a turn.
         turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
         intent = structs.replace(
             intent,
@@ -130,10 +130,10 @@ def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: P
 class ChainState:
     """The state of a chain before its next cut.
 
-    `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them,
-    `seen` the tables as last read from the primaries' catalogs. `base` holds the position at which each node's archive
-    begins, `segments` the newest segments that commits list, and `last_cut` the last cut on each primary. `last_at` is
-    the time of that cut.
+    `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them;
+    `seen` holds the tables as last read from the primaries' catalogs. `base` holds the position at which each node's
+    archive begins, `segments` holds the newest segments that commits list, and `last_cut` holds the last cut on each
+    primary. `last_at` is the time of that cut.
     """
 
     chain: str

@@ -1,7 +1,7 @@
 """Check that a chain can be continued: refuse anything that would lose changes or make them impossible to restore.
 
-The order of the checks makes the first refusal the cheapest and most informative one: fleet.toml, the nodes'
-identities, logical decoding, slots, tables, the objects in the store. No check changes anything or needs Spark.
+The checks are ordered to make the first refusal the cheapest and most informative: fleet.toml, the nodes' identities,
+logical decoding, slots, tables, the objects in the store. No check changes anything or needs Spark.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
 
 
 def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
-    """Return an increment's rules: those of the full snapshot, and what fleet.toml now adds to exclude and append_only.
+    """Return an increment's rules: the full snapshot's, plus any that fleet.toml now adds to exclude and append_only.
 
     A table that the full snapshot excluded stays out of the chain even if fleet.toml now includes it.
     """
@@ -105,7 +105,7 @@ def check_continuable(
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
-    The sessions are those of the nodes that `check_fleet_file` returned for the chain. `operations` as in
+    The sessions are those of the nodes that `check_fleet_file` returned for the chain. `operations` is as in
     read_recorded_commits.
     """
     check_commits(store, chain, operations)

@@ -4,8 +4,8 @@ nodes/table_state.py describes PostgreSQL's counters. The counters are read befo
 the cut, because sessions update them late.
 
 Logical decoding does not show sequence values, so they are read before the cut and again after it. No value handed out
-before the cut is ahead of the second reading, unless the sequence was set back in between; then the first reading
-counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
+before the cut is ahead of the second reading, unless the sequence was set back in between; in that case, the first
+reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def check_append_only(
 ) -> tuple[LeftOut, ...]:
     """Raise AppendOnlyChangedError if rows of an append-only table were updated or deleted after `states` (by shard).
 
-    Returns a warning for each table whose counters can't be compared. `since` is what messages call the time of these
-    states.
+    Returns a warning for each table whose counters can't be compared. `since` describes the time of these states in
+    messages.
     """
     warnings: list[LeftOut] = []
     for node, connection in sessions.primaries.items():
@@ -61,8 +61,8 @@ def _counters_in(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str
 def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, TableState]]:
     """Return the states to compare counters with, by shard and current table name.
 
-    The states are those of the previous commit; for tables that are copied again, those of the plan, which precedes the
-    copy. This requires that no row has been updated or deleted since then.
+    The states are those of the previous commit; for tables that are copied again, those of the plan, which is made
+    before the copy. This requires that no row has been updated or deleted since then.
     """
     states: dict[str, dict[str, TableState]] = {}
     for shard, one in plan.shards.items():
@@ -76,14 +76,14 @@ def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, 
 
 
 def last_commit_label(chain: Chain) -> str:
-    """Return what messages call the chain's last commit."""
+    """Return the name that messages use for the chain's last commit."""
     return f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
 
 
 def with_warnings(
     left_out: Iterable[LeftOut], chain: Chain, warnings: Iterable[LeftOut], copied: Collection[tuple[str, str]] = ()
 ) -> tuple[LeftOut, ...]:
-    """Add to `left_out` the new `warnings` and those of the chain's previous commits.
+    """Add to `left_out` the new `warnings` and those from the chain's previous commits.
 
     A warning about a table holds for all later commits until the table is copied again; `copied` names such tables by
     node and name.
@@ -103,7 +103,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequ
  ORDER BY 2, 3
 """
 # pg_sequence_last_value, given an oid, locks the sequence until the transaction ends; nothing else does. The lock is
-# ROW EXCLUSIVE, which waits for these modes.
+# ROW EXCLUSIVE, which waits for locks in these modes.
 MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 LOCK_QUERY = "SELECT pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
 REPLACED_QUERY = """
@@ -120,7 +120,7 @@ class SequenceUnreadableError(RefusedError):
 def read_sequences(
     node: Node, connection: psycopg.Connection[Any], seconds_max: float, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[Sequence, ...]:
-    """Read every permanent sequence of the node's database with its current value, ordered by name.
+    """Read every permanent sequence in the node's database with its current value, ordered by name.
 
     Raises SequenceUnreadableError, and RelationLockedError if a sequence stays locked for `seconds_max` (at least
     NOTE_SECONDS), for example by a prepared TRUNCATE … RESTART IDENTITY. After NOTE_SECONDS, `tell` is called with a
@@ -166,8 +166,8 @@ def _read(
             except psycopg.errors.LockNotAvailable as error:
                 waited = time.monotonic() - began
                 locked = locked_error(node, "reading sequences", relations, waited, modes=MODES)
-                # Compare the limit, not the time: a wait may end a moment early, and the rows of this batch would be
-                # missing.
+                # Compare the limit, not the time: a wait may end a moment early, and then the rows of this batch would
+                # be missing.
                 if limit >= seconds_max:
                     locked.hint += "; or wait longer: --wait SECONDS"
                     raise locked from error

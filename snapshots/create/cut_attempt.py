@@ -1,8 +1,8 @@
 """Make the cut of a full snapshot or an increment while DDL may change tables.
 
-An attempt prepares the tables, makes the cut, dumps the DDL of shards where it changed, and checks that no table
-changed since the plan. The segments of an invalid attempt stay, since they contain their definitions, and the next
-attempt continues after them.
+An attempt prepares the tables, makes the cut, dumps the DDL of shards where it changed, and checks that no table has
+changed since the plan was made. The segments of an invalid attempt are kept, since they contain their definitions, and
+the next attempt continues after them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
 
 @dataclass(frozen=True, slots=True)
 class CutResult:
-    """A cut, its plan, and the other data of its commit.
+    """A cut, its plan, and the other data in its commit.
 
     `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit
     leaves out, according to the same catalog state as the DDL dump. `ends` holds the WAL position at which writes ended
@@ -106,7 +106,7 @@ def take_cut(
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
-        # Check this last: if it passes, everything read before matches the catalogs at the cut.
+        # Check this last: if it passes, everything read so far matches the catalogs at the cut.
         check_unchanged(prepared.plan)
         return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, ends)
 
@@ -129,7 +129,7 @@ def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:
 
 
 def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:
-    """Return the plan of a cut of these tables, with a drain task for every node."""
+    """Return the plan for a cut of these tables, with a drain task for every node."""
     tasks = {
         node.id: DrainTask(
             node=node,
@@ -195,7 +195,7 @@ def _make_cut(
 def _check_copies(
     fleet: Fleet, store: ObjectStore, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut
 ) -> None:
-    """Raise ChangedError if a transaction prepared before a copy and decided after it changed a copied table."""
+    """Raise ChangedError if a copied table was changed by a transaction prepared before the copy and decided later."""
     for node, position in prepared.positions.items():
         shard = fleet.node(node).shard
         plan = prepared.plan.shards[shard]

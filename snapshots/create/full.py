@@ -105,7 +105,7 @@ from cutline.wal.segments.own_store import check_own_store
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
-    """The scope of a full snapshot: the nodes, every shard's tables, and the objects left out of their databases."""
+    """The scope of a full snapshot: the nodes, every shard's tables, and the database objects left out."""
 
     nodes: tuple[Node, ...]
     node_tables: Mapping[str, NodeTables]
@@ -185,7 +185,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """A finished base copy: its plan, the positions of the slots by node, and the entries of the stored objects."""
+    """A finished base copy: its plan, the positions of the slots by node, and the entries for the stored objects."""
 
     plan: FullPlan
     positions: Mapping[str, Lsn]
@@ -227,7 +227,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
     """Create the slots and copy all tables.
 
     DDL committed while the slots are being created invalidates the attempt before anything is copied. DDL that makes
-    the copy fail, such as DROP TABLE, invalidates it too.
+    the copy fail, such as DROP TABLE, also invalidates the attempt.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
 

@@ -1,7 +1,7 @@
 """Take an increment: run all checks, then make the cut, archive the WAL up to it, and commit.
 
 Before the commit, only the archive, the DDL, and base copies of tables that can't be converted are written. An attempt
-that dies leaves archived segments, after which the next attempt continues. The slots are then at the end of the
+that dies leaves archived segments behind; the next attempt continues after them. The slots are then at the end of the
 archive, or before it.
 """
 
@@ -127,7 +127,7 @@ ANOTHER = "take a new restore point under a different name: snapshot create NAME
 
 @dataclass(frozen=True, slots=True)
 class IncrementPlan:
-    """The scope of an increment: the bytes of WAL to decode by node, and the objects left out of the databases."""
+    """The scope of an increment: the bytes of WAL to decode on each node, and the database objects left out."""
 
     wal_bytes: Mapping[str, int]
     left_out: tuple[LeftOut, ...]

@@ -180,7 +180,7 @@ def _find_identity_problems(sessions: Sessions, rules: GroupRules) -> Iterator[N
 
 @contextmanager
 def _naming_role(fleet: Fleet) -> Iterator[None]:
-    """If primaries don't know the dsn's role or refuse its password, add the SQL that creates the role to the hint."""
+    """If primaries lack the role in the DSN or reject its password, add the SQL that creates the role to the hint."""
     try:
         yield
     except NodeUnreachableError as error:

@@ -56,7 +56,7 @@ class AttemptFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CutMarkers:
-    """The markers of an attempt: the start marker, and both written markers of every primary.
+    """The markers of an attempt: the start marker, and both markers as written on every primary.
 
     `seconds` is the time that writing the markers took. `made_at` is the latest time of a finish marker according to
     the trusted clocks, but no earlier than the previous cut: according to these clocks, the cut contains nothing that
@@ -79,7 +79,7 @@ def write_cut_markers(
     SilentNodeError if a node does not answer, and ClocksDifferError.
     """
     progress.step("cut")
-    # A silent node ends the command: a retry would not help.
+    # If a node is not responding, the command ends: a retry would not help.
     lock.sessions.watch.check()
     try:
         lock.renew()
@@ -132,7 +132,7 @@ def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: 
 
 
 def check_cut_markers(node: str, shard: str, marked: CutMarkers, events: pa.Table) -> None:
-    """Raise AttemptFailedError unless the node's decoded WAL contains both markers at their written positions."""
+    """Raise AttemptFailedError unless the node's decoded WAL contains both markers where they were written."""
     markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
     positions: dict[Marker, int] = {}
     for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
@@ -199,7 +199,7 @@ class CutPlan:
 class ArchivedCut:
     """A consistent cut, and the segments that were added to each node's archive up to its finish marker.
 
-    `idle` holds the last segment of each idle node: a node to whose archive nothing was added.
+    `idle` holds the last segment of each idle node, that is, each node with nothing added to its archive.
     """
 
     record: CutRecord
@@ -329,7 +329,7 @@ def _raise_problems(reports: list[DrainReport]) -> None:
 
 
 def _is_transient(error: SnapshotError) -> bool:
-    """Whether the node became unreachable while its slot was being read; a retry then continues after the archive."""
+    """Whether the node became unreachable while its slot was read; a retry then continues where the archive ends."""
     # A retry would not help if the standby lags: the drain has already waited for it.
     is_lag = isinstance(error, ReplayLagError)
     return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag

@@ -1,12 +1,12 @@
-"""Wait for prepared transactions: before a chain's first cut, before a terminal snapshot's cut, and for their DDL.
+"""Wait for prepared transactions: before a chain's first cut, before a terminal snapshot's cut, or if they contain DDL.
 
-PostgreSQL decodes a transaction that was prepared before the slot was created only at its COMMIT PREPARED, so the first
-cut waits for such transactions. Later transactions are decoded at PREPARE, so no cut waits for their rows. The cut of a
-terminal snapshot does wait, because committing a prepared transaction after the cut would be a write.
+If a transaction was prepared before the slot was created, PostgreSQL decodes it only at its COMMIT PREPARED, so the
+first cut waits for such transactions. Later transactions are decoded at PREPARE, so no cut waits for their rows. The
+cut of a terminal snapshot does wait, because committing a prepared transaction after the cut would be a write.
 
 Decoded WAL does not contain DDL. A commit takes its definitions from the catalogs, which show a prepared transaction's
 DDL only after COMMIT PREPARED. Before that, a cut that includes the transaction would contain its rows without its DDL,
-or its DDL on one node only. Such a cut is invalid, and is retried once the transaction is decided.
+or its DDL on only one node. Such a cut is invalid, and is retried once the transaction is decided.
 """
 
 from __future__ import annotations

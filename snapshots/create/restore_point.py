@@ -1,6 +1,6 @@
 """Take a restore point: a full snapshot without tables. Its commit contains a cut; its archives contain only events.
 
-Its slots are dropped before the commit, so it retains no WAL and can't have increments. As for a full snapshot,
+Its slots are dropped before the commit, so it retains no WAL and can't have increments. As with a full snapshot,
 PostgreSQL waits for older transactions when a slot is created, and the cut waits for older prepared transactions, each
 for up to `--wait` seconds. There is little to decode, so Spark is not needed.
 """

@@ -6,7 +6,7 @@ The steps, in this order:
 2. Make new sessions read-only on all primaries.
 3. End all older sessions.
 4. Wait for the transactions that those sessions left prepared.
-5. Take the WAL position of each primary after which nothing may be written.
+5. Take each primary's WAL position, after which nothing may be written.
 6. Make the cut.
 
 A session can still turn off the read-only setting for itself. Therefore, before the commit, the archive and the slots
@@ -60,7 +60,8 @@ def end_writes(
 ) -> dict[str, Lsn]:
     """Make all primaries refuse writes; return the WAL positions after which nothing may be written, by primary.
 
-    Raises SlotWaitError, SessionsLeftError, and the errors of `check_exclusive` if the operation lost the fleet.
+    Raises SlotWaitError, SessionsLeftError, and the errors of `check_exclusive` if the operation has lost the fleet's
+    lock or was settled as dead.
     """
     sessions = lock.sessions
     check_exclusive(lock, store, operation)

@@ -17,7 +17,8 @@ from cutline.storage.errors import ChainEnd, SnapshotError
 
 # Concurrent DDL causes these errors if it drops or changes an object read from the catalogs, or if there is a deadlock.
 DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
-# These errors invalidate an attempt even if no change is found: an object created and dropped since leaves no trace.
+# These errors invalidate an attempt even if no change is found: an object created and dropped meanwhile leaves no
+# trace.
 DROPPED_ERRORS = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedObject,

@@ -2,8 +2,8 @@
 
 COPY calls functions in CHECK constraints, domains and generated columns, and some of these functions name tables and
 other functions without a schema. Rows that need such a function could not be loaded with the search_path of our
-sessions, which is only pg_catalog. Therefore the database's setting of search_path (ALTER DATABASE … SET) is stored
-with its DDL.
+sessions, which contains only pg_catalog. Therefore the database's setting of search_path (ALTER DATABASE … SET) is
+stored with its DDL.
 
 The fingerprint is a hash, computed by a single query, of the key and the xmin of each row in all catalogs that pg_dump
 reads. No two versions of a row have the same xmin, so even a reverted change is detected, for every object that exists
@@ -12,7 +12,7 @@ depends on it. In-place updates by the server (VACUUM, ANALYZE, autovacuum, free
 
 Temporary objects are omitted, because busy applications create them all the time. For pg_class, the columns are hashed
 instead of xmin: TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation a new file without changing its dump. The
-xmin of sequences is hashed, because a sequence with a new file was restarted, and its value is not the one at the cut.
+xmin of sequences is hashed, because a sequence with a new file was restarted, so its value is not its value at the cut.
 Cutline's own publications are omitted too: nodes/table_state.py compares them table by table.
 """
 
@@ -43,7 +43,7 @@ from cutline.snapshots.records.commit import (
 
 SEARCH_PATH = "search_path"
 ELEMENT = re.compile(r'\s*("(?:[^"]|"")*"|[^,]*)\s*(?:,|\Z)')
-# PostgreSQL folds only these letters of identifiers in UTF-8 (scansup.c).
+# In UTF-8, PostgreSQL folds only these letters in identifiers (scansup.c).
 FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 # PostgreSQL's default search_path.
 DEFAULT = '"$user", public'
@@ -58,7 +58,7 @@ SELECT substr(setting, length('search_path=') + 1)
 def list_elements(value: str, *, folds: bool = True) -> list[str]:
     """Parse the value of a list setting, as in pg_db_role_setting, into names.
 
-    With `folds`, convert A to Z in unquoted names to lower case, as in identifiers but not in file names.
+    With `folds`, convert A to Z in unquoted names to lowercase, as in identifiers but not in file names.
     """
     texts = (match[1].strip() for match in ELEMENT.finditer(value))
     return [
@@ -84,7 +84,7 @@ def search_path_of(path: str | None) -> str:
 
 @contextmanager
 def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterator[None]:
-    """For the block, set the session's search_path to pg_catalog, followed by that of its database.
+    """Set the session's search_path for the block: pg_catalog, followed by the search_path of its database.
 
     For any query, the planner calls functions used in a table's indexes, and these may call others without a schema.
     The block's own queries use names without a schema only if pg_catalog contains them with exactly the types used.
@@ -98,7 +98,7 @@ def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterat
     finally:
         # A failed transaction reverts the setting.
         if connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS):
-            # Don't use RESET: behind a pooler, the session began with a different search_path.
+            # Don't use RESET: behind a pooler, the session started with a different search_path.
             connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)")
 
 

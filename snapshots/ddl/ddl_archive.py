@@ -36,7 +36,7 @@ class DumpFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """An entry of the table of contents. `kind`, `name` and `schema` are as pg_dump writes them, without quotes.
+    """An entry in the table of contents. `kind`, `name` and `schema` are as pg_dump writes them, without quotes.
 
     `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's default. `section` is
     BEFORE_ROWS or AFTER_ROWS; any other number means the section of the previous entry. `owner` is "" if there is no

@@ -4,7 +4,7 @@ The stored object is pg_dump's own archive, which pg_restore can restore without
 before pg_dump's: statements that drop objects which every new database has but this one lacks, and an entry that
 records its search_path.
 
-The statement of a faulty identity sequence is rewritten from the catalogs. In the statement of a faulty table, a
+The statement for a faulty identity sequence is rewritten from the catalogs. In the statement for a faulty table, a
 constraint is corrected only where the text is exactly what pg_dump writes for it, judging by the catalogs, and only
 outside quotes: everything else that a table's owner can choose (names, defaults) is quoted. Texts are raw
 (nodes.encodings), and all identifiers are quoted.
@@ -179,7 +179,7 @@ def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
 
 
 def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
-    """Quote the names of these constraints in the statement of a table, wherever they are unquoted."""
+    """Quote the names of these constraints in the statement for a table, wherever they are unquoted."""
     # Try longer names first: a longer name may begin with a shorter name.
     corrections = [
         (
@@ -204,7 +204,7 @@ def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
 
 
 def set_not_null(text: str, inherited: Iterable[InheritedNotNull]) -> str:
-    """Remove these constraints from the statement of a table, and append statements that set the columns NOT NULL.
+    """Remove these constraints from the statement for a table, and append statements that set the columns NOT NULL.
 
     pg_dump before 18 writes such statements itself; these are not changed.
     """
@@ -238,7 +238,7 @@ def write_identity(one: OtherType) -> str:
 
 
 DUMP_SECONDS_MAX = 3600
-# The archive of 10,000 tables is 10 MB.
+# The archive for 10,000 tables is 10 MB.
 DDL_BYTES_MAX = 512 << 20
 UNKNOWN_SIZE = -1
 # The kinds of entries that Cutline adds to pg_dump's.
@@ -282,7 +282,7 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
     """Dump a database's DDL as a pg_dump archive, and correct pg_dump's faults.
 
     The dump reflects the snapshot `exported`, or the current state if that is None. pg_dump is stopped if `watch` finds
-    a silent node. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
+    that a node is not responding. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:

@@ -3,7 +3,7 @@
 An extension marks the tables that contain rows which CREATE EXTENSION does not create (pg_extension_config_dump;
 PostgreSQL manual, "Extension Configuration Tables"), usually with a condition that excludes the extension's own rows. A
 publication can't contain such a table if it has a different owner, so the rows are read with COPY after each cut and
-stored completely with each commit. A table whose statements exceed BYTES_MAX is left out and reported.
+stored in full with each commit. A table whose statements exceed BYTES_MAX is left out and reported.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ SELECT textsend(format('SELECT %%L::regclass::oid = %%s', name, %(table)s::oid))
 """
 
 
-# Elements of the statements: names as format() quotes them, values as COPY does. NUL would end a message to the server.
+# Elements of the statements: names as quoted by format(), and values as quoted by COPY. NUL would end a message to the
+# server.
 NAME = rb'(?:"(?:[^"\0]++|"")*+"|[a-z_][a-z0-9_]*+)'
 VALUE = rb"(?:'(?:[^'\0]++|'')*+'|NULL)"
 NAMES = NAME + rb"(?:, " + NAME + rb")*+"
@@ -119,7 +120,7 @@ CONFLICT = re.compile(
     rb"(?:\nON CONFLICT \(" + NAMES + rb"\) DO (?:NOTHING|UPDATE SET " + SET + rb"(?:, " + SET + rb")*+))?+;\n"
 )
 NEXT_ROW = b",\n"
-# Non-ASCII bytes, including invalid bytes in the form in which fetch_texts escapes them.
+# Non-ASCII bytes, including invalid bytes as escaped by fetch_texts.
 OTHER_BYTES = re.compile(rb"(?:[\x80-\xff]|\\x[0-9a-f]{2})++")
 
 
@@ -249,10 +250,10 @@ def _reading(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 class _TableReader:
-    """Reads tables in a session: `rows` holds the rows of tables that could be read, `reasons` why others could not be.
+    """Reads tables in a session: `rows` holds rows of tables that could be read; `reasons` says why others could not.
 
-    Both are keyed by oid. A table that can't be read does not stop the command: a full snapshot would lose hours of
-    copying.
+    Both are keyed by oid. A table that can't be read does not stop the command: otherwise, a full snapshot would lose
+    hours of copying.
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -269,7 +270,7 @@ class _TableReader:
         """
         chosen, refused = list[MarkedTable](), dict[int, str]()
         for table in tables:
-            # A query runs the owner's code: casts and operators in the condition, and functions of indexes.
+            # A query runs the owner's code: casts and operators in the condition, and functions in indexes.
             if table.has_condition and not table.is_trusted:
                 refused[table.oid] = (
                     "it has a dump condition, and its owner or its extension's owner is not a superuser"
@@ -432,7 +433,7 @@ def _divide(script: bytes) -> ExtensionsOfShard:
 
 
 def _is_filled_by(statements: bytes, table: ExtensionTable) -> bool:
-    """Whether these are only INSERT statements of constants, as STATEMENTS_QUERY generates them for the table."""
+    """Whether these are only INSERT statements with constants, as STATEMENTS_QUERY generates them for the table."""
     try:
         return all(_is_named(part, table) for part in _parts_of(statements) if part.re is INSERT)
     except ValueError:

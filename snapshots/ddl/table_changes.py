@@ -6,7 +6,7 @@ not certain, the table is *copied again*, and its previously stored rows no long
 their attribute numbers, which PostgreSQL never reuses.
 
 In a large database, the tables and their states are the most expensive data to read. They are read once; after that,
-the fingerprint and the stamps of the publications show whether they changed, and `read_current_tables` reads only
+the fingerprint and the stamps of the publications show whether they changed, and `read_current_tables` reads only the
 changed nodes again.
 
 Planning works on plain values. Only `add_to_publications` changes a node: it adds new tables to the publications.
@@ -63,7 +63,7 @@ class TableBefore:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTable:
-    """A table with a new definition: converted from the definition `after`, or copied for `reason` if that is None."""
+    """A table with a new definition: converted from definition `after`, or copied for `reason` if `after` is None."""
 
     table: Table
     after: int | None
@@ -440,7 +440,7 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
 
 def _find_change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
-    """Describe a change since the node's tables were as in `was`; return "" if nothing changed.
+    """Describe a change since the node's tables were read as `was`; return "" if nothing changed.
 
     The fingerprint does not cover Cutline's publications, so these are compared separately.
     """

@@ -1,6 +1,6 @@
 """The keys that changed since the base copy, as exact sets or filters, and the base rows that remain valid.
 
-The keys are sent to the executors that read base objects, so that valid base rows need no shuffle. Keys of a set are
+The keys are sent to the executors that read base objects, so that valid base rows need no shuffle. Keys in a set are
 looked up by hash and then compared, so a hash collision costs time but loses no row.
 
 A filter is used if a set of all keys would not fit on the driver. It matches all changed keys, and may also match other
@@ -40,19 +40,19 @@ WORD_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class KeyFilter:
-    """A bit for each remainder of the hash, set if a key has that remainder. The number of bits is a power of two."""
+    """One bit for each remainder of the hash, set if a key has that remainder. The number of bits is a power of two."""
 
     words: npt.NDArray[np.uint64]
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
-        """Return flags that mark the `keys` that may be in the set; pass `hashes` if they are known."""
+        """Return flags marking the `keys` that may be in the set; pass `hashes` if they are known."""
         places = (xxhash64(keys) if hashes is None else hashes) & np.uint64(len(self.words) * WORD_BITS - 1)
         bits = self.words[places // np.uint64(WORD_BITS)] >> (places % np.uint64(WORD_BITS))
         return np.asarray(bits & np.uint64(1), np.bool_)
 
 
 def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]]) -> dict[int, dict[int, KeyFilter]]:
-    """Build filters of the keys in `changed` (node, key; about `count` keys) for each (node, group) of `groups`.
+    """Build filters of the keys in `changed` (node, key; about `count` keys) for each (node, group) in `groups`.
 
     All groups of a node share one filter. The data sent to the driver is bounded by BITS_MAX per node.
     """
@@ -107,7 +107,7 @@ class KeySet:
         return indexes
 
     def _maybe_contained(self, hashes: npt.NDArray[np.uint64]) -> Ints:
-        """Return the indexes of hashes that may be in this set. Most other hashes then need no search."""
+        """Return the indexes of the hashes that may be in this set, so that most of the others need no search."""
         bits = min(len(self.hashes).bit_length() + SLOTS_PER_KEY_BITS, SLOT_BITS_MAX)
         if len(hashes) << SLOTS_PER_KEY_BITS < len(self.hashes):
             return np.arange(len(hashes))
@@ -117,7 +117,7 @@ class KeySet:
         return np.flatnonzero(slots[hashes >> shift])
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
-        """Return flags that mark the `keys` that are in this set."""
+        """Return flags marking the `keys` that are in this set."""
         return self.find(keys, hashes) >= 0
 
 
@@ -171,9 +171,9 @@ class ChangedKeys:
 
 
 def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
-    """Collect the keys of `latest` (node, group, key, op, place), where each key occurs once; skip rows of PROBLEM.
+    """Collect the keys in `latest` (node, group, key, op, place), where each key occurs once; skip PROBLEM rows.
 
-    `changes` is an upper bound for the number of keys. The data sent to the driver is bounded by KEYS_BYTES_MAX, or by
+    `changes` is an upper bound on the number of keys. The data sent to the driver is bounded by KEYS_BYTES_MAX, or by
     the size of the filters and the number of tables.
     """
     if changes > COUNTED_FROM and (filters := _build_filters(latest)):
@@ -182,7 +182,7 @@ def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
 
 
 def exact_keys(table: pa.Table) -> ChangedKeys:
-    """Return the keys of a table (node, group, key, op, place), where each key occurs once; skip rows of PROBLEM.
+    """Return the keys in a table (node, group, key, op, place), where each key occurs once; skip PROBLEM rows.
 
     The column `place` is optional: without it, no line is a stand-in.
     """
@@ -222,10 +222,10 @@ WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA, PLACE_FIE
 def have_key_in(
     batch: Any, base: BaseSource, keys: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Find the rows of `batch` (BASE_SCHEMA) whose key is among the `keys` of its group.
+    """Find the rows in `batch` (BASE_SCHEMA) whose keys are among the `keys` for their groups.
 
-    In a group without a key, a row is identified by its line, or by the stand-in of a long line. Pass `key_hashes` of
-    all rows to avoid hashing them again.
+    In a group without a key, a row is identified by its line or, if the line is long, by the line's stand-in. Pass the
+    `key_hashes` of all rows to avoid hashing the keys again.
     """
     group = np.asarray(batch.column("group").to_numpy())
     matches = np.zeros(len(group), np.bool_)
@@ -246,7 +246,7 @@ def have_key_in(
 def find_valid_rows(
     batch: Any, base: BaseSource, changed: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Find the base rows of `batch` that are still part of the state: not changed and not truncated."""
+    """Find the base rows in `batch` that are still part of the state: not changed and not truncated."""
     valid = ~have_key_in(batch, base, changed, key_hashes)
     if base.truncated:
         valid &= ~np.isin(np.asarray(batch.column("group").to_numpy()), list(base.truncated))
@@ -259,10 +259,11 @@ def read_wanted_rows(
     wanted: Mapping[int, Mapping[int, Keys]],
     store: StoreLocation,
 ) -> DataFrame:
-    """Read the base rows (WANTED_ROWS) that were not truncated and whose keys are `wanted`, by node number and group.
+    """Read the base rows (WANTED_ROWS) that were not truncated and whose keys are `wanted` (by node number and group).
 
-    Long lines are replaced by their stand-ins and places; the object numbers in places are indexes of `bases`. For an
-    object that can't be read, the result contains a row of group PROBLEM: without its rows, no result is complete.
+    Long lines are replaced by their stand-ins and places; the object numbers in places are indexes into `bases`. For an
+    object that can't be read, the result contains a row of group PROBLEM: without the object's rows, no result is
+    complete.
     """
     groups = {node: frozenset(keys) for node, keys in wanted.items()}
     # Broadcast values are sent to an executor once; values that a function refers to are sent with every task.

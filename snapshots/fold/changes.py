@@ -1,4 +1,4 @@
-"""Read the segments' changes that belong to the state, and find the last change of every key in each segment.
+"""Read the segments' changes that belong to the state, and find each key's last change in each segment.
 
 Superseded changes are not shuffled: a row that is updated a thousand times in a segment counts as one change.
 
@@ -63,12 +63,12 @@ def find_last(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags | 
 
 
 # Changes that belong to the state. `node` is the node's number in the job. A reader reports an error as a row of group
-# PROBLEM (snapshots.fold.sources): its key is the object, its row the report as JSON. For a long line, `row` is the
-# stand-in, and `place` is the place where the line is stored (snapshots.fold.long_lines).
+# PROBLEM (snapshots.fold.sources): its key is the object, and its row is the report as JSON. For a long line, `row` is
+# the stand-in, and `place` is where the line is stored (snapshots.fold.long_lines).
 CHANGE_ROWS = (
     "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary, place bigint"
 )
-# An additional column of changes that are only compared: the hash of key and row, equal to Spark's xxhash64(key, row).
+# An additional column for changes that are only compared: the hash of key and row, equal to Spark's xxhash64(key, row).
 # If `entry` is set, `row` is empty; otherwise `entry` is null.
 ENTRY = "entry"
 # Enough tasks to balance their different durations, but no more: a task costs more than reading a small segment.
@@ -84,7 +84,8 @@ class ChangeForm:
     """The form in which changes are read.
 
     If `hashed`, they have an ENTRY instead of the row. The row is kept in groups without a key (`multisets`), where the
-    line identifies the row, and on nodes with partial images (`whole`), which earlier rows may have to complete.
+    line identifies the row, and on nodes with partial images (`whole`), which may have to be completed from earlier
+    rows.
     """
 
     multisets: frozenset[int]
@@ -93,7 +94,7 @@ class ChangeForm:
 
     @classmethod
     def of(cls, sources: Sources, *, hashed: bool) -> ChangeForm:
-        """Return the form of the changes of these sources."""
+        """Return the form for changes from these sources."""
         whole = frozenset(segment.source.number for segment in sources.segments if segment.segment.partials)
         return cls(sources.multisets, hashed, whole)
 
@@ -109,12 +110,12 @@ class ChangeForm:
 
 
 def segment_numbers(sources: Sources) -> Mapping[str, int]:
-    """Return the numbers of the segments in places, which follow those of the base copy objects."""
+    """Return the segments' numbers as used in places, which follow those of the base copy objects."""
     return {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
 
 
 def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation, *, hashed: bool = False) -> DataFrame:
-    """Read the CHANGE_ROWS of the segments, except those that a later change in the same segment supersedes.
+    """Read the CHANGE_ROWS from the segments, except those that a later change in the same segment supersedes.
 
     With `hashed`, they also have an ENTRY: a row is not shuffled if its hash is enough.
     """
@@ -150,7 +151,7 @@ def changes_of(store: OpensStore, number: int, one: SegmentSource, form: ChangeF
 
 
 def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterator[pa.RecordBatch]:
-    """Yield the changes that belong to the state from rows of a segment (with `place`, in the schema at the cut)."""
+    """Yield the changes that belong to the state, from a segment's rows (with `place`, in the schema at the cut)."""
     table = filter_effective(table, one)
     is_multiset = np.isin(to_numpy(table["group"]), list(form.multisets))
     if not one.segment.partials:
@@ -192,7 +193,7 @@ class TooManyChangesError(Exception):
 
 
 def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table | None:
-    """Return the last change of every node, group and key, and the rows of PROBLEM; None if Spark has to fold them.
+    """Return the last change for every node, group and key, and the PROBLEM rows; None if Spark has to fold them.
 
     `read` yields the changes of a segment. Its batches and the result have `schema`. Spark has to fold them if there
     are many changes, rows of groups without a key, or partial images.
@@ -213,7 +214,7 @@ def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table 
 
 
 def last_changes(changes: pa.Table) -> pa.Table | None:
-    """Find the last change of every key; None if two keys have the same hash.
+    """Find the last change for every key; return None if two keys have the same hash.
 
     `changes` has at least the columns node, group, key, lsn and seq.
     """
@@ -247,7 +248,7 @@ def _read_all(segments: Iterable[SegmentSource], read: Reader) -> list[pa.Record
         return [batch for batches in threads.map(read_one, segments) for batch in batches]
 
 
-# Limits for the bytes of reported keys: the maximum of all segments together, and the minimum share of a segment.
+# Limits on the bytes of reported keys: the maximum for all segments together, and the minimum share for a segment.
 REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 14
 COMPARED = ["group", "key", "lsn", "seq", "op"]
 # `index` is the change's index among the segment's changes that belong to the state.
@@ -256,7 +257,7 @@ LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to read. Rows of groups in `multisets` have no key. Keys that exceed `bytes_max` are not reported."""
+    """A segment to read. Rows of groups in `multisets` have no key. No keys are reported if they exceed `bytes_max`."""
 
     segment: SegmentSource
     multisets: frozenset[int]
@@ -266,7 +267,7 @@ class SegmentTask:
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """The last changes of the segment's keys (LAST_SCHEMA, an Arrow stream), or an error.
+    """The last change for each of the segment's keys (LAST_SCHEMA, an Arrow stream), or an error.
 
     `last` is None if there are too many keys, or if changes have no key.
     """
@@ -277,7 +278,7 @@ class SegmentReport:
 
 @dataclass(frozen=True, slots=True)
 class SegmentImages:
-    """The images of a segment: a bit for each change that belongs to the state, and the groups of the images."""
+    """The images of a segment: one bit for each change that belongs to the state, and the groups of the images."""
 
     flags: bytes
     groups: frozenset[int]
@@ -285,9 +286,9 @@ class SegmentImages:
 
 @dataclass(frozen=True, slots=True)
 class ChosenChanges:
-    """The last change (node, group, key, op) of every key in tables with base rows, and the images by segment.
+    """The last change (node, group, key, op) for every key in tables with base rows, and the images by segment.
 
-    Segments are named by the keys of their objects.
+    Segments are identified by the keys of their objects.
     """
 
     last: pa.Table
@@ -332,7 +333,7 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
 
 
 def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
-    """Divide REPORTED_BYTES_MAX among the segments: REPORTED_BYTES_MIN each, and the rest by number of changes.
+    """Divide REPORTED_BYTES_MAX among the segments: REPORTED_BYTES_MIN each, and the rest in proportion to changes.
 
     Returns None if there are too many segments for that.
     """
@@ -344,13 +345,13 @@ def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
 
 
 def keys_size(changes: pa.Table) -> int:
-    """Return the bytes that the changes' keys take in a task that looks them up."""
+    """Return how many bytes the changes' keys occupy in a task that looks them up."""
     size: int = changes["key"].nbytes + len(changes) * BYTES_PER_KEY
     return size
 
 
 def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:
-    """Return the changes of tables that have rows in the base copies."""
+    """Return the changes to tables that have rows in the base copies."""
     node, group = to_numpy(changes["node"]), to_numpy(changes["group"])
     has_rows = np.zeros(len(changes), np.bool_)
     for number in np.unique(node).tolist():
@@ -359,7 +360,7 @@ def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:
 
 
 def find_last_changes(task: SegmentTask) -> SegmentReport:
-    """Find the last changes of the segment's keys: the work of a Spark task."""
+    """Find the last change for each of the segment's keys: the work of a Spark task."""
     segment, seen, tables = task.segment, 0, [LAST_SCHEMA.empty_table()]
     try:
         for table in read_at_cut(task.store.open(), segment, SEGMENT_SCHEMA):
@@ -395,7 +396,7 @@ def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[st
 
 
 def unpack_flags(flags: bytes, first: int, count: int) -> Flags:
-    """Return the flags of `count` changes from number `first` on; flags beyond the end are not set."""
+    """Return the flags of `count` changes, starting at number `first`; flags beyond the end are not set."""
     packed = np.frombuffer(flags, np.uint8)[first // 8 : (first + count + 7) // 8]
     bits = np.unpackbits(packed)[first % 8 :][:count].astype(np.bool_)
     return np.concatenate([bits, np.zeros(count - len(bits), np.bool_)])

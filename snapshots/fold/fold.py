@@ -1,8 +1,8 @@
 """Fold: compute the state of copies at a cut, by replacing base rows with the last effective image of each changed key.
 
-Restore and check both use it: `Fold.changed` tells which base rows are no longer valid, and `Fold.images` contains the
-rows that replace them. Changes are shuffled by key if there are many. Base rows, which make up most of the data, are
-never shuffled.
+Restore and check both use it: `Fold.changed` identifies the base rows that are no longer valid, and `Fold.images`
+contains the rows that replace them. If there are many changes, they are shuffled by key. Base rows, which make up most
+of the data, are never shuffled.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 
 @dataclass(slots=True)
 class Fold:
-    """The folded changes of some copies.
+    """The folded changes for some copies.
 
     `images` (IMAGE_COLUMNS) contains the rows that changes have produced; it is None if there are no such rows. In a
-    hashed fold they also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that the
-    driver has folded may be in `local` instead, ordered by node and group. Rows with a long line are in `long_images`
-    (LONG_IMAGE_ROWS, read by `long_image_reader`).
+    hashed fold, these rows also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that
+    the driver has folded may be in `local` instead, ordered by node and group. Rows with a long line are in
+    `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`).
 
-    `images` and `long_images` may contain rows of group PROBLEM, which their reader must look for. Such a row may be an
-    image that can't be completed, because an earlier image or a deleted row is missing; its `partition` is then the
-    group. Otherwise it is the report of an object that was readable at first, but not when Spark read it again.
+    `images` and `long_images` may contain rows of group PROBLEM, which their reader must check for. Such a row may be
+    an image that can't be completed, because an earlier image or a deleted row is missing; its `partition` is then the
+    group. Otherwise it reports an object that was readable at first, but not when Spark read it again.
 
     `segment_images` holds the images that were left in their segments (snapshots.fold.changes), by the key of the
     segment's object.
 
     `changed` holds, by node number and group, the keys (in groups without a key, the lines) whose base rows are no
     longer valid. With `segment_images`, it covers only groups with base rows. If it is a filter, the unchanged rows
-    that it also matches are among the images. `problems` holds the reports of objects that could not be read; the fold
-    is complete if there are no problems.
+    that it also matches are among the images. `problems` holds the reports about objects that could not be read; the
+    fold is complete if there are no problems.
     """
 
     images: DataFrame | None
@@ -87,7 +87,7 @@ def fold(
     hashed: bool = False,
     held: HeldObjects | None = None,
 ) -> Fold:
-    """Fold the changes of `sources`. Does not start a job if there are no segments or only a few changes.
+    """Fold the changes in `sources`. Does not start a job if there are no segments or only a few changes.
 
     With `hashed`, images can only be compared: rows are not shuffled where their hash is enough. If images are hashed
     or segments are `held`, images may stay in the driver (`Fold.local`). With `for_loading`, they may also stay in
@@ -181,7 +181,7 @@ def _problems_in(frame: DataFrame) -> list[ErrorReport]:
 def _base_rows(
     spark: SparkSession, sources: Sources, store: StoreLocation, folded: Fold
 ) -> Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame]:
-    """Return a function that reads the base rows with given keys once, and records unreadable objects in `folded`."""
+    """Return a function that reads base rows with the given keys once, and records unreadable objects in `folded`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def read(keys: Mapping[int, Mapping[int, Keys]]) -> DataFrame:
@@ -203,7 +203,7 @@ def _drop_changed(base: DataFrame, latest: DataFrame) -> DataFrame:
 
 
 def latest_images(changes: DataFrame) -> DataFrame:
-    """Find the last CHANGE_ROWS row of every (node, group, partition, key)."""
+    """Find the last CHANGE_ROWS row for every (node, group, partition, key)."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     entry = [name for name in changes.columns if name == ENTRY]
@@ -219,7 +219,7 @@ def _fold_multisets(
 
     There are at most `count` changes. A line that was inserted more often than deleted adds images to the base rows.
     For a line that was deleted more often than inserted, the base rows are counted, and replaced with as many images as
-    remain. Equal long lines have the same stand-in, and a single line is read for all of them.
+    remain. Equal long lines have the same stand-in, and only one of them is read.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 

@@ -1,12 +1,11 @@
 """Complete partial images: find the earlier images of their keys, and fill in the values that an UPDATE left unchanged.
 
-The input is, for each row, its images from the oldest to the newest. The loop goes back in time one image per
-iteration, for all rows that still lack a value. It takes as many iterations as there are partial images in the longest
-run.
+The input is each row's images, from oldest to newest. The loop goes back in time one image per iteration, for all rows
+that still lack a value. It takes as many iterations as there are partial images in the longest run.
 
-A fold includes this step only if there are partial images. A row may have had a different key before. An UPDATE that
-changed its key and left values unchanged (a *move*) records both keys, so the earlier images are looked up under the
-old key.
+A fold includes this step only if there are partial images. A row may previously have had a different key. An UPDATE
+that changed its key and left values unchanged (a *move*) records both keys, so the earlier images are looked up under
+the old key.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Images:
 
 
 def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:
-    """Complete the newest image of every row; also return flags that mark the rows that could be completed."""
+    """Complete the newest image of every row; also return flags marking the rows that could be completed."""
     starts, lengths = _fields(images.lines, column_count)
     newest = images.offsets[1:] - 1
     field_starts, field_lengths = starts[newest].copy(), lengths[newest].copy()
@@ -138,7 +137,7 @@ class KeyHistory:
 
 
 class _Moves(NamedTuple):
-    """Positions of all moves, and the moves in the order of their positions."""
+    """The positions of all moves, and the moves in order of position."""
 
     lsn: Ints
     seq: Ints
@@ -176,7 +175,7 @@ def complete_images(
     changes: DataFrame,
     latest: DataFrame,
 ) -> CompletedImages:
-    """Complete partial last images with values from earlier images and `base_rows`.
+    """Fill in the missing values in partial last images from earlier images and `base_rows`.
 
     The results are COMPLETED_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
     completed, because an object is damaged or the archive has a gap, gets the group PROBLEM, with its own group in
@@ -217,7 +216,7 @@ def complete_images(
 
 
 def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
-    """Select the moves among the changes: `key` is the old key, `row` the new key."""
+    """Select the moves among the changes: `key` is the old key, and `row` is the new key."""
     moves = changes.where(f"op = {DELETE} AND length(row) > 0 AND `group` <> {PROBLEM}")
     if multisets:
         # In these groups, the `row` of a DELETE is the line of the deleted row.
@@ -227,7 +226,7 @@ def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
 
 
 def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int) -> KeyHistory:
-    """Find the key history of all `wanted` rows; `changes` is an upper bound for their number.
+    """Find the key history of all `wanted` rows; `changes` is an upper bound on their number.
 
     The driver holds only the moves, and the wanted keys that a row moved to.
     """

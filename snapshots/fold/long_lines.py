@@ -1,8 +1,8 @@
 """Long lines: multi-megabyte rows stay in the store while their changes are folded.
 
 A JVM with little memory can't hold 100 MB rows, and a fold does not need them, because it works on keys. Therefore,
-when an object is read, a line above LONG_LINE_BYTES is replaced by its *stand-in* (its SHA-256, which identifies equal
-lines) and its *place* (object, row group, row). The line is read again when it is loaded or hashed.
+when an object is read, a line longer than LONG_LINE_BYTES is replaced by its *stand-in* (its SHA-256, which identifies
+equal lines) and its *place* (object, row group, row). The line is read again when it is loaded or hashed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NO_PLACE = -1
 # Enough for 100 million objects with 65,000 row groups of a million rows each.
 GROUP_BITS, ROW_BITS = 16, 20
 PLACE_FIELD = pa.field("place", pa.int64(), nullable=False)
-# The size of objects kept in memory besides the current object, for rows that alternate between objects.
+# The size of objects kept in memory in addition to the current object, for rows that alternate between objects.
 KEPT_BYTES_MAX = 64 << 20
 _Key = TypeVar("_Key")
 
@@ -99,7 +99,7 @@ def are_long(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> Flags:
 
 
 def stand_in_of(line: Bytes) -> bytes:
-    """Return the stand-in of the line. It neither ends like a line nor begins like the report of a problem."""
+    """Return the stand-in of the line. It neither ends like a line nor begins like a problem report."""
     return b"\0" + hashlib.sha256(line.data).digest() + b"\0"
 
 
@@ -113,7 +113,7 @@ def _replace(column: BytesColumn, is_long: Flags) -> pa.Array[Any]:
 
 
 class LongLines:
-    """Reads long lines at their places; fastest in the order of places, since it keeps only a few objects."""
+    """Reads long lines at their places; fastest in order of place, since it keeps only a few objects."""
 
     def __init__(self, store: ObjectStore, bases: BaseSources, segments: tuple[SegmentSource, ...]) -> None:
         self._store, self._bases, self._segments = store, BaseCursor(bases), segments
@@ -166,7 +166,7 @@ class LongLines:
 
 
 def _forget(held: dict[_Key, Any], sizes: Mapping[_Key, int]) -> None:
-    """Drop the least recently used entries until the rest fits into KEPT_BYTES_MAX."""
+    """Drop the least recently used entries until the rest fits in KEPT_BYTES_MAX."""
     left = sum(sizes.values())
     for key, size in sizes.items():
         if left <= KEPT_BYTES_MAX:
@@ -258,7 +258,7 @@ class LongImageReader:
 
 
 def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
-    """Complete the newest line of a row with values from earlier lines; return None if they all lack some value.
+    """Fill in the missing values in a row's newest line from earlier lines; return None if a value is in none of them.
 
     Reads no more lines than necessary. An empty line means that the row was deleted and has no earlier values.
     """

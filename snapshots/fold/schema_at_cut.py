@@ -112,8 +112,7 @@ def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
     return bounds
 
 
-# Limits for the block of lines that is converted at a time: bytes read, bytes added (the same limit), and number of
-# fields.
+# Limits on the block of lines converted at one time: bytes read, bytes added (the same limit), and number of fields.
 BLOCK_BYTES, BLOCK_FIELDS = 16 << 20, 1 << 20
 _SKIPPED = -2
 
@@ -132,7 +131,7 @@ class SchemaMapping:
     since: Mapping[int, Lsn] = field(default_factory=dict)
 
     def number_of(self, stored: int) -> int | None:
-        """Return the number at the cut of rows stored under `stored`; None if they are skipped."""
+        """Return the number at the cut for rows stored under `stored`; None if they are skipped."""
         if stored in self.unchanged:
             return stored
         converted = self.conversions.get(stored)
@@ -168,7 +167,7 @@ def schema_mapping(
     """Map the numbers of all `definitions` to those of `groups`, the tables at the cut.
 
     `successions` maps a number to its predecessor, and `copy_positions` maps a number to the position of the base copy
-    that began it.
+    with which it begins.
     """
     unchanged: set[int] = set()
     conversions: dict[int, Conversion] = {}

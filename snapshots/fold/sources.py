@@ -114,7 +114,7 @@ class Source:
 class BaseSource:
     """An object of a base copy; `rows` counts its rows by the group numbers under which they are stored.
 
-    `truncated` holds the groups that were truncated after the copy, `multisets` the shard's groups without a key.
+    `truncated` holds the groups that were truncated after the copy; `multisets` holds the shard's groups without a key.
     `mapping` is None if the rows need no conversion.
     """
 
@@ -126,7 +126,7 @@ class BaseSource:
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows the object contains."""
+        """The numbers at the cut of the groups that have rows in the object."""
         if self.mapping is None:
             return frozenset(self.rows)
         numbers = (self.mapping.number_of(number) for number in self.rows)
@@ -135,7 +135,7 @@ class BaseSource:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSource:
-    """A segment, and the rules that select the changes which belong to the state.
+    """A segment, and the rules for selecting the changes that belong to the state.
 
     The changes before `position` belong to the state, except those of the transactions at `excluded`. For a group in
     `truncated`, only changes after that (lsn, seq) count. `groups` holds the groups to fold; None means all. Both
@@ -231,7 +231,7 @@ def converted_to_cut(table: pa.Table, source: BaseSource | SegmentSource) -> Ite
 
 
 def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:
-    """Report an error as a row of group PROBLEM: the key is the object, the row the report, all other columns 0."""
+    """Report an error as a row of group PROBLEM: the key is the object, the row is the report, and the rest is 0."""
     report = {"node": source.number, "group": PROBLEM, "key": source.key.encode(), "row": json.dumps(report_of(error))}
     # The row is not a stand-in, so it has no place (snapshots.fold.long_lines).
     values = dict.fromkeys(schema.names, 0) | {"place": -1} | report
@@ -244,7 +244,7 @@ def problem_of(row: bytes) -> ErrorReport | None:
 
 
 def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
-    """Return the changes of a segment that belong to the state, without TRUNCATEs."""
+    """Return those of a segment's changes that belong to the state, without TRUNCATEs."""
     op = numbers_of(table, "op")
     lsn = numbers_of(table, "lsn")
     filter_effective = np.isin(op, [code for code in CHANGES if code != TRUNCATE]) & (lsn < source.position)
@@ -265,7 +265,8 @@ def numbers_of(table: pa.Table, column: str) -> npt.NDArray[Any]:
     return to_numpy(table[column])
 
 
-# The size of the lists expanded at a time: 16 lists of 10,000 objects with rows of one table, which then take 100 MB.
+# The size of the lists expanded at the same time: 16 lists of 10,000 objects with rows of one table, which then take
+# 100 MB.
 EXPANDED_BYTES_MAX = 48 << 20
 
 
@@ -281,7 +282,7 @@ class BaseForm:
     chosen: frozenset[int] | None = None
 
     def source(self, one: StoredObject) -> BaseSource:
-        """Return the source of an object."""
+        """Return the source for an object."""
         source = Source(one.key, self.node, self.number, one.size, one.digest, one.rows)
         mapping = self.mapping.restrict_to(one.rows) if self.mapping else None
         return BaseSource(source, one.rows, self.truncated, self.multisets, mapping)
@@ -312,17 +313,17 @@ class ListedBases:
 
     @classmethod
     def of(cls, form: BaseForm, listed: ObjectList) -> ListedBases:
-        """Create the sources of a list."""
+        """Create the sources for a list."""
         if isinstance(listed, LostList) or not form.takes(listed.rows):
             return cls(form, listed, 0)
         if all(form.takes([number]) for number in listed.rows):
-            # All objects of the list have wanted rows, and the entry counts them.
+            # All objects in the list have wanted rows, and the entry counts them.
             return cls(replace(form, chosen=None), listed, listed.objects)
         return cls(form, listed, sum(form.takes(listed_object.rows) for listed_object in listed_objects(listed)))
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows the sources contain."""
+        """The numbers at the cut of the groups that have rows in the sources."""
         return self.form.groups_of(self.listed.rows)
 
     def read(self) -> tuple[BaseSource, ...]:
@@ -336,7 +337,7 @@ class ListedBases:
 
     @property
     def size(self) -> int:
-        """The bytes of all objects of the list."""
+        """The total size of the objects in the list, in bytes."""
         return self.listed.bytes
 
     def __len__(self) -> int:
@@ -351,7 +352,7 @@ class HeldBases:
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows the sources contain."""
+        """The numbers at the cut of the groups that have rows in the sources."""
         return frozenset[int]().union(*(source.groups for source in self.held))
 
     def read(self) -> tuple[BaseSource, ...]:
@@ -365,7 +366,7 @@ class HeldBases:
 
     @property
     def size(self) -> int:
-        """The bytes of the objects."""
+        """The total size of the objects, in bytes."""
         return sum(source.source.size for source in self.held)
 
     def __len__(self) -> int:
@@ -384,7 +385,7 @@ class NodeBases:
 
     @property
     def groups(self) -> frozenset[int]:
-        """The numbers at the cut of the groups whose rows the sources contain."""
+        """The numbers at the cut of the groups that have rows in the sources."""
         return frozenset[int]().union(*(part.groups for part in self.parts))
 
     def __iter__(self) -> Iterator[BaseSource]:
@@ -413,7 +414,7 @@ class BaseSources:
             yield from part.read()
 
     def interleaved(self) -> Iterator[BaseSource]:
-        """Yield the sources, alternating between as many nodes (at least one) as EXPANDED_BYTES_MAX of lists allow."""
+        """Yield the sources, alternating between as many nodes (at least 1) as EXPANDED_BYTES_MAX allows for lists."""
         waiting = deque((max(part.list_bytes for part in node.parts), iter(node)) for node in self.nodes if node.parts)
         begun, expanded = deque[tuple[int, Iterator[BaseSource]]](), 0
         while begun or waiting:
@@ -452,7 +453,7 @@ class BaseSources:
             wanted = groups.get(node.number, frozenset())
             for part in node.parts:
                 if not wanted.isdisjoint(part.groups):
-                    # If all groups of a part are wanted, there is no need to read its list.
+                    # If all groups in a part are wanted, there is no need to read its list.
                     is_whole = wanted.issuperset(part.groups)
                     has_rows = is_whole or [not wanted.isdisjoint(source.groups) for source in part.read()]
                     numbers.append(first + np.flatnonzero(np.broadcast_to(has_rows, len(part))))
@@ -506,7 +507,7 @@ class Sources:
         return any(segment.segment.partials for segment in self.segments)
 
     def without(self, nodes: Collection[str]) -> Sources:
-        """Return the sources without those of `nodes`; the numbers of the nodes stay the same."""
+        """Return the sources except those of `nodes`; the nodes' numbers stay the same."""
         segments = tuple(segment for segment in self.segments if segment.source.node not in nodes)
         numbers = {number for number, node in enumerate(self.nodes) if node in nodes}
         return replace(self, bases=self.bases.without(numbers), segments=segments)
@@ -546,7 +547,7 @@ def sources_of(
 
 
 def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
-    """Return all segments of the node's archive, ignoring TRUNCATEs; for `among` see `mapping_to_cut`."""
+    """Return all segments in the node's archive, ignoring TRUNCATEs; for `among` see `mapping_to_cut`."""
     position, excluded = chain.position(node), chain.excluded(node)
     mapping = mapping_to_cut(chain, node, among)
     return [

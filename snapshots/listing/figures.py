@@ -1,4 +1,4 @@
-"""Figures of snapshots and operations over time, as drawn by `report` and `show --timeline`."""
+"""Figures for snapshots and operations over time, as drawn by `report` and `show --timeline`."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Gaps:
 def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
     """Find the spans between adjacent restore points that are longer than usual or contain the end of a chain.
 
-    The span from the newest restore point to `now` may be a gap, but doesn't count for the median, because it is still
-    growing.
+    The span from the newest restore point to `now` may be a gap, but doesn't count toward the median, because it is
+    still growing.
     """
     ordered = sorted(places, key=lambda place: (place.at, place.snapshot, place.increment))
     pairs = list(pairwise(ordered))
@@ -97,9 +97,9 @@ def find_gaps(places: Iterable[RestorePlace], now: datetime) -> Gaps:
     )
 
 
-# OPERATIONS_MAX limits both the newest operations read without an intent (checks, gc, prunes) and those with an intent
-# that have committed no increment. Each takes one or two reads. A watch takes thousands of increments between two
-# checks, so only the newest INCREMENTS_MAX are read as a sample.
+# OPERATIONS_MAX limits how many of the newest operations without an intent (checks, gc, prunes) are read, and how many
+# of those with an intent that have committed no increment. Each takes one or two reads. A watch takes thousands of
+# increments between two checks, so only the newest INCREMENTS_MAX are read as a sample.
 OPERATIONS_MAX, INCREMENTS_MAX = 1000, 200
 
 
@@ -137,10 +137,10 @@ def read_operation_figures(
     increments: Collection[str] = (),
     others: Collection[str] = (),
 ) -> OperationFigures:
-    """Read the newest operations that have ended, and collect the figures of `snapshot`, or of all snapshots.
+    """Read the newest operations that have ended, and collect the figures for `snapshot`, or for all snapshots.
 
     `increments` are the ids of operations that committed increments (with `snapshot`, only its own). `others` are the
-    ids for other snapshots, which are not read.
+    ids of those that committed increments of other snapshots, which are not read.
     """
     documents, own, not_read = document_names(store), frozenset(increments), frozenset(others)
     with_intent = [operation for operation in list_ended(documents, has_intent=True) if operation not in not_read]
@@ -262,7 +262,7 @@ class SnapshotFigures:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the restore points count for gaps: the snapshot has rows and is not broken."""
+        """Whether the restore points are considered when finding gaps: the snapshot has rows and is not broken."""
         return not self.is_only_cut and self.state != BROKEN
 
 
@@ -278,7 +278,7 @@ class StoreFigures:
 
     @property
     def points(self) -> list[PointFigures]:
-        """The restore points of all snapshots, in the order of their cuts."""
+        """The restore points of all snapshots, in order of their cuts."""
         figureses = (point for snapshot in self.snapshots for point in snapshot.points)
         return sorted(figureses, key=lambda point: (point.cut_at, point.snapshot, point.increment))
 
@@ -313,7 +313,7 @@ class StoreFigures:
 
 
 def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
-    """Read the figures of the snapshot `name`, or of all snapshots, from commits and outcomes alone.
+    """Read the figures for the snapshot `name`, or for all snapshots, from commits and outcomes alone.
 
     An unreadable snapshot is included with its problem. Raises SnapshotMissingError, SnapshotDeletedError.
     """
@@ -336,7 +336,7 @@ def read_figures(fleet: Fleet, name: str | None, now: datetime) -> StoreFigures:
 
 
 def read_figures_of(fleet: Fleet, details: SnapshotDetails, now: datetime) -> StoreFigures:
-    """Read the figures of a snapshot whose chain was already read."""
+    """Read the figures for a snapshot whose chain has already been read."""
     store, name = fleet.store.open(), details.entry.name
     snapshots = [figures_of(details.entry, details.chain)]
     identity = read_identity(store, fleet)
@@ -381,7 +381,7 @@ def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
 
 
 def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
-    """Return the figures of a snapshot; `chain` is its readable part."""
+    """Return the figures for a snapshot; `chain` is its readable part."""
     points = tuple(map(_point_of, chain.commits)) if chain else ()
     is_replaced = entry.lost is not None and entry.lost.is_planned and bool(entry.lost.successor)
     is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not is_replaced

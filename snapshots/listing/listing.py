@@ -1,4 +1,4 @@
-"""List the snapshots and increments of a store by reading commits and the records of operations.
+"""List the snapshots and increments in a store by reading commits and the records of operations.
 
 Comparing the records with the commits shows whether the newest increments of a chain, or a whole snapshot, were removed
 by something other than Cutline. Nothing else shows this.
@@ -92,7 +92,7 @@ COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
 
 
 def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
-    """Read a chain like read_chain; if a commit is damaged or missing, the hint names the increments before it."""
+    """Read a chain as read_chain does; if a commit is damaged or missing, the hint names the increments before it."""
     try:
         return read_chain(store, name, increment)
     except (ManifestError, SnapshotMissingError) as error:
@@ -121,7 +121,7 @@ class MissingPoint:
 
 
 def missing_texts(missing: Iterable[MissingPoint]) -> list[str]:
-    """Return a line for each snapshot with its missing commits and the remedy; `missing` is in order of increments."""
+    """For each snapshot, return a line with its missing commits and the remedy; `missing` is ordered by increment."""
     return [_text_of(name, list(points)) for name, points in groupby(missing, key=lambda point: point.snapshot)]
 
 
@@ -138,7 +138,7 @@ def _text_of(name: str, points: list[MissingPoint]) -> str:
 
 
 def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries: Iterable[Entry]) -> list[MissingPoint]:
-    """Find commits that are missing from `entries` (all snapshots of the store) but recorded by the newest operations.
+    """Find commits that are missing from `entries` (all snapshots in the store) but recorded by the newest operations.
 
     `documents` is the result of document_names, listed before the entries were read.
     """
@@ -149,7 +149,7 @@ def read_missing(store: ObjectStore, documents: Mapping[str, Set[str]], entries:
 
 
 def read_missing_after(store: ObjectStore, documents: Mapping[str, Set[str]], entry: Entry) -> list[MissingPoint]:
-    """Find missing increments after a snapshot's last increment, from the records of operations that began after it."""
+    """Find missing increments after a snapshot's last increment, from the records of operations started after it."""
     if entry.chain is None:
         return []
     second = _second_of(entry.chain.last.operation)
@@ -218,7 +218,7 @@ def _read(store: ObjectStore, documents: Mapping[str, Set[str]], operations: Seq
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The snapshots of a store by name, the WAL that the nodes keep, operations without an outcome, and checks.
+    """A store's snapshots by name, the WAL that the nodes keep, operations without an outcome, and checks.
 
     `missing` are committed restore points whose commit files are missing.
     """
@@ -249,7 +249,7 @@ class Listing:
 
 
 def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
-    """List every snapshot in the fleet's store, and query the nodes, which may fail to answer, at the same time.
+    """List every snapshot in the fleet's store, and at the same time query the nodes, which may fail to answer.
 
     With `all_checks`, checks before the newest full checks are read as well.
     """

@@ -1,7 +1,7 @@
 """The metrics: their names, labels and meanings, as listed in docs/monitoring.md.
 
-Names and units follow Prometheus's conventions. All metrics have the label `fleet` besides their own labels. Labels
-have few values: if users choose the names freely, as for snapshots, only the newest names become labels.
+Names and units follow Prometheus's conventions. All metrics have the label `fleet` in addition to their own labels.
+Labels have few values: where users choose names freely, as for snapshots, only the newest names become label values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cutline.snapshots.operations.ended_operations import DRILL, FULL, INCREMENT
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A gauge. `labels` are its own, besides `fleet`."""
+    """A gauge. `labels` are its own labels, in addition to `fleet`."""
 
     name: str
     help: str
@@ -36,7 +36,8 @@ class Sample:
 
 
 FLEET = "fleet"
-# Values of the label `kind` besides those in ended_operations. Unknown kinds in a store are reported as "other".
+# Values of the label `kind`, in addition to those in ended_operations. Unknown kinds in a store are reported as
+# "other".
 CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
 # Values of the label `role`, taken from fleet.toml.
 PRIMARY, STANDBY = "primary", "standby"

@@ -74,7 +74,8 @@ class _HttpAnswer:
 class MetricsEndpoint:
     """Serves `/metrics` and `/healthz` while the block runs; raises EndpointTakenError.
 
-    `/healthz` returns 200 if metrics were published in the last `fresh_seconds`, else 503, because the process hangs.
+    `/healthz` returns 200 if metrics were published in the last `fresh_seconds`, otherwise 503, because the process is
+    hanging.
     """
 
     def __init__(self, address: ListenAddress, fresh_seconds: float) -> None:
@@ -130,9 +131,9 @@ def shut_down(request: socket.socket) -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    """Keeps up to REQUESTS_MAX connections open; a further connection closes the oldest.
+    """Keeps up to REQUESTS_MAX connections open; an additional connection closes the oldest.
 
-    The server in prometheus_client limits neither connections nor their duration, and has no `/healthz`.
+    The server in prometheus_client limits neither the number of connections nor their duration, and has no `/healthz`.
     """
 
     daemon_threads = True

@@ -153,7 +153,7 @@ def _list_snapshot(store: ObjectStore, name: str, *, is_deleted: bool) -> _Liste
 
 
 def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mapping[str, Lsn]) -> Iterator[Sample]:
-    """Yield all samples of the nodes; `archived` maps nodes with WAL in the store to positions."""
+    """Yield all samples for the nodes; `archived` maps nodes with WAL in the store to positions."""
     for node in fleet.nodes:
         role = metrics.STANDBY if node.backup_of else metrics.PRIMARY
         node_lags = lags[node.id]
@@ -332,7 +332,7 @@ class StoreFacts:
 def read_facts(fleet: Fleet, ended: EndedReader, reader: EntryReader | None = None) -> StoreFacts:
     """Read the fleet's store; a `reader` reads only what has changed since its last read.
 
-    Raises as EntryReader.read does.
+    Raises the errors of EntryReader.read.
     """
     store = fleet.store.open()
     # List documents first, so that everything recorded as committed is stored when the entries are read.
@@ -357,7 +357,7 @@ def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
 
 
 def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
-    """Yield all samples of a store."""
+    """Yield all samples for a store."""
     states = Counter(entry.state for entry in facts.entries)
     for state in STATES:
         yield metrics.SNAPSHOTS.of(states[state], state)
@@ -433,7 +433,7 @@ READ_MAX, READ_ONCE_MAX = 1000, 200
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The samples of a fleet at a moment. `problems` are the reasons why the store or nodes gave no samples."""
+    """A fleet's samples at one moment. `problems` are the reasons why the store or nodes yielded no samples."""
 
     samples: tuple[Sample, ...]
     problems: tuple[str, ...]
@@ -477,13 +477,13 @@ class MetricsGatherer:
 
 
 def gather_once(fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
-    """Gather the metrics in a process that is about to end, reading fewer records of past operations."""
+    """Gather the metrics in a process that is about to exit, reading fewer records of past operations."""
     return MetricsGatherer(READ_ONCE_MAX).gather(fleet, seconds_max)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """Reads in a daemon thread, which does not keep the process from ending."""
+    """Reads in a daemon thread, which does not keep the process from exiting."""
 
     read: Callable[[], StoreFacts]
     facts: StoreFacts | None = None

@@ -2,7 +2,7 @@
 
 A name is never used again, even after its snapshot is deleted, so a scheduled create needs a new name each time. In a
 full create, a template makes a new name; in other commands, it matches the newest committed snapshot. If two creates
-use the same name, the conditional put of the commit decides, as for any name.
+use the same name, the conditional put of the commit decides between them, as for any name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
-# The pattern of each field. Numbers have no leading zeros, so that each number has only one form.
+# The pattern for each field. Numbers have no leading zeros, so that each number has only one form.
 FIELDS = {"date": r"\d{4}-\d{2}-\d{2}", "time": r"\d{6}", "n": r"[1-9]\d*"}
 DATE, TIME, NUMBER = FIELDS
 HINT = "{date} (2026-11-20) and {time} (143307), both UTC, and {n}, the next unused number"
@@ -138,7 +138,7 @@ def newest_name(fleet: Fleet, text: str) -> str:
 
 
 def next_number(template: Template, used: Iterable[str]) -> int:
-    """Return the greatest number in the used names that match the template, plus 1."""
+    """Return 1 plus the greatest number in the used names that match the template."""
     return max((values.number for name in used if (values := template.values_in(name))), default=0) + 1
 
 

@@ -1,7 +1,7 @@
 """Recovery plans: the position to which each node's physical backup is recovered, and the transactions in doubt.
 
 A recovering coordinator asks for the transactions in doubt at the cut. In a restored state, each of them has been
-decided in the same way on all its nodes.
+either committed on all its nodes or rolled back on all of them.
 
 A cut's position is the end of a record, and its state contains the records that begin before the position. So recovery
 stops before the first record that begins there or later (recovery_target_inclusive = off). Every transaction committed
@@ -58,7 +58,7 @@ def in_doubt_transactions(commit: Commit) -> tuple[InDoubtTransaction, ...]:
     )
 
 
-# A server that stays in recovery ("pause") can't decide prepared transactions.
+# A server that stays in recovery ("pause") can't commit or roll back prepared transactions.
 ACTION = "promote"
 
 
@@ -95,7 +95,7 @@ class NodeRecovery:
 
     @property
     def statements(self) -> list[str]:
-        """The statements that decide the prepared transactions, to be run after the server is promoted."""
+        """The statements that commit or roll back the prepared transactions, to be run after the server is promoted."""
         verbs = {True: "COMMIT", False: "ROLLBACK"}
         return [f"{verbs[doubt.is_included]} PREPARED {_literal(doubt.gid)};" for doubt in self.prepared]
 

@@ -30,7 +30,7 @@ SERVICE = "cutline"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 EXPORTER, OTLP = "OTEL_TRACES_EXPORTER", "otlp"
 MISSING, INSTALL = "OpenTelemetry's SDK is not installed", "pip install 'cutline[otel]'"
-# A collector that does not answer must not keep the command from ending.
+# A collector that does not answer must not keep the command from exiting.
 SENDING_SECONDS_MAX = 3.0
 LOGGER = logging.getLogger("opentelemetry")
 
@@ -114,7 +114,7 @@ def traced(fleet: Fleet, target: Progress, command: Command, *, is_one_of_many: 
     may be meant for other programs, so if the packages are missing, a note says so and the command continues.
 
     At the end, the block waits up to SENDING_SECONDS_MAX for the collector. If the operation `is_one_of_many` in this
-    process, spans are sent in the background, and only the process waits for them when it ends.
+    process, spans are sent in the background, and the process waits for them only when it exits.
     """
     if not _are_wanted(fleet.metrics.traces):
         yield target
@@ -202,7 +202,7 @@ def _send_rest(provider: TracerProvider, kept: _KeptMessage) -> bool:
 
 
 class _KeptMessage(logging.Handler):
-    """Keeps the first warning of the SDK. `has_failed` is set by errors; after warnings, the SDK tries again.
+    """Keeps the first warning from the SDK. `has_failed` is set by errors; after warnings, the SDK tries again.
 
     Without a handler, Python would write all warnings to stderr, between the lines of progress.
     """

@@ -4,7 +4,7 @@ A thread stores the signs and looks for requests to stop every few seconds. Its 
 within the first seconds stores nothing.
 
 A command may itself be an operation without an intent while it works on other operations: a prune runs one removal
-after the other. In that case both operations have signs, and a request to stop either of them stops the command.
+after another. In that case both operations have signs, and a request to stop either of them stops the command.
 """
 
 from __future__ import annotations
@@ -237,14 +237,14 @@ class Activity(Forwarding):
             intent = read_intent(store, operation)
             kind, snapshot, increment, began_at = intent.kind, intent.snapshot, intent.increment, intent.began_at
         if datetime.fromisoformat(began_at) < datetime.fromisoformat(PROCESS_BEGAN_AT):
-            # Earlier requests were meant for a previous process, whose restore this command resumes.
+            # Earlier requests were meant for a previous process; this command resumes its restore.
             self._requests[operation] = next_number(request_numbers(names))
         number = next_number(sign_numbers(names))
         is_clean = number == 1
         return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number, is_clean)
 
     def _look(self, store: ObjectStore) -> None:
-        """Stop the command if anyone has requested it for one of its operations since the last look."""
+        """Stop the command if anyone has asked to stop one of its operations since the last look."""
         with self._lock:
             own, looked = self._own, list(self._operations)
         for operation in (*([own] if own else []), *looked):

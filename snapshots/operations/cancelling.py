@@ -1,7 +1,7 @@
 """Stop operations from another process or machine: request it, wait until they end, and settle dead operations.
 
 A request is an object in the same folder as the operation's intent. The process looks for a request every few seconds,
-stops as it does on SIGTERM, cleans up, and ends with exit code 8. A restore that has decided to publish continues.
+stops as it does on SIGTERM, cleans up, and exits with code 8. A restore that has decided to publish continues.
 Operations without a sign of life are also asked to stop: if a process was only suspended, it stops as soon as it
 continues. They are then settled under the fleet's lock, as the next create would do.
 """

@@ -4,7 +4,7 @@ Before the put, the store is checked for the objects that executors reported: an
 stored them in a local folder with the same path.
 
 If the answer to the put is lost, the commit is read back. If that is inconclusive, the result is indeterminate, and the
-next command decides it before it does anything else.
+next command decides whether the operation has committed before doing anything else.
 
 A put whose answer was lost may arrive late, and a suspended process may continue. So reading alone is not enough: if
 there is no commit, a *void* is stored under the same key, also with a conditional put. Exactly one of the two puts
@@ -44,7 +44,7 @@ from cutline.storage.storing import INCONCLUSIVE, read_back
 
 NAMED_MAX = 3
 ASKING_THREADS_MAX = 16
-# A listing returns up to 1,000 keys per request, but may contain more keys than those asked for.
+# A listing returns up to 1,000 keys per request, but may also contain keys that were not asked for.
 LISTED_MIN = 50
 
 
@@ -141,7 +141,7 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
-    """Raise unless this increment builds on the previous commit, and that has not been deleted in the meantime."""
+    """Raise unless this increment builds on the previous commit, and that commit has not been deleted meanwhile."""
     check_not_deleted(store, commit.snapshot)
     if commit.previous is None:
         return

@@ -4,7 +4,7 @@ Every command that needs several ended operations reads them here. The records o
 kept as long as their snapshot; gc removes the others after 30 days. An unreadable record becomes an Ended with a
 `problem`, and doesn't hide other records.
 
-A check whose credentials permit only reading stores no outcome, so a snapshot without a check here may have been
+A check whose credentials permit only reading stores no outcome, so a snapshot without a check here may still have been
 checked. Records that can't be read in two attempts are skipped and listed; `history` shows the reasons.
 """
 
@@ -198,7 +198,7 @@ def read_batches(
     """Yield the operations in the given order, AT_ONCE at a time; each batch is read when the caller requests it.
 
     An operation is left out if its outcome has been removed since `documents` were listed. Each operation takes one
-    read, plus one for its intent if it has one.
+    read, plus another for its intent if it has an intent.
     """
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for first in range(0, len(operations), AT_ONCE):
@@ -224,7 +224,7 @@ def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
 
 @dataclass(frozen=True, slots=True)
 class EndedOperations:
-    """Operations that have ended, newest first; the list is complete from `since` on, or entirely if it is None."""
+    """Operations that have ended, newest first; complete from `since` on, or as a whole if `since` is None."""
 
     found: tuple[Ended, ...]
     since: datetime | None = None
@@ -233,9 +233,9 @@ class EndedOperations:
 class EndedReader:
     """Repeatedly reads the newest operations that have committed nothing, or whose commit is gone.
 
-    Operations that have committed are not read, because their commits contain more. Up to `count_max` operations with
-    an intent are read, and as many without, so that the many checks of a busy schedule don't hide a restore. An outcome
-    never changes, so it is read once.
+    Operations that have committed are not read, because their commits contain more information. Up to `count_max`
+    operations with an intent are read, and up to `count_max` without an intent, so that the many checks of a busy
+    schedule don't hide a restore. An outcome never changes, so it is read once.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -305,9 +305,10 @@ class NewestChecks:
     """The checks that were read: all of them in `by_snapshot`, and the newest checks of each snapshot.
 
     A full check covers everything that the newest restore point of the snapshot needed at that time. `last` contains
-    the newest check, `full` the newest full check, and `valid` the newest full check with the result valid. `unread`
-    lists operations whose outcome can't be read, because they may be checks. It also lists checks that end in the
-    future: the clock was ahead, so they may be older than other checks, and they count only if they found conflicts.
+    the newest check, `full` contains the newest full check, and `valid` contains the newest full check with the result
+    valid. `unread` lists operations whose outcome can't be read, because they may be checks. It also lists checks that
+    end in the future: the clock was ahead, so they may be older than other checks, and they count only if they found
+    conflicts.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 A lease is an operation's intent with an expiry time; each renewal is a new object. A restore stores its lease and then
 looks for a tombstone; a deletion stores its tombstone and then looks for leases. So if the two overlap, the second
-command sees the first and ends. A restore that was suspended until its lease expired may find objects missing and fail.
-Leases only save work: no invariant depends on them.
+command sees the first and ends. A restore that was suspended until its lease expired may find that objects are missing
+and fail. Leases only save work: no invariant depends on them.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _renew(store: ObjectStore, intent: Intent, number: int) -> int:
         try:
             write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
         except ObjectExistsError:
-            # Another process stored this renewal, or an earlier put whose answer was lost did.
+            # This renewal was stored by another process, or by an earlier put whose answer was lost.
             number += 1
         else:
             return number

@@ -1,9 +1,9 @@
 """The primaries of the largest fleet that a store has served, and the majority of them that an operation must lock.
 
-Two commands that each see only a part of the fleet can't both hold more than half of it. Records are numbered and
-created once, so if two commands begin with an empty store, the second command is checked against the record of the
-first. Each record has more primaries than the previous record, or replaces the servers of a few of them, except a
-record that an operator requested (forget_nodes). The newest record counts.
+Two commands that each see only a part of the fleet can't both hold more than half of it. Records are numbered, and each
+is created only once, so if two commands start with an empty store, the second command is checked against the record of
+the first. Each record has more primaries than the previous record, or replaces the servers of a few of its primaries,
+unless an operator requested the record (forget_nodes). The newest record counts.
 
 Commands exclude each other only if they lock at least one server in common. So a fleet whose nodes have the recorded
 ids but are different servers is refused.
@@ -33,7 +33,7 @@ class MajorityMissingError(RefusedError):
 
 
 class OtherServersError(RefusedError):
-    """Too many nodes are different servers from those recorded under their ids."""
+    """Too many nodes are not the servers that are recorded under their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RecordedPrimaries:
 
 
 def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
-    """Read the newest record, or the primaries of the largest fleet among the committed snapshots if none is stored."""
+    """Read the newest record; if none is stored, the primaries of the largest fleet among the committed snapshots."""
     if (recorded := _read_newest(store)) is not None:
         return recorded
     primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
@@ -101,14 +101,14 @@ def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdenti
 
 
 def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]) -> None:
-    """Raise OtherServersError if so many nodes are different servers that a majority could lack a recorded server.
+    """Raise OtherServersError if so many nodes are different servers that a majority could include none of the rest.
 
     `nodes` are the nodes whose lock was granted, or all nodes that were asked.
     """
     others = recorded.others(nodes)
     known = len([node for node in recorded.primaries if node in nodes]) - len(others)
     # Another command may hold any majority of the recorded servers; this many nodes include at least one server of
-    # each.
+    # every majority.
     needed = len(recorded.primaries) - len(recorded.primaries) // 2
     if not others or known >= needed:
         return

@@ -40,7 +40,7 @@ from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
-# The maximum number of base copy objects listed in the commit itself, about 300 KB.
+# The maximum number of base copy objects listed in the commit itself; they take about 300 KB.
 OWN_OBJECTS_MAX = 1000
 # A list of this many objects is 3 MB if each contains rows of one table, and 100 MB if each contains rows of 500
 # tables.
@@ -54,7 +54,7 @@ def store_lists_above(
 ) -> tuple[NamedObject, ...]:
     """Store lists of the objects of base copies if there are more than `objects_max`.
 
-    Returns the lists and the objects without rows, such as DDL; if no lists are needed, the objects as given.
+    Returns the lists and the objects without rows, such as DDL; if no lists are needed, returns the objects as given.
     """
     copies = [stored for stored in objects if stored.kind not in WITHOUT_ROWS]
     if len(copies) <= objects_max:
@@ -104,7 +104,7 @@ def _store_list(
     store: ObjectStore, snapshot: str, operation: str, number: int, objects: Sequence[StoredObject]
 ) -> ObjectList:
     node, kind = objects[0].node, objects[0].kind
-    # The random part distinguishes the lists of several tasks, and of a task's attempts.
+    # The random part distinguishes the lists of different tasks, and those of a task's attempts.
     key = f"{list_prefix(snapshot, node, operation)}/{kind}-{number:06d}-{secrets.token_hex(4)}.json"
     body = seal(ListedObjects(snapshot, operation, tuple(objects)))
     digest = create_or_find(store, key, body)

@@ -65,7 +65,7 @@ def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | N
     """Return the ids of all operations without an outcome, oldest first.
 
     `documents` is the result of document_names, if the caller has it. Reads each operation that was listed with an
-    intent and without an outcome.
+    intent but no outcome.
     """
     listed = document_names(store) if documents is None else documents
     ids = [one for one, names in listed.items() if seems_open(names)]

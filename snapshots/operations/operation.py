@@ -1,8 +1,8 @@
 """Operations: take the fleet's lock, store an intent before anything is changed, and store an outcome at the end.
 
 An operation without an outcome has died, or lost the answer to its commit. The next operation that holds the fleet's
-lock settles it: it decides whether the commit exists (snapshots/operations/committing.py), and removes the remains of
-the operation if not.
+lock settles it: it decides whether the commit exists (snapshots/operations/committing.py), and if not, removes the
+remains of the operation.
 
 A suspended restore and the command that ends it may both put a decision. Exactly one decision is stored. A restore
 publishes only if the stored decision is to publish; if it is undone afterwards, the old databases return.
@@ -71,8 +71,8 @@ class Operation:
     """One run of a command that changes something, in the process that runs it.
 
     `is_committing` is set before the process puts the commit. From then on, only the store shows whether the operation
-    has committed. `is_idle` is true if it stored nothing but its intent and its commit. `details`
-    are further fields of the outcome.
+    has committed. `is_idle` is true if the operation stored nothing but its intent and its commit. `details` are
+    additional fields of the outcome.
     """
 
     intent: Intent
@@ -102,7 +102,7 @@ class Operation:
 
 
 def current_time() -> Time:
-    """Return the current time in the form that documents store."""
+    """Return the current time in the format used in documents."""
     return Time.of(utc_now())
 
 
@@ -132,9 +132,9 @@ def record_operation(
 
     After an error, `undo` removes the operation's traces elsewhere, unless the operation has committed (StoppedError
     reports an interrupt that comes so late). If it is not known whether it has committed, no outcome is stored, and the
-    next command settles the operation. The same holds if `undo` returns False because something is left; then a failure
-    record stores the reason. If the store is gone, nothing is stored. An operation that is done does not fail if its
-    outcome can't be stored.
+    next command settles the operation. The same holds if `undo` returns False because something is left; in that case,
+    a failure record stores the reason. If the store is gone, nothing is stored. An operation that is done does not fail
+    if its outcome can't be stored.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
@@ -189,7 +189,7 @@ def reason_of(error: BaseException) -> str:
 def code_of(error: BaseException) -> int:
     """Return the exit code of a command that ends with this error."""
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
-        # The handler of SIGTERM raises KeyboardInterrupt with the signal's number.
+        # The SIGTERM handler raises KeyboardInterrupt with the signal's number.
         return CANCELLED if interrupt.args else INTERRUPTED
     exception = find_used_up(error) or error
     return exception.exit_code if isinstance(exception, SnapshotError) else BUG
@@ -213,8 +213,8 @@ def record_outcome(
 ) -> None:
     """Store an operation's outcome, unless the operation already has an outcome.
 
-    If not `keeps_intent`, the outcome repeats what the intent says, and the intent is deleted if the store allows it.
-    So an idle increment leaves two objects: its commit and this outcome.
+    Unless `keeps_intent` is set, the outcome repeats what the intent says, and the intent is deleted if the store
+    allows it. So an idle increment leaves two objects: its commit and this outcome.
     """
     details = details or OutcomeDetails()
     phases = details.times.phases() if details.times else details.phases
@@ -251,7 +251,7 @@ ABANDON: Literal["abandon"] = "abandon"
 
 
 def decide_restore(store: ObjectStore, intent: Intent, decision: Literal["publish", "abandon"]) -> str:
-    """Store the decision unless a decision is stored; return the stored decision.
+    """Store the decision unless a decision is already stored; return the stored decision.
 
     Raises UndecidedError if the store's answers are lost.
     """
@@ -286,13 +286,13 @@ def list_decided(documents: Mapping[str, Set[str]]) -> list[str]:
     return sorted((operation for operation, names in documents.items() if "decision.json" in names), reverse=True)
 
 
-# The length of the text of a time to the second.
+# The length of a time as text, up to the second.
 SECOND = len("2026-11-20T11:02:03")
 
 
 @contextmanager
 def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: str) -> Iterator[FleetLock]:
-    """Lock the fleet, and check that the locked primaries are more than half of the recorded primaries.
+    """Lock the fleet, and check that more than half of the recorded primaries are locked.
 
     Raises FleetBusyError, which names the holder, MajorityMissingError and OtherServersError.
     """

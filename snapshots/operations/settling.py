@@ -95,7 +95,7 @@ def _cause(store: ObjectStore, operation: Intent) -> str:
 
 
 def note_restores(store: ObjectStore, restores: Iterable[Intent], sessions: Sessions, progress: Progress) -> None:
-    """Note the open restores into the sessions' databases, because ending a restore may end those databases' chains."""
+    """Report open restores that target the sessions' databases: ending a restore may end the databases' chains."""
     places = {f"{identity.system_identifier}/{identity.database}" for identity in sessions.identities.values()}
     for intent in restores:
         if isinstance(intent.targets, tuple) and not places.isdisjoint(intent.targets):
@@ -134,7 +134,7 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
 
 
 def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -> None:
-    """Record a removal that ended before storing its mark as failed, because it removed nothing.
+    """Record as failed a removal that ended before storing its mark, because it removed nothing.
 
     If the mark arrives in the store later, the removal can still be resumed, because only the mark counts.
     """

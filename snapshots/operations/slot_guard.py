@@ -1,14 +1,14 @@
 """The slots of operations: which create made a slot, and how much WAL nodes may retain for it (invariant 9).
 
 The contents of documents never decide which slot is dropped: anyone who can write to the store could name the slot of
-an application, or of another store's chain. Slot names are derived from the ids of operations in lower case, so two ids
+an application, or of another store's chain. Slot names are derived from the ids of operations in lowercase, so two ids
 can have the same slot name. In that case one of the ids was planted, and neither is trusted. The exception is a node's
 limit on retained WAL: past the limit, a slot that is named like Cutline's slots is always dropped.
 
 A node's limit protects its disk, so it applies to every chain, including a chain that is being continued. A chain past
 the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two steps
 leaves a lost chain with slots, which the next create drops. In the other order, it could leave a chain that can't be
-continued without a record of the reason.
+continued, and no record of the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SlotOwners:
     ids: dict[str, list[str]]
 
     def owner_of(self, slot: str) -> Intent | None:
-        """Return the create that made the slot; None if the store does not prove which one did."""
+        """Return the create that made the slot; None if the store does not prove which create did."""
         ids = self.ids.get(slot, [])
         if len(ids) != 1:
             return None
@@ -154,7 +154,7 @@ def read_kept_chains(
 
 
 def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
-    """Note slots of Cutline that no create of this store made; they belong to an earlier or a different store.
+    """Note Cutline slots that no create of this store made; they belong to an earlier or a different store.
 
     Below a node's limit, nothing else reports such slots, and no command drops them.
     """
@@ -192,7 +192,7 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
 
 
 def mark_ended(store: ObjectStore, slots: Mapping[str, str], restore: str) -> None:
-    """Mark the chains that continue in these `slots` (with their nodes) as lost: the operation `restore` ended them."""
+    """Mark as lost the chains that continue in these `slots` (with their nodes): the operation `restore` ended them."""
     owners = read_slot_owners(store) if slots else None
     for slot, node in slots.items():
         owner = owners.owner_of(slot) if owners else None

@@ -52,7 +52,7 @@ class ActivityState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """An operation without an outcome. `opened` is None if no intent is stored, and `sign` is None if no sign is.
+    """An operation without an outcome. `opened` is None if no intent is stored; `sign` is None if no sign is stored.
 
     `is_decided` is set if a restore has decided to publish. `problems` describe the documents that can't be read.
     `failure` is set if the command has ended, but left something behind on a node.
@@ -148,7 +148,7 @@ class UnderWay:
         if self.opened is None:
             left = self.left_text if self.kind != WATCH else HANGING_WATCH
             return f"{left}; to forget it: snapshot cancel {self.id}"
-        # A removal can't be undone once it has begun to remove.
+        # A removal can't be undone once it has started to remove anything.
         return f"{self.remedy}; to settle it now: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
 
     def to_json(self, now: datetime) -> dict[str, Any]:

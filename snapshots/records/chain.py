@@ -88,7 +88,7 @@ class Chain:
         return replace(self, increments=self.increments[:increment])
 
     def segments(self, node: str) -> tuple[Segment, ...]:
-        """Return the node's archived segments in all commits."""
+        """Return the node's archived segments across all commits."""
         self._check_whole()
         return tuple(segment for commit in self.commits for segment in commit.segments.get(node, ()))
 
@@ -142,7 +142,7 @@ class Chain:
 
     @property
     def definition_changes(self) -> tuple[DefinitionChanges, ...]:
-        """The definition changes of all commits that contain any, in order."""
+        """The definition changes from all commits that contain any, in order."""
         return tuple(commit.definition_changes for commit in self.commits if commit.definition_changes)
 
     def definitions(self, node: str) -> dict[int, Group]:
@@ -223,7 +223,7 @@ class Chain:
         return None
 
     def base_entries(self, node: str) -> tuple[NamedObject, ...]:
-        """Return the entries of the node's base copies: the full snapshot's, and those of tables copied again since.
+        """Return the entries for the node's base copies: the full snapshot's, and those for tables copied again since.
 
         A partial chain has all of them, since only full snapshots and definition changes come with base copies.
         """
@@ -253,7 +253,7 @@ class Chain:
 
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
-        """The standbys that the chain contains no copy of, because they can't decode WAL. Every output names them."""
+        """The standbys that have no copy in the chain, because they can't decode WAL. Every output names them."""
         return tuple(out for out in self.full.left_out if out.kind == LeftOutKind.STANDBY_COPY)
 
     @property
@@ -277,12 +277,12 @@ class Chain:
 
 
 def first_summarized(increment: int) -> int:
-    """Return the first previous increment that the commit of `increment` summarizes."""
+    """Return the earliest increment that the commit of `increment` summarizes."""
     return max((increment - 1) // SUMMARIZED_MAX * SUMMARIZED_MAX, 1)
 
 
 def summary_of(commit: Commit) -> CommitSummary:
-    """Return the summary of a commit that `list` shows."""
+    """Return the summary that `list` shows for a commit."""
     counts = commit.counts
     return CommitSummary(
         commit.increment,

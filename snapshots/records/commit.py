@@ -1,7 +1,7 @@
 """Commits: the documents that make full snapshots and increments exist, and the types of their entries.
 
 A commit lists every object of its snapshot or increment with its size and digest, either itself or in *object lists*.
-It is written once, as the last step. An object that no commit lists does not exist for Cutline (docs/architecture.md,
+It is written once, as the last step. For Cutline, an object that no commit lists does not exist (docs/architecture.md,
 invariant 1). The types here define the fields of a commit; `proven_chains` checks the rules that types can't express.
 
 The stored objects of kind LARGE_OBJECTS contain parts of large objects in the order in which they were read
@@ -134,7 +134,7 @@ class UsedCollation(Record, frozen=True, omit_defaults=True):
 
 
 class DatabaseSetting(Record, frozen=True, omit_defaults=True):
-    """A setting of the database (ALTER DATABASE … SET), or of `role` in it; `value` is as pg_db_role_setting has it."""
+    """A setting of the database (ALTER DATABASE … SET), or of `role` in it; `value` is as in pg_db_role_setting."""
 
     name: str
     value: str
@@ -187,8 +187,8 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
 
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-# The maximum number of increments that a commit summarizes, which takes 25 KB without comments. `list` reads one commit
-# in 64.
+# The maximum number of increments that a commit summarizes; their summaries take 25 KB without comments. `list` reads
+# one commit in 64.
 SUMMARIZED_MAX = 64
 # The maximum length of a summary's comment, in characters.
 COMMENT_MAX = 1000
@@ -282,11 +282,11 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
 class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     """The changes to definitions and DDL since the previous commit, or since the base copy of a full snapshot.
 
-    All mappings are keyed by shard, except `begun`, which is keyed by node. `groups` lists new definitions, `gone` the
-    numbers of definitions that ended. `successions` maps a new number to its predecessor; the tables of all other new
-    numbers were copied again. `begun` holds the position from which changes under each new number count. `tables`
-    contains only tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed. `objects`
-    lists the objects of base copies and DDL, and `lists` names further base copy objects.
+    All mappings are keyed by shard, except `begun`, which is keyed by node. `groups` lists new definitions, and `gone`
+    lists the numbers of definitions that ended. `successions` maps a new number to its predecessor; the tables of all
+    other new numbers were copied again. `begun` holds the position from which changes under each new number count.
+    `tables` contains only tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed.
+    `objects` lists the objects of base copies and DDL, and `lists` names additional base copy objects.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -304,7 +304,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     """The fields of both kinds of commit.
 
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
-    segment of its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
+    segment in its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
     contains only markers. `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a
     full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the commit does
     not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each shard's database.
@@ -340,7 +340,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def object_lists(self) -> tuple[ObjectList, ...]:
-        """The lists of further base copy objects."""
+        """The lists of additional base copy objects."""
         return self.definition_changes.lists if self.definition_changes else ()
 
     @property
@@ -372,9 +372,9 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     """The commit of a full snapshot.
 
-    Groups, roles, tables and fingerprints are keyed by shard, `base` positions by node. `rules` selected the groups.
-    `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point, which
-    has a cut but no tables. `lists` names further base copy objects.
+    Groups, roles, tables and fingerprints are keyed by shard; `base` positions are keyed by node. `rules` selected the
+    groups. `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point,
+    which has a cut but no tables. `lists` names additional base copy objects.
     """
 
     fleet_id: str = field(name="fleet")
@@ -407,7 +407,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
     @property
     def object_lists(self) -> tuple[ObjectList, ...]:
-        """The lists of further objects, including those of tables that DDL changed before the cut."""
+        """The lists of additional objects, including those of tables that DDL changed before the cut."""
         return (*self.lists, *super().object_lists)
 
 
@@ -484,6 +484,6 @@ def count_by_node(commit: FullSnapshot) -> dict[str, int]:
 
 
 def with_large_object_counts(left_out: Iterable[LeftOut], full: FullSnapshot) -> tuple[LeftOut, ...]:
-    """Add to `left_out` the large objects of a chain that begins with `full`: later changes to them are not covered."""
+    """Add the large objects of a chain that begins with `full` to `left_out`: later changes to them are not covered."""
     base = full.base
     return mark_large_objects(left_out, {n: (count, str(base[n])) for n, count in count_by_node(full).items()})

@@ -103,10 +103,10 @@ SEAL_BYTES = len(',\n "digest": ""\n}') + 64
 DIGEST = re.compile(rb'"[0-9a-f]{64}"')
 # The newest format of any kind. Only commits have format 2, and they have no format 1.
 FORMAT_MAX = 2
-# The commit of 10,000 tables is 9 MB. Larger documents are neither read nor written.
+# A commit for 10,000 tables is 9 MB. Larger documents are neither read nor written.
 DOCUMENT_BYTES_MAX = 256 << 20
-# The longest text, which is also the longest argument of a command. Only the field LONG, the value of existing rows in
-# a new column (groups.py), may be longer.
+# The maximum length of a text, which is also that of a command's argument. Only the field LONG, the value that existing
+# rows have in a new column (groups.py), may be longer.
 TEXT_MAX, LONG = 128 << 10, "missing"
 TEXT_SHOWN = 300
 NEWER_HINT = "a newer version of Cutline may have written it"
@@ -145,7 +145,7 @@ def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
 def read_body(store: ObjectStore, key: str) -> bytes:
     """Read a document's bytes; raise ObjectMissingError, and ManifestError if the object can't be a document.
 
-    Reads no more than a document of DOCUMENT_BYTES_MAX takes. Raises StoreEncryptedError, a ManifestError, if the
+    Reads no more than a document of DOCUMENT_BYTES_MAX takes up. Raises StoreEncryptedError, a ManifestError, if the
     object is encrypted and fleet.toml names no key.
     """
     form = stored_form(store)
@@ -230,7 +230,7 @@ def checking(key: str) -> Iterator[None]:
 
 
 def shortened(text: str) -> str:
-    """Return the text, shortened to fit into a message: a document may contain megabytes of text."""
+    """Return the text, shortened to fit in a message: a document may contain megabytes of text."""
     return text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}…"
 
 

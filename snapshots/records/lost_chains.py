@@ -37,8 +37,8 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
     `restore` is the operation that set aside the chain's database on `node`. `successor` is the snapshot with which
-    `watch` replaced this one, and `slot_problem` the problem of the chain's slot on `node` at that time ("" if none is
-    known). If these fields are empty, the node retained too much WAL.
+    `watch` replaced this one, and `slot_problem` is the problem with the chain's slot on `node` at that time ("" if
+    none is known). If these fields are empty, the node retained too much WAL.
     """
 
     snapshot: str
@@ -74,7 +74,7 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
         return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
 
     def details(self) -> dict[str, Any]:
-        """Return the fields of the mark that `list` and errors output."""
+        """Return the fields of the mark that appear in `list` and in errors."""
         hidden = ("schema", "snapshot", "chain")
         return {name: value for name, value in fields_of(self).items() if name not in hidden}
 

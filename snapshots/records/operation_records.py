@@ -67,7 +67,7 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """The intent of an operation, stored before it changes anything.
 
-    `turn` is the turn of the commit that the operation will write, and `slot` the slot that a full create will use.
+    `turn` is the turn of the commit that the operation will write, and `slot` is the slot that a full create will use.
     `by` is the label of the command and `process` identifies its process, where the system allows it
     (fleet.own_process). If `terminal`, the operation may leave the fleet read-only.
 
@@ -204,10 +204,10 @@ class NodeSign(Record, frozen=True, kw_only=True):
 class SignOfLife(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """The progress of an operation at `seen_at`; the next sign follows within `next_seconds`. The newest sign counts.
 
-    `snapshot` is "" for all snapshots. `done`, `total`, `unit` and `rate` describe the step `phase`, and `nodes` its
-    progress on each node, as far as known. If there are many nodes, `nodes` contains only the least advanced of them,
-    and `other_nodes` counts the others. `seconds_left` is for the whole operation; if `is_rough`, it may be off by more
-    than a fifth. `process` is as in Intent.
+    `snapshot` is "" for all snapshots. `done`, `total`, `unit` and `rate` describe the step `phase`, and `nodes`
+    describes its progress on each node, where known. If there are many nodes, `nodes` contains only the least advanced
+    of them, and `other_nodes` counts the others. `seconds_left` is for the whole operation; if `is_rough`, it may be
+    off by more than a fifth. `process` is as in Intent.
     """
 
     operation: str

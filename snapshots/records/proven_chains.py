@@ -1,9 +1,9 @@
 """Read commits and chains from the store, and check the rules for each commit that types can't express.
 
-The digest proves that a commit is as it was written, and its type that every value is valid. These rules prove that its
-parts are consistent, so that no command works from an inconsistent commit. An object's key names its node and kind, a
-standby has its primary's database, and the counts are the totals of the entries. Commits determine how rows are read: a
-succession that is missing, or belongs to a different table, would silently drop or scramble rows.
+The digest proves that a commit is as it was written, and its type proves that every value is valid. These rules prove
+that its parts are consistent, so that no command works from an inconsistent commit. An object's key names its node and
+kind, a standby has its primary's database, and the counts are the totals of the entries. Commits determine how rows are
+read: a succession that is missing, or belongs to a different table, would silently drop or scramble rows.
 
 A number whose commit was voided (snapshots/operations/committing.py) gets another *turn*. Turns are read in order, and
 the first that is not a void counts. Listings only find candidates; every decision is based on a read by key.
@@ -106,7 +106,7 @@ def _check_group(where: str, group: Group) -> None:
 
 
 def check_same_kind(groups: Mapping[str, Iterable[Group]], *, named: bool) -> None:
-    """Raise ValueError if only some tables with a number have a key or, with `named`, if their names differ.
+    """Raise ValueError if only some of the tables with a number have a key or, with `named`, if their names differ.
 
     Rows of all shards are folded together by number.
     """
@@ -333,7 +333,7 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
 
 
 def _check_idle(commit: Commit) -> None:
-    """Raise ValueError unless this commit lists no segments of idle nodes, and an earlier commit lists their last."""
+    """Raise ValueError if this commit lists segments of idle nodes, or no earlier commit lists their last segments."""
     if commit.idle and isinstance(commit, FullSnapshot):
         raise ValueError("idle is set in a full snapshot")
     for node, last in commit.idle.items():
@@ -345,7 +345,7 @@ def _check_idle(commit: Commit) -> None:
 
 
 def check_objects(commit: Commit) -> None:
-    """Raise ValueError unless every object is listed once, under a key of its node and kind."""
+    """Raise ValueError unless every object is listed once, under a key for its node and kind."""
     check_distinct("objects", "key", [entry.key for entry in commit.named])
     for stored in commit.own_objects:
         check_object(commit.snapshot, stored)
@@ -602,7 +602,7 @@ class SnapshotExistsError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CommitPlace:
-    """The place of a number's commit: the first turn that is not voided. `commit` is None if the place is free."""
+    """The location of a number's commit: the first turn not voided. `commit` is None if that turn is not taken."""
 
     key: str
     turn: int
@@ -638,7 +638,7 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
             return CommitPlace(key, turn, None)
         if not isinstance(turn_document, Void):
             return CommitPlace(key, turn, turn_document)
-        # A void copied here from another commit's place would hide a commit.
+        # A void copied here from another commit's location would hide a commit.
         check_about(
             key, increment_label(turn_document.snapshot, turn_document.increment), increment_label(name, increment)
         )
@@ -675,7 +675,7 @@ def operation_of(store: ObjectStore, key: str) -> str:
 
 
 def increment_label(name: str, increment: int) -> str:
-    """Return what messages call a snapshot or increment."""
+    """Return the name that messages use for a snapshot or increment."""
     return f"increment {increment} of {name}" if increment else f"snapshot {name}"
 
 
@@ -701,7 +701,7 @@ def read_full(store: ObjectStore, name: str) -> FullSnapshot:
 
 
 def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
-    """Find the commit; raise SnapshotMissingError if it is missing, although a listing shows it or a later commit."""
+    """Find the commit; raise SnapshotMissingError if it is missing but a listing shows it or a later commit."""
     place = find_place(store, name, increment)
     # List again, even after a listing that did not show it, because a listing may be out of date.
     if place.commit is None and increment_numbers(store, name, increment):
@@ -737,7 +737,7 @@ def commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
 
 
 def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
-    """Return the error for a missing commit whose existence later commits or an operation's record prove."""
+    """Return the error for a commit that is missing although later commits or an operation record prove it existed."""
     key = commit_key(name, increment)
     what = f"increment {increment} of snapshot {name}" if increment else f"the full snapshot {name}"
     return SnapshotMissingError(
@@ -773,7 +773,7 @@ def check_not_pruned(store: ObjectStore, name: str) -> None:
 
 
 def increment_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
-    """Return, in order, the numbers of the committed increments from `first` on that a listing shows."""
+    """Return the numbers of the committed increments that a listing shows, in order, starting at `first`."""
     numbers = listed_numbers(store, name, first)
     # Only the newest can be a void: a number is used only after the previous number has been committed.
     if numbers and find_place(store, name, numbers[-1]).commit is None:
@@ -782,13 +782,13 @@ def increment_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int
 
 
 def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
-    """Return, in order, the numbers from `first` on for which a listing shows a commit or a void."""
+    """Return the numbers for which a listing shows a commit or a void, in order, starting at `first`."""
     matches = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
     return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
 
 
 def listed_sizes(store: ObjectStore, name: str) -> dict[int, int]:
-    """Return, for every listed number from 1 on, the bytes of its largest turn: the commit, unless it is voided."""
+    """For every listed number from 1 up, return the bytes in its largest turn: the commit, unless it is voided."""
     found: dict[int, int] = {}
     for listed in store.inventory(f"snapshots/{name}/increments"):
         match = INCREMENT_FILE.fullmatch(listed.key.rpartition("/")[2])
@@ -843,7 +843,7 @@ def chain_at(chain: Chain, moment: datetime) -> Chain:
 
 
 def next_cut_time(whole: Chain, chain: Chain) -> datetime | None:
-    """Return the time of the first cut in `whole` after its beginning, `chain`; None if there is none."""
+    """Return the time of the first cut in `whole` after `chain`, which is its beginning; None if there is none."""
     later = whole.commits[len(chain.commits) :]
     return cut_time(later[0]) if later else None
 
@@ -914,7 +914,7 @@ def read_readable_part(store: ObjectStore, name: str) -> Chain:
 
 
 def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iterator[Increment]:
-    """Yield the increments that follow a full snapshot, up to `increment` (None: all), each once it is verified."""
+    """Yield the increments that follow a full snapshot, up to `increment` (None: all), each after verifying it."""
     for number, place in enumerate(_places(store, chain.name, increment), start=1):
         commit = commit_at(place, chain.name, number)
         if not isinstance(commit, Increment):
@@ -1004,7 +1004,7 @@ def _continued(chain: Chain, commit: Increment) -> Chain:
 
 
 def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...]:
-    """Return the summaries of all increments of a chain, in order; raise the errors of read_chain.
+    """Return the summaries of all increments in a chain, in order; raise the errors of read_chain.
 
     For a partial chain, this reads only one in SUMMARIZED_MAX commits.
     """
@@ -1035,7 +1035,7 @@ def _check_named(commit: Commit, digest: str, by: Increment) -> None:
 
 
 def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
-    """Yield the places of the increments from 1 on, up to `increment` or to the first free place.
+    """Yield the locations of the increments, starting at 1, up to `increment` or to the first that is not taken.
 
     Increments that a listing shows are read in parallel, up to the first gap, since each takes a request. A stray
     object with a high number therefore causes no extra reads.
@@ -1045,7 +1045,7 @@ def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[Co
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
         for place in threads.map(lambda number: find_place(store, name, number), numbers[:increment]):
             if place.commit is None:
-                # The commit is voided or gone: the loop below decides which.
+                # The commit is voided or gone: the loop below determines which.
                 break
             number += 1
             yield place

@@ -56,7 +56,7 @@ class ServerTablespace(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ParameterPrivilege(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A privilege on a parameter, SET or ALTER SYSTEM. An empty `grantee` is PUBLIC, an empty `grantor` a superuser."""
+    """A privilege on a parameter, SET or ALTER SYSTEM. If empty, `grantee` is PUBLIC and `grantor` is a superuser."""
 
     parameter: str
     privilege: str

@@ -1,7 +1,7 @@
 """Marks of permanent removals: the tombstones of deleted snapshots, and the marks of pruned increments.
 
 A mark is created before the first object is deleted, and is never removed. So a half-deleted snapshot is never listed,
-and its name is never used again. Objects that arrive late under the name, such as a put whose answer was lost or the
+and its name is never used again. Objects that arrive late under that name, such as a put whose answer was lost or the
 writes of a suspended process, are garbage.
 
 A mark is trusted only if every byte is as it was written. No other object in its place removes anything or ends a
@@ -34,7 +34,7 @@ class SnapshotDeletedError(RefusedError):
 class RestorePoint(Record, frozen=True):
     """A restore point that was removed: a full snapshot (increment 0) or an increment.
 
-    `created_at` is the start of its command, `cut_at` the time of its cut.
+    `created_at` is the time when its command started, and `cut_at` is the time of its cut.
     """
 
     increment: Count
@@ -81,7 +81,7 @@ def tombstone_key(name: str) -> str:
 
 
 def only_full_key(name: str) -> str:
-    """Return the key of the mark which says that a snapshot's increments were pruned."""
+    """Return the key of the mark recording that a snapshot's increments were pruned."""
     return f"snapshots/{name}/only-full.json"
 
 
@@ -111,7 +111,7 @@ def _is_marked(store: ObjectStore, key: str) -> bool:
 
 
 def check_not_deleted(store: ObjectStore, name: str) -> None:
-    """Raise SnapshotDeletedError if the snapshot was deleted, ManifestError if its tombstone can't be read."""
+    """Raise SnapshotDeletedError if the snapshot was deleted, or ManifestError if its tombstone can't be read."""
     try:
         mark = read_mark(store, tombstone_key(name))
     except ObjectMissingError:

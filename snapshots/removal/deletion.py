@@ -10,7 +10,8 @@ The order makes an interruption at any point safe:
 6. Delete all other objects.
 7. Store the outcome.
 
-If there is no outcome, the next command of the same kind resumes from the mark, which contains all that it needs.
+If there is no outcome, the next command of the same kind resumes from the mark, which contains everything that it
+needs.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapsho
 
 
 class NodeCleanup(Protocol):
-    """What a removal does on the nodes. The implementation holds the fleet's lock."""
+    """The actions that a removal takes on the nodes. The implementation holds the fleet's lock."""
 
     def check_held(self) -> None:
         """Raise unless the fleet's lock is still held."""
@@ -99,8 +100,8 @@ class NodeCleanup(Protocol):
 class Removal:
     """A removal: the kind of the operation, its mark, and a function that finds its objects.
 
-    With `force`, the removal continues even if the mark can't be stored because an unreadable object
-    is stored under its key.
+    With `force`, the removal continues even if the mark can't be stored because an unreadable object is stored under
+    its key.
     """
 
     kind: str
@@ -115,7 +116,7 @@ class RemovalResult:
 
     `slots_left` are slots on nodes that did not answer. `slots_unknown` are slots that may be left on servers that
     fleet.toml no longer names. `slots_foreign` are slots in the mark that no create of this snapshot is known to have
-    made. `refused` maps the keys of objects that the store refused to delete to the reasons.
+    made. `refused` holds, by key, the reasons why the store refused to delete objects.
     """
 
     mark: Mark
@@ -148,7 +149,7 @@ def remove_recorded(
         progress.tell(Reading(0, operation=intent.id))
         nodes.check_held()
         mark = put_mark(store, removal.mark, force=removal.force)
-        # A restore that began in the meantime has either stored its lease by now, or will find the mark.
+        # A restore that started in the meantime has either stored its lease by now or will find the mark.
         check_not_in_use(store, mark.snapshot)
         removed = _remove(store, RemovalResult(mark, intent.id), removal, nodes, progress)
     except BaseException as error:
@@ -223,7 +224,7 @@ def objects_of(store: ObjectStore, snapshot: str) -> list[Listed]:
 
 
 def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) -> dict[str, str]:
-    """Delete objects, commits first; return the store's reasons for refusals by key. Raises UnreachableError.
+    """Delete objects, commits first; return, by key, the store's reasons for refusals. Raises UnreachableError.
 
     If interrupted, it stops when the requests in progress have ended.
     """
@@ -270,7 +271,7 @@ class SnapshotUnreadableError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """The plan of a deletion.
+    """The plan for a deletion.
 
     `surveyed` is None if the plan resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
     remain. `left_behind` maps nodes of the chain to their servers that fleet.toml no longer names.
@@ -507,7 +508,7 @@ class RemovalRun:
 
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
-    """The NodeCleanup that uses the sessions that hold the fleet's lock."""
+    """The NodeCleanup that uses the sessions holding the fleet's lock."""
 
     lock: FleetLock
     fleet_id: str

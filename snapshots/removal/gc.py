@@ -1,22 +1,22 @@
 """The `gc` command: find objects that nothing needs, and remove them.
 
-A listing only finds candidates; each is judged by documents that are read by key. The order of reading is: the listing;
-the marks of the snapshot; the running restores; then, for each object, its owner's intent, outcome, and finally commit.
-The owner is the operation in the object's key; the owner of a segment is the chain, that is, the operation that took
-the full snapshot. This order is safe while a create is running, because a create stores its intent before any object,
-its commit after all objects, and its outcome last:
+A listing only finds candidates; each is judged by documents that are read by key. Everything is read in this order: the
+listing; the marks of the snapshot; the running restores; then, for each object, its owner's intent, outcome, and
+finally commit. The owner is the operation in the object's key; the owner of a segment is the chain, that is, the
+operation that took the full snapshot. This order is safe while a create is running, because a create stores its intent
+before any object, its commit after all objects, and its outcome last:
 
 - An owner without an outcome and without a void counts as running, and all its objects are kept.
 - An owner whose outcome was read before its commit was looked up is decided: it can no longer commit.
 - A void, or the commit of a different operation, under the owner's commit key is final, even if the owner is still
   running.
 - The objects that a commit lists were stored before it, and a commit never changes. An object that the commit does not
-  list is never listed later, except the segments after the last segment of a chain, which the next increment lists.
+  list is never listed later, except for the segments after the last segment of a chain, which the next increment lists.
 - Those segments are garbage only if no increment can follow: all earlier operations were settled before the chain was
   marked as lost or pruned, and no operation begins after that. So the mark is read first, then open operations, then
   commits.
 
-docs/storage.md, "Garbage", contains the rules as a table. The grace period is an additional protection against causes
+docs/storage.md, "Garbage", contains the rules as a table. The grace period is additional protection against causes
 outside the protocol, such as wrong clocks and human errors.
 """
 
@@ -108,7 +108,7 @@ class GarbageReason(StrEnum):
         return self in GARBAGE
 
 
-# A running create has stored its intent within this time after its checks.
+# A running create stores its intent within this time after its checks.
 LOST_SECONDS = 3600.0
 GARBAGE = frozenset(
     {
@@ -125,7 +125,7 @@ GARBAGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GarbageVerdict:
-    """The judgment of an object. `text` explains unusual cases."""
+    """The verdict on an object. `text` explains unusual cases."""
 
     why: GarbageReason
     text: str = ""
@@ -172,7 +172,7 @@ class GarbageRules:
         return self._owners[parsed.owner](key, parsed)
 
     def _find_restore(self) -> GarbageVerdict | None:
-        """Return the verdict if a restore that began before the snapshot was marked keeps the objects, else None."""
+        """Return the verdict if a restore that started before the snapshot was marked keeps the objects, else None."""
         try:
             running = [lease for lease in open_leases(self.store, self.snapshot) if lease.is_running(utc_now())]
         except ManifestError as error:
@@ -187,7 +187,7 @@ class GarbageRules:
         return self._kept_by_restore or GarbageVerdict(GarbageReason.PRUNED)
 
     def _judge_of_owner(self, owner: str) -> Judge:
-        """Return the judge of the objects of an attempt or a chain, by the outcome of its operation."""
+        """Return the judge for the objects of an attempt or a chain, according to the outcome of its operation."""
         try:
             outcome = create_outcome(self.store, self.snapshot, owner)
             if self.is_only_full and outcome.is_of_increment:
@@ -212,7 +212,7 @@ class GarbageRules:
         return judge
 
     def _judge_of_increment(self, commit: Commit) -> Judge:
-        """Return the judge of an increment's base copies and DDL. Its segments belong to the chain."""
+        """Return the judge for an increment's base copies and DDL. Its segments belong to the chain."""
         objects = commit.object_sizes.keys()
 
         def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
@@ -225,7 +225,7 @@ class GarbageRules:
         return judge
 
     def _judge_of_segments(self, full: Commit) -> Judge:
-        """Return the judge of the segments of a chain that its full snapshot does not list."""
+        """Return the judge for those segments of a chain that its full snapshot does not list."""
         if self.is_only_full:
             return lambda _key, _parsed: self._pruned_verdict()
         if is_lost(self.store, self.snapshot, full.operation):
@@ -240,7 +240,7 @@ class GarbageRules:
         return judge
 
     def _judge_of_lost_segments(self, full: Commit) -> Judge:
-        """Return the judge of a lost chain's segments. The chain's increments are final, and none may be missing."""
+        """Return the judge for a lost chain's segments. The chain's increments are final, and none may be missing."""
         # A create that was about to begin when the mark was stored has stored its intent by now.
         is_settled = self._lost.get(lost_key(self.snapshot, full.operation), False)
         # A restore needs only what commits list, and may stay unfinished for days.
@@ -315,7 +315,7 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
 
 
 def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """Judge by the commit: an idle increment's by its outcome, otherwise the full snapshot's.
+    """Judge by the commit: that of an idle increment if the outcome names one, otherwise that of the full snapshot.
 
     gc removes records after objects, so any other missing intent was deleted by hand.
     """
@@ -341,7 +341,7 @@ def _segments_of(commit: Commit) -> list[Any]:
 def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
     """Return the number of each node's last listed segment, from the newest commit.
 
-    Only the reason of the verdict depends on the number: the segments are kept in any case.
+    Only the reason for the verdict depends on the number: the segments are kept in any case.
     """
     try:
         newest = max(increment_numbers(store, full.snapshot), default=0)
@@ -440,7 +440,7 @@ def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
 class RecordJudge:
     """Judges the records of operations.
 
-    `owners` are the operations that own objects, `unfinished` the snapshots whose removal has no outcome.
+    `owners` are the operations that own objects; `unfinished` are the snapshots whose removal has no outcome.
     """
 
     store: ObjectStore
@@ -471,8 +471,8 @@ class RecordJudge:
         if not OPERATION_ID.fullmatch(folder):
             return [RecordFolder(folder, objects, None)]
         names = {stored_object: stored_object.key.split("/", 2)[2] for stored_object in objects}
-        # A request without an operation is garbage, because no process answers it. So is an idle increment's intent,
-        # which its process did not delete.
+        # A request without an operation is garbage, because no process answers it. An idle increment's intent that its
+        # process did not delete is garbage too.
         is_alone = not {INTENT, *OUTCOMES} & set(names.values())
         is_idle = IDLE_OUTCOME in names.values()
         signs = tuple(
@@ -510,7 +510,7 @@ class RecordJudge:
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _standing_checks(self) -> set[str]:
-        """Return the standing checks, among those that prune reads, of snapshots with an old record of a check."""
+        """For snapshots with an old record of a check, return the standing checks among those that prune reads."""
         checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
         of_each = (checks[name] for name in self._checked if name in checks)
         # If the increments have been pruned since, only the standing check of the full snapshot counts.
@@ -540,11 +540,11 @@ def _removal_order(entry: Listed) -> tuple[int, str]:
 
 
 THREADS_MAX = 16
-# The number of removals submitted at once, for which an interrupt waits.
+# The number of removals submitted at once; an interrupt waits for them.
 BATCH = 256
 # The age margin for unfinished uploads with an unknown key: longer than any put, even if clocks differ.
 UNNAMED_SECONDS = 3600.0
-# The time after the end of its lease during which a restore may still be resumed.
+# How long after the end of its lease a restore may still be resumed.
 RESUMABLE_SECONDS = 7 * 86400.0
 OPERATIONS, SNAPSHOTS = "operations", "snapshots"
 # Objects that are never removed.
@@ -571,7 +571,7 @@ def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> G
 
 
 def preview_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
-    """Find the garbage that `collect_garbage` would remove now, by reading only the store.
+    """Find, by reading only the store, the garbage that `collect_garbage` would remove now.
 
     The preview settles no operations, so a run may remove more. Raises StoreUnreachableError.
     """
@@ -684,7 +684,7 @@ class _GarbageSearch:
                 self._sort(Garbage(Kind.PROBE, verdict.why, (listed,)), verdict, listed.created_at)
 
     def _sort_leftovers(self, leftovers: Iterable[Unfinished]) -> None:
-        """Sort unfinished uploads, left by dead creates or in progress, which were listed before all other objects."""
+        """Sort unfinished uploads (left by dead creates or in progress), which were listed before all other objects."""
         self._report.open_operations = read_open_operations(self._store)
         running = [
             open_operation.operation for open_operation in self._report.open_operations if open_operation.operation
@@ -707,7 +707,7 @@ class _GarbageSearch:
             if snapshot in snapshots:
                 verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {snapshots[snapshot]} has no outcome")
             elif not snapshot:
-                # The key is unknown, or outside snapshots, where objects are small and their puts short.
+                # The key is unknown, or outside snapshots, where objects are small and their puts are short.
                 since += margin
                 if oldest and leftover.began_at + margin >= oldest:
                     verdict = GarbageVerdict(GarbageReason.OPEN, "an operation without an outcome may be writing it")

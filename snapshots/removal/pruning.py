@@ -76,7 +76,8 @@ class PrunePlan:
 
     `problems` maps names of damaged snapshots to descriptions. `held` maps names to the snapshots as input to the
     rules. `kept_instead` are the snapshots that would lose something if checks had found no conflicts in newer
-    snapshots. `unread` are operations that may be checks, but whose outcome can't be read or ends in the future.
+    snapshots. `unread` are operations that may be checks, but whose outcome can't be read or has an end time in the
+    future.
     """
 
     rules: Retention

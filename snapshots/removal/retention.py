@@ -1,4 +1,4 @@
-"""Retention: decide which snapshots the rules keep. Works on pure values, so that every rule can be tested alone.
+"""Retention: decide which snapshots the rules keep. Works on plain values, so every rule can be tested in isolation.
 
 A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshots. Its increments are kept if any rule
 keeps them. If no rule keeps the increments of a chain, the chain ends and nodes keep no WAL for it, even if it has no
@@ -41,7 +41,7 @@ class RetentionFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot as input to the rules. `points` are the times of the cuts of the full snapshot and each increment.
+    """A snapshot as input to the rules. `points` are the cut times of the full snapshot and of each increment.
 
     `is_only_cut` is set for a restore point, which has no rows. `checked` is the standing check. `is_continuable` is
     set if an increment can follow, so that nodes keep WAL.
@@ -72,7 +72,7 @@ class HeldSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RetentionVerdict:
-    """The fate of a snapshot, and the reasons: the rules that keep it, or that no rule does."""
+    """The fate of a snapshot, and why: the rules that keep it, or the fact that none does."""
 
     name: str
     fate: RetentionFate
@@ -124,7 +124,7 @@ def apply_retention(
 
 
 def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool) -> list[str]:
-    """Return the snapshots whose fate would be different if checks had found no conflicts, newest first."""
+    """Return, newest first, the snapshots whose fate would be different if checks had found no conflicts."""
     verdicts = apply_retention(held, rules, now, takes_last=takes_last)
     unchecked = [replace(snapshot, checked=None) for snapshot in held]
     otherwise = {
@@ -160,7 +160,7 @@ class _Place:
 
 
 def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
-    """Return the places of the restorable snapshots, newest first."""
+    """Return the positions of the restorable snapshots, newest first."""
     places: list[_Place] = []
     with_conflicts = 0
     for number, one in enumerate(snapshot for snapshot in newest_first if snapshot.is_restorable):
@@ -183,7 +183,7 @@ def _find_proven(places: Sequence[_Place]) -> _Place | None:
 
 
 def _reasons_of_last(places: Sequence[_Place], reasons: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the reasons to keep the newest restorable snapshot, and the newest without conflicts, if no rule does."""
+    """Return reasons to keep the newest restorable snapshot and the newest without conflicts if no rule keeps them."""
     found: dict[str, tuple[str, ...]] = {}
     without = [place for place in places if not place.one.has_conflicts]
     if without and not any(reasons[place.one.name] for place in without):

@@ -123,7 +123,7 @@ class SurveyedSnapshot:
 
 
 def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedSnapshot]:
-    """Survey the snapshots in the given order, with only one listing at a time in memory."""
+    """Survey the snapshots in the given order, holding only one listing in memory at a time."""
     return [survey_snapshot(store, name) for name in names]
 
 
@@ -172,7 +172,7 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
 
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
-    """Count the restore points, starting with the first, that lack nothing; also return a defect of the next one."""
+    """Count the restore points, starting with the first, that lack nothing; also return a defect of the next."""
     sizes = {stored_object.key: stored_object.size for stored_object in objects}
     for number, commit in enumerate(chain.commits):
         lost = [object_list for object_list in commit.object_lists if isinstance(object_list, LostList)]

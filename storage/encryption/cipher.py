@@ -1,13 +1,14 @@
 """Authenticated encryption of an object's bytes, in frames that can be read separately.
 
-An object is a sequence of frames and a trailer. Each frame holds FRAME_BYTES of the object (the last frame the rest),
-encrypted by AES-256-GCM. A frame's nonce consists of its number and whether it is the last, so frames can't be swapped,
-repeated, left out or cut off. The trailer holds the object's salt and the mark of an encrypted object.
+An object is a sequence of frames and a trailer. Each frame holds FRAME_BYTES of the object (the last frame holds the
+rest), encrypted with AES-256-GCM. A frame's nonce consists of its number and a flag that marks the last frame, so
+frames can't be swapped, repeated, left out or cut off. The trailer holds the object's salt and the mark of an encrypted
+object.
 
 The key of an object is derived (HKDF-SHA256) from the data key, the salt and the object's place in the store: bytes
 encrypted for one place are not accepted in another. The salt is a MAC of place and content, so no key ever encrypts two
-contents with the same nonces, even if random numbers repeat. Equal content at the same place gives equal bytes, so a
-repeated create recognizes its own object.
+different contents with the same nonces, even if random numbers repeat. Equal content at the same place gives equal
+bytes, so a repeated create recognizes its own object.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Cipher:
         salt = self._salt(place, plain)
         frames = self._object_key(place, salt)
         whole, size = memoryview(plain), stored_size(len(plain))
-        # This memory is not touched before it is written, and not copied afterwards: copying takes longer than
+        # This memory is not touched until it is written to, and it is not copied afterwards: copying takes longer than
         # encryption.
         sink = BytesIO(bytes(size))
         with sink.getbuffer() as stored:
@@ -118,7 +119,7 @@ def stored_size(plain_size: int) -> int:
 
 
 def plain_size(size: int) -> int:
-    """Return the inverse of `stored_size`; 0 for a size that no encrypted object has."""
+    """Return the inverse of `stored_size`; 0 for a size that no encrypted object can have."""
     frames = size - TRAILER_BYTES
     return max(frames - max(-(-frames // STORED_FRAME_BYTES), 1) * TAG_BYTES, 0)
 

@@ -71,7 +71,7 @@ class EncryptedStore:
         return self.decode(key, self.raw.read(key))
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Read the object from the first frame of the range to its end, where the salt is."""
+        """Read from the first frame of the range to the end of the object, where the salt is."""
         check_range(start, length)
         first = min(start, max(self.size(key) - 1, 0))
         offset = self.stored_offset(first)

@@ -1,4 +1,4 @@
-"""The encryption of a location: from `[encryption]` of fleet.toml or, in a task's process, from the data key itself."""
+"""A location's encryption: from fleet.toml's `[encryption]` table or, in a task's process, from the data key itself."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Key documents: the store's data key, encrypted once with every encryption key that opens the store.
 
-`keys/0000000000000001.json` and the numbers after it are the only objects that are not encrypted with the data key. To
-rotate the key, a document for the new encryption key is added and the one for the old key is removed; no object is
-rewritten, because the data key stays the same. Without an encryption key, nobody can create a document that opens; all
-they can do is remove documents.
+`keys/0000000000000001.json` and the documents with the numbers after it are the only objects that are not encrypted
+with the data key. To rotate the key, a document for the new encryption key is added and the one for the old key is
+removed; no object is rewritten, because the data key stays the same. Without an encryption key, it is impossible to
+create a document that opens; documents can only be removed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Mac = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 
 
 class StoreKeyError(RefusedError):
-    """No key document of the store opens with the fleet's encryption key."""
+    """None of the store's key documents opens with the fleet's encryption key."""
 
 
 class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=FORMAT):
@@ -66,7 +66,7 @@ class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key document and its place.
+    """A key document and its location in the store.
 
     If it can't be read, `document` is None and `format` is the format that it declares.
     """
@@ -77,7 +77,7 @@ class StoredKey:
 
     @property
     def name(self) -> str:
-        """The name of the key, or the place of a document that this version can't read, with the reason."""
+        """The name of the key, or the location of a document that this version can't read, with the reason."""
         if self.document:
             return self.document.key
         if self.format not in {"", FORMAT}:
@@ -176,7 +176,7 @@ def ensure_data_key(raw: ObjectStore, key: EncryptionKey) -> bool:
         try:
             create_or_find(raw, _place(1), _body(key.wrap(secrets.token_bytes(KEY_BYTES))))
         except ObjectExistsError:
-            pass  # another init was first
+            pass  # another init got there first
         else:
             return True
     find_data_key(raw, key)
@@ -208,7 +208,7 @@ def _store_document(raw: ObjectStore, document: KeyDocument) -> KeyDocument:
 
 
 def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
-    """Delete the documents that name the key `removed`; return their places. Raises StoreKeyError."""
+    """Delete the documents that name the key `removed`; return their locations. Raises StoreKeyError."""
     data_key = find_data_key(raw, key)
     if removed == key.id:
         raise StoreKeyError(
@@ -228,8 +228,8 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
         )
     for place in places:
         raw.delete(place)
-    # A holder of that key may have removed this key at the same time. Whoever removes last finds its own document
-    # missing and puts it back.
+    # A holder of that key may have removed this key at the same time. Whoever removes last finds that its own document
+    # is missing and puts it back.
     if not any(stored_key.document and key.unwrap(stored_key.document) == data_key for stored_key in stored_keys(raw)):
         _store_document(raw, key.wrap(data_key))
     return places

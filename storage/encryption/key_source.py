@@ -85,7 +85,8 @@ def _read_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            # libpq's rule for private keys: only the user may access their own file; root's may be readable by a group.
+            # libpq's rule for private keys: only the user may access the user's own file; root's file may also be
+            # readable by its group.
             allowed = stat.S_IRWXU | (stat.S_IRGRP if status.st_uid == 0 else 0)
             if status.st_uid not in (0, os.geteuid()):
                 raise EncryptionKeyError(

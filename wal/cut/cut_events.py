@@ -1,8 +1,7 @@
 """The transaction events of a whole fleet as flat columns, the input for resolving a cut.
 
-Nodes and global ids are numbers here, so that the rule needs no loop over nodes. The windows of all nodes are
-concatenated: a *place* is a position in this sequence, and the places of one node are in the order of its WAL
-positions.
+Nodes and global ids are numbers here, so the rule needs no loop over nodes. The windows of all nodes are concatenated:
+a *place* is a position in this sequence, and the places of one node are in the order of its WAL positions.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class NodeWindow:
 
     `previous` is the node's position at the previous cut (for the first cut, its base position); `start` and `finish`
     are the positions of its markers. `events` are its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided`
-    the transactions that the previous cut left undecided, and `in_doubt` the transactions in doubt at the previous cut.
-    `last_commit_at` is the time of the last commit before the previous cut, and `marked_at` the time of the start
-    marker.
+    are the transactions that the previous cut left undecided, and `in_doubt` are the transactions in doubt at the
+    previous cut. `last_commit_at` is the time of the last commit before the previous cut, and `marked_at` is the time
+    of the start marker.
     """
 
     previous: Lsn
@@ -68,9 +67,9 @@ class EventRows:
 class FleetEvents:
     """The events of all windows that matter to a cut.
 
-    `starts` are the positions of the start markers, indexed by node number; a node's `offset` plus an LSN is its place.
-    The one-phase commit of a global transaction (a COMMIT with a global id) is in both `prepared` and `committed`.
-    `undone` flags the prepared transactions that were rolled back on their node.
+    `starts` are the positions of the start markers, indexed by node number; a node's `offset` plus an LSN is the place
+    of that LSN. The one-phase commit of a global transaction (a COMMIT with a global id) is in both `prepared` and
+    `committed`. `undone` flags the prepared transactions that were rolled back on their node.
     """
 
     starts: Ints

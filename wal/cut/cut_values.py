@@ -38,16 +38,16 @@ class InDoubt(Record, frozen=True):
 
 
 class NodeCut(Record, frozen=True):
-    """One node's part of a resolved cut: the state is every change before `position`, with two exceptions.
+    """One node's part of a resolved cut: the state contains every change before `position`, with two exceptions.
 
     The transactions in `undecided` are not part of the state, but may be part of a later cut's state. The transactions
     in `rolled_back`, given by the positions of their PREPAREs, never will be. `local_transactions` counts the commits
     since the previous cut that were not two-phase. `in_doubt` lists the parts of transactions that are not decided
     everywhere at the cut.
 
-    `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` when the start
-    marker was written, both by the node's clock. If the clock was set back between a commit and the marker, the
-    commit gets the marker's time. A node without commits has no `last_commit_at`.
+    `last_commit_at` is when the newest transaction before `position` was committed, and `marked_at` is when the start
+    marker was written, both by the node's clock. If the clock was set back between a commit and the marker, the commit
+    gets the marker's time. A node without commits has no `last_commit_at`.
     """
 
     node: str
@@ -67,8 +67,8 @@ class Cut:
     """A resolved cut; `global_transactions` counts the transactions that it adds to the state.
 
     `in_flight` counts the transactions that were prepared but not committed everywhere at the cut. `included_early`
-    counts those of them that the cut adds to the state because a node had committed them. A transaction that an earlier
-    cut added is not counted again, even if its last COMMIT PREPARED is after that cut.
+    counts those that the cut adds to the state because a node had committed them. A transaction that an earlier cut
+    added is not counted again, even if its last COMMIT PREPARED is after that cut.
     """
 
     nodes: tuple[NodeCut, ...]

@@ -2,7 +2,7 @@
 
 On a server recovered to that position, they are prepared transactions, and a coordinator may still ask about them.
 Parts are identified by xid, because several parts on one node may share a global id. The list is carried from cut to
-cut, because a transaction that is part of one cut may stay prepared on a node for many later cuts.
+cut, because a transaction that is part of one cut may stay prepared on a node through many later cuts.
 """
 
 from __future__ import annotations

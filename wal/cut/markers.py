@@ -133,7 +133,7 @@ class _PendingMarker:
                 )
                 session.send_query(b"SET LOCAL synchronous_commit = local; " + emit)
             is_unsent = session.flush()
-            # Keep the socket: a lost session no longer knows it, but must be unregistered.
+            # Keep the socket: a lost session no longer has it, but it must be unregistered.
             self.socket = session.socket
             selector.register(self.socket, selectors.EVENT_READ | (is_unsent and selectors.EVENT_WRITE), self)
         except psycopg.Error as error:
@@ -163,7 +163,7 @@ class _PendingMarker:
         selector.unregister(self.socket)
 
     def written(self) -> WrittenMarker:
-        """Return the marker. Only valid after it was written."""
+        """Return the marker. Only valid once it has been written."""
         row = next(result for result in self.results if result.status == pq.ExecStatus.TUPLES_OK)
         clock, position = ((row.get_value(0, column) or b"").decode() for column in (0, 1))
         return WrittenMarker(Lsn.parse(position), time_of_epoch(float(clock)), self.sent_at, self.confirmed_at)

@@ -26,7 +26,7 @@ __all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
 
 
 class GlobalIdReusedError(RefusedError):
-    """Two transactions share a global id, and one was in progress when the cut began."""
+    """Two transactions share a global id, and one of them was in progress when the cut began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The safe time of a cut: every transaction that any node committed before it, by that node's clock, is in the state.
 
 The safe time is the earliest of the nodes' times. A node's time is that of its newest commit before the cut or that of
-its start marker, whichever is later, so an idle node does not hold the fleet back. A server takes a commit's time
+its start marker, whichever is later, so an idle node does not hold the fleet back. A server sets a commit's time
 shortly before it writes the record, so the safe time is exact except for transactions between these two steps. If a
 clock is set back before the marker is written, no harm is done (`with_last_commits`). If it is set back later, commits
 after the cut may have times before the safe time.
@@ -26,7 +26,7 @@ from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED
 if TYPE_CHECKING:
     from cutline.wal.cut.markers import WrittenMarker
 
-# If clocks differ by more than this, comparing commit times of different nodes is pointless.
+# If clocks differ by more than this, comparing commit times from different nodes is pointless.
 SKEW_SECONDS_MAX = 1.0
 
 
@@ -42,7 +42,7 @@ def node_time(cut: NodeCut) -> Time:
 
 
 def later(one: Time | UnsetType, other: Time | UnsetType) -> Time | UnsetType:
-    """Return the later of two times; if only one is known, that time."""
+    """Return the later of two times; if only one is known, return that one."""
     if not isinstance(one, str) or not isinstance(other, str):
         return one if isinstance(one, str) else other
     return max(one, other, key=datetime.fromisoformat)

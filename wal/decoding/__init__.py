@@ -1,5 +1,5 @@
-"""Decoding: turn pgoutput's messages into changes and events, by whole columns.
+"""Decoding: turn pgoutput's messages into changes and events, whole columns at a time.
 
-Every message is checked against the format of its kind before any of its fields is used. A decoded row
-consists of exactly the bytes that COPY writes for it.
+Every message is checked against the format for its kind before any of its fields is used. A decoded row consists of
+exactly the bytes that COPY writes for it.
 """

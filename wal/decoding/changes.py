@@ -1,4 +1,4 @@
-"""The row changes of one table in a batch of messages: ops, keys and lines, by whole columns.
+"""The row changes of one table in a batch of messages: ops, keys and lines, whole columns at a time.
 
 An UPDATE of the key becomes two changes: a DELETE of the old key, and an upsert of the row under the new key.
 """
@@ -20,7 +20,7 @@ from cutline.wal.decoding.pgoutput import Messages, read_tuples, refuse
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, UPSERT
 
 NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
-# The kind of tuple that identifies the old row of an UPDATE or DELETE, by replica identity; by default OLD_KEY.
+# The kind of tuple that identifies the old row of an UPDATE or DELETE, keyed by replica identity; OLD_KEY by default.
 OLD_TUPLES = {"full": OLD_ROW}
 # Rows are read in blocks of about this many values: each value temporarily takes about 100 bytes.
 VALUES_PER_BLOCK = 1 << 18

@@ -1,10 +1,10 @@
-"""Decoder: convert pgoutput's messages to row changes and transaction events, by whole columns.
+"""Decoder: convert pgoutput's messages to row changes and transaction events, whole columns at a time.
 
 A Decoder receives a node's messages in order. Between batches it keeps only the open transaction and the last
 description of each table. Changes of tables that are not in a group are dropped and counted. A Decoder never guesses: a
 changed table that does not match any of its definitions raises SchemaMovedError.
 
-If a prepared transaction was rolled back before it is decoded, PostgreSQL may omit any of its changes, or the whole
+If a prepared transaction was rolled back before being decoded, PostgreSQL may omit any of its changes, or the whole
 transaction if it made no changes. Callers must allow for both.
 """
 
@@ -34,7 +34,7 @@ from cutline.wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Tr
 from cutline.wal.segments.segments import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE, Definition
 
 # PostgreSQL's MaxAllocSize minus the terminating byte: the longest line, including its newline, that COPY TO and COPY
-# FROM accept. A row from WAL may give a longer line, because WAL does not escape characters.
+# FROM accept. A row from WAL may yield a longer line, because WAL does not escape characters.
 LINE_BYTES_MAX = (1 << 30) - 2
 # "Program limit exceeded", which COPY itself reports on newer versions.
 TOO_LONG = "54000"
@@ -134,7 +134,7 @@ class Decoder:
         return Decoded(changes, events, through, self.open, ignored)
 
     def _locate(self, error: DecodingError, column: BytesColumn) -> DecodingError:
-        """Return the error with its place added: the message's number among all that were read, and its transaction."""
+        """Return the error with its location: the message's number among all that were read, and its transaction."""
         number = error.number or 0
         read = [column.data[low:high] for low, high in pairwise(column.offsets[: number + 2].tolist())]
         lsn = self.open.lsn if self.open else ORIGIN
@@ -223,8 +223,8 @@ class Decoder:
     def _events(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, Lsn]:
         events = events_of(messages, transactions, self.global_id_form)
         # PostgreSQL sends commits in the order of their records, so the highest position is that of the last commit.
-        # Logical messages of other programs count, too; otherwise a chunk that contains nothing else would seem to end
-        # where it begins.
+        # Logical messages from other programs also count; otherwise a chunk that contains nothing else would seem to
+        # end where it begins.
         others = messages.u64(messages.starts[messages.kinds == pgoutput.MESSAGE] + 2)
         return events, Lsn(max(to_numpy(events["end_lsn"]).max(initial=0), others.max(initial=0)))
 

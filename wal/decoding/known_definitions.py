@@ -18,7 +18,7 @@ from cutline.storage.errors import ChainEnd
 from cutline.wal.decoding.pgoutput import Relation
 from cutline.wal.segments.segments import Definition
 
-# Beyond every position.
+# Higher than any position.
 EVERYWHERE = 1 << 63
 
 
@@ -86,7 +86,7 @@ class KnownDefinitions:
 
 
 def signature_of(relation: Relation) -> Signature:
-    """Return the content of a relation message in the form of Group.signature."""
+    """Return the content of a relation message in the same form as Group.signature."""
     columns = tuple(
         ColumnSignature(relation_column.name, relation_column.type_oid, relation_column.type_modifier)
         for relation_column in relation.columns

@@ -17,7 +17,7 @@ from cutline.wal.decoding import pgoutput
 from cutline.wal.decoding.pgoutput import DecodingError, Fields, Messages, name_texts, refuse
 from cutline.wal.decoding.transactions import OpenTransactionHead
 
-# The length of each kind of fixed length, and the length of the fixed part of each kind that ends with a name.
+# The length of each kind that has a fixed length, and of the fixed part of each kind that ends with a name.
 LENGTHS = {pgoutput.BEGIN: 21, pgoutput.COMMIT_LOCAL: 26}
 LENGTHS_UNNAMED = {
     pgoutput.BEGIN_PREPARE: 29,
@@ -45,7 +45,8 @@ UNUSED_FLAGS = (
     pgoutput.COMMIT_OF_PREPARED,
     pgoutput.ROLLBACK_OF_PREPARED,
 )
-# Prefixes up to this length are searched in all messages at once, longer prefixes message by message.
+# The ends of prefixes up to this length are found in all messages at once; those of longer prefixes are found message
+# by message.
 PREFIX_BYTES_BY_COLUMN = 32
 
 

@@ -44,8 +44,8 @@ KNOWN = (
 class DecodingError(SnapshotError):
     """A message from the server violates the protocol; none of it was stored.
 
-    `number` is the index of the message in its batch, which the decoder replaces with its place among all messages that
-    were read.
+    `number` is the index of the message in its batch, which the decoder replaces with its position among all messages
+    that were read.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Messages:
         return view[at].astype(np.int64)
 
     def names(self, numbers: Ints, skip: int) -> pa.Array[Any]:
-        """Return the names that end these messages after `skip` bytes, as Arrow strings without their zeros."""
+        """Return the names that end these messages after `skip` bytes, as Arrow strings without the final zeros."""
         starts = self.starts[numbers] + skip
         binary = gather(self.source, starts, self.ends[numbers] - 1 - starts).to_arrow()
         if self.convert is not None:
@@ -170,10 +170,10 @@ def messages_of(column: BytesColumn, convert: Texts | None = None) -> Messages:
 
 
 def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_last: bool) -> tuple[list[Values], Ints]:
-    """Read the tuples of these messages at the offsets `at`, all of `width` columns; also return their ends.
+    """Read the tuples of these messages at the offsets `at`, each with `width` columns; also return their ends.
 
-    If `is_last`, a tuple must end where its message ends, otherwise before that. Raises DecodingError otherwise, or if
-    a tuple has a different number of columns or contains binary values.
+    If `is_last`, a tuple must end where its message ends, otherwise before that. Raises DecodingError if it does not,
+    or if a tuple has a different number of columns or contains binary values.
     """
     ends = messages.ends[numbers]
     refuse(numbers, at + 2 > ends, "a row ends before its number of columns is complete")
@@ -242,7 +242,7 @@ def name_texts(names: list[bytes], number: int) -> list[str]:
 
 @dataclass(slots=True)
 class Fields:
-    """Reads the fields of message `of` of the batch in order; raises DecodingError if one is incomplete."""
+    """Reads the fields of message `of` in the batch, in order; raises DecodingError if one is incomplete."""
 
     message: bytes
     of: int

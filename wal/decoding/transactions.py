@@ -38,11 +38,11 @@ from cutline.wal.segments.segments import (
     SEGMENT_SCHEMA,
 )
 
-# Gids of the JDBC driver (RecoveredXid.xidToString): format id (a signed integer), global transaction id and branch
+# Gids from the JDBC driver (RecoveredXid.xidToString): format id (a signed integer), global transaction id and branch
 # qualifier (both in base64).
 XA = r"^(?P<global>-?\d+_[A-Za-z0-9+/=]+)_[A-Za-z0-9+/=]*$"
-# Gids of Citus (Assign2PCIdentifier): citus_<initiating group>_<process>_<transaction number>_<connection number>, all
-# unsigned.
+# Gids from Citus (Assign2PCIdentifier): citus_<initiating group>_<process>_<transaction number>_<connection number>,
+# all unsigned.
 CITUS = r"^(?P<global>citus_\d+_\d+_\d+)_\d+$"
 
 
@@ -163,7 +163,7 @@ def _tags(
 
 
 def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any], Flags]:
-    """Decode the contents that are valid text; also return a flag for each that says whether it is."""
+    """Decode the contents that are valid text; also return flags that say which contents are."""
     binary = contents.to_arrow()
     if convert is not None:
         return convert_texts(binary, convert), np.ones(len(contents), np.bool_)

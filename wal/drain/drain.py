@@ -58,10 +58,10 @@ CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
 CHUNK_BYTES = 256 << 20
 # The size of a segment's rows in memory. Creating the segment takes several times as much memory.
 SEGMENT_BYTES_MAX = 40 << 20
-# While rows larger than this are stored, no other rows are held.
+# While rows larger than this are being stored, no other rows are held.
 LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
-# So little that even a large idle fleet is drained without Spark (wal/drain/lags.py). A WAL file is four times as
-# large, so the server retains hardly more for a slot that is not advanced.
+# Small enough that even a large idle fleet is drained without Spark (wal/drain/lags.py). A WAL file is four times as
+# large, so the server retains barely more for a slot that is not advanced.
 IDLE_BYTES_MAX = 4 << 20
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
@@ -138,8 +138,8 @@ def drain(task: DrainTask) -> DrainReport:
             seconds = time.monotonic() - began
             return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, seconds, idle=archive.idle)
         except (SlotInUseError, DrainBusyError) as error:
-            # A killed command or task may read the slot, and even store segments, until its process notices. It stores
-            # the same segments that this drain would store, so wait and continue after the last of them.
+            # A killed command or task may keep reading the slot, and even storing segments, until its process notices.
+            # It stores the same segments that this drain would store, so wait and continue after the last of them.
             if archive is None or time.monotonic() - max(began, archive.grown_at) > SLOT_IN_USE_SECONDS_MAX:
                 return DrainReport(task.node.id, problem=report_of(error))
             time.sleep(SLOT_IN_USE_POLL_SECONDS)
@@ -178,7 +178,7 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
                     raise unprintable from error
                 raise
             if rolled_back.before > archive.through:
-                # The segment of the rolled back transaction follows, so nothing before it may be left out.
+                # The segment with the rolled-back transaction follows, so nothing before it may be left out.
                 _fill(connection, replace(task, finish=rolled_back.before, may_be_idle=False), archive)
             chunk.skip(task, rolled_back)
         if archive.idle is not None:
@@ -200,7 +200,7 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, archive: _Arc
         raise slot_in_use(task.node, task.slot) from error
     state = slot_state(connection, task.slot)
     if state is not None and state.confirmed > through:
-        # Another process has advanced the slot. The retry checks that it extended the archive, too.
+        # Another process has advanced the slot. The retry checks that it also extended the archive.
         raise archive_busy_error(task)
     if state is None or state.confirmed != through:
         place = f"is at {state.confirmed}" if state else "was dropped"
@@ -298,7 +298,7 @@ class _Chunk:
             return
         storing.run(lambda: self._add(through, opened, tables))
         if is_large:
-            # These rows may be 100 MB, so hold no others at the same time.
+            # These rows may be 100 MB, so hold no other rows at the same time.
             storing.wait()
 
     def _add(self, through: Lsn, opened: OpenTransaction | None, tables: list[tuple[pa.Table, pa.Table]]) -> None:

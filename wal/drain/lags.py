@@ -61,8 +61,8 @@ class ReplayLag:
 class NodeLags:
     """The position and lags of one node. If the node did not answer, `problem` says why, and nothing else is known.
 
-    `position` is the place where a primary writes or a standby replays. `replay` is None except for a standby whose
-    primary answered, too.
+    `position` is where a primary writes or a standby replays. `replay` is None except for a standby whose primary also
+    answered.
     """
 
     node: str

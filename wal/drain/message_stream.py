@@ -86,7 +86,7 @@ def stream_messages(
 
 
 def await_input(pgconn: Any, seconds_max: float) -> bool:
-    """Wait until the server has sent something; return whether it did in this time."""
+    """Wait until the server has sent something; return whether it did so within this time."""
     # select() refuses descriptors above 1,023.
     with selectors.DefaultSelector() as selector:
         selector.register(pgconn.socket, selectors.EVENT_READ)
@@ -94,13 +94,13 @@ def await_input(pgconn: Any, seconds_max: float) -> bool:
 
 
 Batches: TypeAlias = "Generator[pa.Array[Any], None, None]"
-# Reading pauses once the batches that have not been released have this total size, which the last may exceed.
+# Reading pauses once the total size of the unreleased batches reaches this limit, which the last batch may exceed.
 AHEAD_BYTES = 16 << 20
 LOOK_SECONDS = 1.0
 
 
 class _Ahead:
-    """Batches that a thread reads ahead, up to a total size; a batch counts until the next one is requested.
+    """Batches that a thread reads ahead, up to a total size; each counts toward the total until the next is requested.
 
     The two threads share only queues, which no interrupt can leave locked.
     """

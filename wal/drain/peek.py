@@ -1,4 +1,4 @@
-"""Peek: read a chunk of a slot's decoded messages without advancing the slot, as Arrow arrays throughout."""
+"""Peek: read a chunk of a slot's decoded messages as Arrow arrays throughout, without advancing the slot."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _stream: int | None = None
 
 @contextmanager
 def quiet_connecting() -> Iterator[None]:
-    """Keep C code from writing to stderr while the block runs, in any number of threads.
+    """While the block runs in one or more threads, keep C code from writing to stderr.
 
     While libpq opens a session, the server may warn, for example about a database whose collation version differs. The
     server ignores the session's client_min_messages at that point, because it reads the setting later (PostgreSQL's
@@ -52,7 +52,7 @@ def quiet_connecting() -> Iterator[None]:
 
     The file descriptor does not change: Python and child processes write as before.
     """
-    global _opening, _before  # C has one variable for the process
+    global _opening, _before  # C has one such variable per process
     variable = _stderr_variable()
     if variable is None:
         yield
@@ -79,8 +79,8 @@ def _stderr_variable() -> ctypes.c_void_p | None:
 
 
 def _null_stream() -> int | None:
-    """Return a C stream to the null device; None if no more files can be opened, and therefore no session either."""
-    global _stream  # one for the process
+    """Return a C stream to the null device; None if no more files, and therefore no sessions, can be opened."""
+    global _stream  # one per process
     if _stream is None:
         fopen = ctypes.CDLL(None).fopen
         fopen.restype, fopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p)

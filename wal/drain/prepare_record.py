@@ -3,7 +3,7 @@
 A prepared transaction keeps the invalidation messages of its catalog changes in this record, so that COMMIT PREPARED
 can send them (twophase.c, xl_xact_prepare). Row changes have no such messages. So the count distinguishes DDL from rows
 exactly, for every kind of object, and excludes changes that were rolled back to a savepoint. Physical replication sends
-the record's bytes, and a session for logical replication may start it, too.
+the record's bytes, and a session for logical replication may also start it.
 
 A transaction sees its own catalog changes, so they are also needed to decode it. After its rollback, pruning and VACUUM
 remove the catalog rows that it wrote. PostgreSQL handles this: it stops decoding a prepared transaction at the first
@@ -46,7 +46,7 @@ XACT_RESOURCE_MANAGER, XACT_PREPARE, XACT_OPERATION_MASK = 1, 0x10, 0x70
 DATA_SHORT, DATA_LONG, DATA_ORIGIN, TOP_XID = 255, 254, 253, 252
 HEADER_BYTES = {DATA_SHORT: 2, DATA_LONG: 5, DATA_ORIGIN: 3, TOP_XID: 5}
 PREPARE_MAGIC = 0x57F94534
-# The beginning of xl_xact_prepare: magic, and after 44 bytes the number of invalidation messages.
+# The beginning of xl_xact_prepare: the magic number and, after 44 bytes, the number of invalidation messages.
 PREPARE = struct.Struct("<I44xi")
 RECORD_BYTES_MAX = RECORD.size + sum(HEADER_BYTES.values()) + PREPARE.size
 SIZES_QUERY = """
@@ -158,7 +158,7 @@ def find_undecodable(
 
 
 def is_rolled_back(node: Node, xid: int) -> bool:
-    """Whether `node` knows that the transaction with this xid was rolled back. pgoutput sends 32-bit xids."""
+    """Whether the transaction with this xid was rolled back, according to `node`. pgoutput sends 32-bit xids."""
     with connect(node) as connection:
         (text,) = connection.execute(NEXT_XID_QUERY).fetchone() or ("0",)
         # Restore the upper half of the xid: the transaction has ended, so its full xid is before the next one.

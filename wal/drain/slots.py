@@ -107,7 +107,7 @@ def create_exported_slot(
 ) -> ExportedSlot:
     """Create a two-phase slot on `node` with an exported snapshot.
 
-    PostgreSQL waits for all running transactions of the server, including prepared transactions. They are reported to
+    PostgreSQL waits for all running transactions on the server, including prepared transactions. They are reported to
     `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
     names them, and leaves no slot behind. For a standby, makes `primary` log its running transactions; raises a
     ReplayLagError with the reason if the standby does not replay this record. Also raises SlotLostError if no slot is
@@ -216,7 +216,7 @@ class _SlotWait:
                 sessions[node.id] = connect(node)
             look(sessions[node.id])
         except (psycopg.OperationalError, SnapshotError):
-            # Errors of the slot's own session are raised there.
+            # Errors in the slot's own session are raised there.
             if (failed := sessions.pop(node.id, None)) is not None:
                 failed.close()
         except psycopg.Error as error:

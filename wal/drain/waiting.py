@@ -1,4 +1,4 @@
-"""Wait, during the creation of a slot or a chain's first cut, for transactions to end and standbys to replay WAL.
+"""Wait, during the creation of a slot or a chain's first cut, for transactions to end and for standbys to replay WAL.
 
 Only transactions that have a transaction id matter, because only they have changed anything. When PostgreSQL creates a
 slot, it waits for such transactions in all databases of the server (PostgreSQL manual, "Logical Decoding Concepts";
@@ -116,7 +116,7 @@ class Awaited:
 
 
 def open_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:
-    """Read the transactions of all databases of the server that have a transaction id, oldest first."""
+    """Read the transactions with a transaction id in all databases of the server, oldest first."""
     return [Awaited(node, *row) for row in connection.execute(OPEN_QUERY).fetchall()]
 
 
@@ -202,7 +202,7 @@ WITHOUT_STANDBYS = (
 
 
 class ReplayLagError(UnreachableError):
-    """A standby did not catch up in time to the WAL that the command needs."""
+    """A standby did not catch up in time with the WAL that the command needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class HeldObjects:
         return store if isinstance(store, HeldObjects) else cls(cast("StoreLocation", store))
 
     def open(self) -> ObjectStore:
-        """Open the store; raise the errors of reading its key if it is encrypted."""
+        """Open the store; raise any error from reading its key if it is encrypted."""
         return self._store
 
     @cached_property

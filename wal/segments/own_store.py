@@ -30,7 +30,7 @@ def check_own_store(store: ObjectStore, fleet_id: str) -> None:
 def store_gone_error(store: ObjectStore, found: str | None, hint: str) -> StoreGoneError:
     """Return the error for a store that is gone.
 
-    Fleet `found` has its store in that place; None if nothing is there.
+    `found` is the fleet whose store is now at that location; None if nothing is there.
     """
     place = "nothing is there now" if found is None else f"a store of fleet {found} is there now"
     return StoreGoneError(

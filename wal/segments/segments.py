@@ -3,15 +3,15 @@
 A segment holds row changes and transaction events, in separate row groups. The `lsn` of a change is the position where
 the commit record of its transaction begins (for a prepared transaction, its PREPARE record); the `lsn` of an event is
 the position of its own record. `end_lsn` is where that record ends. For a marker, only the end is known. The `end_lsn`
-of a ROLLBACK PREPARED is its own end, its `lsn` the end of the PREPARE that it rolled back.
+of a ROLLBACK PREPARED is its own end; its `lsn` is the end of the PREPARE that it rolled back.
 
 With a dictionary, a few kilobytes can expand to gigabytes, because a value is stored once for any number of rows.
 Cutline writes keys, rows and the data of large objects without dictionaries, so that their size is that of the pages;
 only columns of short values have dictionaries.
 
-A segment is created once, under the number after the last. Its metadata names the operation that wrote it and the range
-of the node's WAL that it holds. Segment n + 1 begins where segment n ends. This is checked whenever an archive is read,
-never assumed.
+A segment is created once, under the number that follows the last segment's. Its metadata names the operation that wrote
+it and the range of the node's WAL that it holds. Segment n + 1 begins where segment n ends. This is checked whenever an
+archive is read, never assumed.
 
 The metadata also contains those definitions of its tables that no commit lists yet. If a failed attempt leaves the
 segment at the end of an archive, the definitions tell the next attempt what its group numbers mean.
@@ -205,7 +205,7 @@ class ArchiveError(SnapshotError):
 
 
 class OpenTransaction(Record, frozen=True):
-    """The place where a segment ends inside a transaction that is too large for one segment: after the change `seq`."""
+    """The point where a segment ends inside a transaction that is too large for one segment: after the change `seq`."""
 
     lsn: Lsn
     seq: Integer

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytest_plugins = [
+    "tests.run.failures",
     "tests.run.selection",
     "tests.run.folding",
     "tests.run.interrupts",

@@ -45,7 +45,7 @@ INLINE = re.compile(r"`([^`\n]+)`")
 ASSIGNMENT = re.compile(rf"(\w+)=\$\(({PROGRAM} .*)\)")
 # Placeholders that pages write for a number.
 NUMBERS = {"N": "1", "D": "30", "K": "2"}
-WAIT_SECONDS_MAX = 120
+WAIT_SECONDS_MAX = 300
 
 # What differs from run to run. Words and columns remain.
 MASKS = (

@@ -25,7 +25,7 @@ from tests.commands.snapshot_runs import Runs, command_line, run_command, runs_o
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 LINE = re.compile(rf"{OPERATION_ID.pattern}\n")
 
 

@@ -31,7 +31,7 @@ from tests.commands.snapshot_runs import Runs, command_line, names_of_snapshots,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SECONDS_MAX = 120.0
+SECONDS_MAX = 300.0
 Found = TypeVar("Found")
 
 

@@ -41,9 +41,9 @@ SHARE = 0.8
 TRANSACTIONS = 30
 ROWS_EACH = 10_000
 LONG_TRANSACTIONS, LONG_ROWS_EACH = 200, 100_000
-KILL_SECONDS_MAX, LONG_KILL_SECONDS_MAX = 120, 1800
+KILL_SECONDS_MAX, LONG_KILL_SECONDS_MAX = 300, 1800
 FREE_SECONDS_MAX = 60
-SHORT_SECONDS_MAX, LONG_SECONDS_MAX = 300, 3600
+SHORT_SECONDS_MAX, LONG_SECONDS_MAX = 600, 3600
 
 # Every Python process of the command to be killed loads this, Spark's workers included. A chunk is one transaction, and
 # a worker pauses after segment `last`.

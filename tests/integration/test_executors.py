@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 GIVEN = PROTECTION | {SECRET: "the secret of this cluster"}
 CODE = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
-COMMAND_SECONDS_MAX = 240
+COMMAND_SECONDS_MAX = 600
 # Checks the executors, waits for one more, and runs tasks on both. Prints the error.
 LATE_JOB = """
 import json, sys, time

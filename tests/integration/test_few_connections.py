@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CONNECTIONS, RESERVED, CORES, CONNECTIONS_MAX = 16, 3, 12, 6
-COMMAND_SECONDS_MAX = 240
+COMMAND_SECONDS_MAX = 600
 SAMPLE_SECONDS = 0.01
 ENDING_SECONDS_MAX = 60
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"

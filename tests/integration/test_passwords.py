@@ -35,7 +35,7 @@ from tests.run.quick_spark import LINES
 from tests.run.soak import SOAK_SECONDS
 from tests.servers.dealt import start_fleet
 
-COMMAND_SECONDS_MAX = 240
+COMMAND_SECONDS_MAX = 600
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from cutline.cli.main import main; main()"
 # Either part is also found where the rest is escaped, or taken for another parameter.

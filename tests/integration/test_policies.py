@@ -59,7 +59,7 @@ RESTORED = "restored"
 # Several commands run as processes, each of which starts a JVM, on a machine that may be busy.
 CHAIN_SECONDS_MAX = 900
 ROWS = "generate_series(1, 20)"
-COMMAND_SECONDS_MAX = 120
+COMMAND_SECONDS_MAX = 600
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-KILL_SECONDS_MAX = 120
+KILL_SECONDS_MAX = 600
 ROW = "INSERT INTO transfer VALUES (gen_random_uuid(), 1, 10001, 0, '2026-01-01')"
 
 

@@ -40,7 +40,7 @@ from tests.s3.server import S3Server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COMMAND_SECONDS_MAX = 180
+COMMAND_SECONDS_MAX = 600
 ROOT = Path(__file__).resolve().parents[2]
 ACCESS_KEY, SECRET, TOKEN = (f"UNMISTAKABLE{part}{uuid.uuid4().hex}" for part in ("KEY", "SECRET", "TOKEN"))
 # Its first part is also found where the rest is escaped.

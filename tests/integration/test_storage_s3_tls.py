@@ -35,7 +35,7 @@ from tests.s3.server import S3Server, s3_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "from cutline.cli.main import main; main()"
-COMMAND_SECONDS_MAX = 240
+COMMAND_SECONDS_MAX = 600
 CLUSTER = "local-cluster[2,1,1024]"
 RESTORE = ["restore", "daily", "--replace", "--yes"]
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 OUTAGE_SECONDS = 150.0 if SOAK_SECONDS else 4.0
 # A command that is stopped ends in seconds; a Spark session, too.
 END_SECONDS_MAX = 20.0
-SECONDS_MAX = 120.0
+SECONDS_MAX = 300.0
 SLOW_DOWN = Fault(arrives=False, status=503, code="SlowDown")
 # Whoever refuses may stand before the store: what it refuses may have taken effect.
 KINDS = {

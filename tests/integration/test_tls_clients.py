@@ -33,7 +33,7 @@ from tests.servers.installed import require_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "from cutline.cli.main import main; main()"
-COMMAND_SECONDS_MAX = 240
+COMMAND_SECONDS_MAX = 600
 HOST = "127.0.0.1"
 PASSPHRASE = "UNMISTAKABLEpassphrase"
 CLUSTER = f'[spark]\nmaster = "local-cluster[2,1,1024]"\n{LINES}\n[tools]\npostgresql = '

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 UID = 12345
-COMMAND_SECONDS_MAX = 120
+COMMAND_SECONDS_MAX = 600
 can_change_user = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="needs root and setpriv(1): another user",

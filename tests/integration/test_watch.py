@@ -26,7 +26,7 @@ from tests.s3.server import free_port
 from tests.servers.dealt import start_fleet
 from tests.servers.disasters import kill_server
 
-SECONDS_MAX = 120.0
+SECONDS_MAX = 300.0
 # Stands by, tries again and gathers after shorter pauses.
 PROGRAM = """
 import cutline.cli.commands.watch, cutline.cli.watch.schedule, cutline.cli.watch.watch_metrics

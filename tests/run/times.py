@@ -15,7 +15,7 @@ from _pytest.terminal import TerminalReporter
 from tests.run.order import LONG
 from tests.run.units import unit_of
 
-SLOWEST = 10
+SLOWEST = 40
 # A unit that takes longer than this should begin early.
 LONG_SECONDS = 40
 # A run of few tests needs no table; use --durations.

@@ -25,7 +25,7 @@ from tests.servers.installed import SERVERS, Server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 # A server's working directory is its data directory.
 ARCHIVING = {"fsync": "off", "archive_mode": "on", "archive_command": "mkdir -p ../wal && cp %p ../wal/%f"}
 # A server without hot standby accepts no session before it is promoted.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHARDS, NAME, DATABASE = 3, "daily", "shop"
-KILL_SECONDS_MAX = 120
+KILL_SECONDS_MAX = 600
 ROOT = Path(__file__).parents[3]
 # Large values, updates that leave them out, a table without a key, and a partition key that changes.
 TABLES = """

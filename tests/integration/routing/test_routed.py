@@ -32,7 +32,7 @@ from tests.integration.routing.routed_place import (
 )
 from tests.run.soak import SOAK_SECONDS, first
 
-KILL_SECONDS_MAX = 240
+KILL_SECONDS_MAX = 600
 ROOT = Path(__file__).parents[3]
 KEYS_QUERY = (
     "SELECT conrelid::regclass::text, confrelid::regclass::text FROM pg_constraint WHERE contype = 'f' ORDER BY 1, 2"

@@ -38,7 +38,8 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def archives_folder() -> Path:
     """Return the folder for all of this user's archives, created if necessary.
 
-    It is inside the executor's own folder if the user has no home, or if other users could change the cache's contents.
+    It is inside the executor's own folder if the user has no home or no writable cache, or if other users could change
+    the cache's contents.
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().resolve() / "cutline" / "archives"

@@ -136,7 +136,7 @@ class UnfinishedRestore:
 
     @property
     def fills_all(self) -> bool:
-        """Whether the restore has started to fill tables in all databases, and none is finished or being undone."""
+        """Whether the restore has started to fill tables in all databases, and none is published or being undone."""
         records = self.records.values()
         if any(record.undoing or record.phase in (Phase.PUBLISHED, Phase.ABANDONED) for record in records):
             return False

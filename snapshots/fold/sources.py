@@ -231,7 +231,7 @@ def converted_to_cut(table: pa.Table, source: BaseSource | SegmentSource) -> Ite
 
 
 def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:
-    """Report an error as a row of group PROBLEM: the key is the object, the row is the report, and the rest is 0."""
+    """Report an error as a row of group PROBLEM: `key` is the object's, and `row` is the report."""
     report = {"node": source.number, "group": PROBLEM, "key": source.key.encode(), "row": json.dumps(report_of(error))}
     # The row is not a stand-in, so it has no place (snapshots.fold.long_lines).
     values = dict.fromkeys(schema.names, 0) | {"place": -1} | report

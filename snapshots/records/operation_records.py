@@ -3,7 +3,8 @@
 An operation is a single run of a command that changes something. Its intent is stored before it changes anything, and
 its outcome at the end. A restore's decision is stored before the first database gets its real name. During a long
 operation, signs of life report its progress, and a cancel request can ask it to stop. A check or gc leaves nothing for
-others to settle, so it has no intent; nor has a prune, whose removals have their own. All these documents share one format tag; their keys distinguish them.
+others to settle, so it has no intent; nor has a prune, whose removals have their own. All these documents share one
+format tag; their keys distinguish them.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_an_event_trigger_that_is_always_enabled_is_named(place: Place) -> None:
         with pytest.raises(EventTriggerError) as raised:
             load(place)
         assert "event trigger refuse in database shop, which calls public.refuse_ddl()" in raised.value.message
-        assert "refuses CREATE SCHEMA cutline_restoring_" in raised.value.message
+        assert "rejected CREATE SCHEMA cutline_restoring_" in raised.value.message
         assert raised.value.message.endswith(": the trigger acts")
         assert_empty(place)
 

@@ -155,7 +155,7 @@ def test_an_undo_that_is_refused_says_so_and_how_to_end_it(place: Place, monkeyp
             load(place, watching)
         for end in ENDS:
             assert f"snapshot {end} {NAME}" in raised.value.hint
-        assert any("could not be undone" in note and "locked" in note for note in watching.notes)
+        assert any("could not be undone" in note and "held locks" in note for note in watching.notes)
         reader.rollback()
         abandon_restore(place.fleet, place.target, NAME, print, Silent())
         assert_empty(place)

@@ -99,7 +99,7 @@ class _ShardArchive:
     segments: tuple[Segment, ...] = ()
 
     def extend(self, commit: Commit) -> tuple[Segment, ...]:
-        """Add the commit's segments; return all segments of the window that ends at the commit's cut.
+        """Add the commit's segments; return all segments in the window that ends at the commit's cut.
 
         Also return the segments of WAL in which earlier commits say that the shard was idle.
         """
@@ -219,7 +219,7 @@ def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, pr
 
 
 def _read_markers(store: ObjectStore, segment: Segment) -> dict[bytes, Lsn]:
-    """Verify all bytes of the segment; return its markers with their positions."""
+    """Verify every byte of the segment; return its markers with their positions."""
     read_listed(store, segment.node, segment.key, (segment.size, segment.digest))
     events = read_events(store, segment)
     markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))

@@ -67,7 +67,7 @@ def hash_partitions(
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
         reported = hash_reported(sources, copies, streams.last)
-        # Free unused reports (those of damaged copies, or all if the segments are folded): they may take half a
+        # Free unused reports (those for damaged copies, or all if the segments are folded): they may take half a
         # gigabyte.
         streams.last.clear()
         with stage_progress(session, progress):
@@ -200,7 +200,7 @@ def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
 
 
 def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
-    """Hash rows that the driver folded, and their versions; the hashes are those that `hash_folded` returns."""
+    """Hash rows that the driver folded, and their versions; the hashes are the ones that `hash_folded` returns."""
     numbers = ("node", "group", "partition", "lsn")
     node, group, partition, lsn = (to_numpy(images[name]).astype(np.int64) for name in numbers)
     hashed = xxhash64(column_of(images["key"]))

@@ -53,7 +53,7 @@ REPORTED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class LastTask:
-    """A request for the last changes of a segment, unless they take more than `bytes_max`."""
+    """A request for the last changes in a segment, unless they take more than `bytes_max`."""
 
     segment: SegmentSource
     form: ChangeForm
@@ -62,7 +62,7 @@ class LastTask:
 
 @dataclass(slots=True)
 class LastChanges:
-    """The last changes of a segment that is being read."""
+    """The last changes in a segment that is being read."""
 
     task: LastTask
     tables: list[pa.Table] = field(default_factory=lambda: [REPORTED_SCHEMA.empty_table()])

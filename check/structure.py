@@ -1,4 +1,4 @@
-"""Check, from commits and listings alone, that commits fit together, archives have no gaps, and all objects exist."""
+"""Using commits and listings alone, check that commits fit together, archives have no gaps, and all objects exist."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _text(error: SnapshotError, name: str) -> str | None:
 
 
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
-    """Check that every object of the chain exists with the right size; report conflicts and the parts not checked."""
+    """Check that every object in the chain exists with the right size; report conflicts and the parts not checked."""
     objects = (entry for commit in chain.commits for entry in commit.named_and_listed)
     count = size_bytes = 0
     while some := list(islice(objects, OBJECTS_AT_ONCE)):

@@ -221,7 +221,7 @@ def _compare_transactions(
 
 
 def _undamaged_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
-    """Return all segments of undamaged copies, including segments that hold only events."""
+    """Return all segments in undamaged copies, including segments that hold only events."""
     return tuple(
         segment_source
         for number, node in enumerate(nodes)

@@ -122,7 +122,7 @@ COMMANDS: dict[str, CommandEntry] = {
 }
 
 
-# The sections of `--help`.
+# The sections in the `--help` output.
 SECTIONS = {
     "Set up": ("init", "key", "cluster", "demo"),
     "Take snapshots": ("create", "watch", "resume"),

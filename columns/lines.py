@@ -49,7 +49,7 @@ class Values:
         return Values(self.kinds[rows], self.starts[rows], self.lengths[rows])
 
     def fill_unchanged(self, other: Values) -> Values:
-        """Replace unchanged values with those of `other`."""
+        """Replace unchanged values with the values in `other`."""
         unchanged = self.kinds == ord("u")
         return Values(
             np.where(unchanged, other.kinds, self.kinds),
@@ -86,7 +86,7 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
 
 
 def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColumn:
-    """Extract the first `key_width` fields of every line, without the separator that follows."""
+    """Extract the first `key_width` fields in every line, without the separator that follows."""
     if key_width == 0:
         return BytesColumn(np.empty(0, np.uint8), np.zeros(len(lines) + 1, np.int64))
     starts = lines.offsets[:-1]

@@ -1,6 +1,6 @@
 """Run functions in Spark's Python workers, send values to the workers, and keep garbage collection short.
 
-A worker collects garbage after every task. The collection visits all objects of all imported modules, some 100,000 with
+A worker collects garbage after every task. The collection visits all objects in all imported modules, some 100,000 with
 pandas and pyarrow, and takes about 50 ms of CPU time, more than a small task.
 """
 

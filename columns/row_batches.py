@@ -30,7 +30,7 @@ BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
 
 
 def row_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a table (with columns key and row) in order, in batches of at most BATCH_ROWS.
+    """Yield the rows in a table (with columns key and row) in order, in batches of at most BATCH_ROWS.
 
     A batch with more than one row has at most BATCH_BYTES.
     """

@@ -93,7 +93,7 @@ def accounts_of(shard: int) -> range:
 
 
 def create_bank(dsn: str, *, shard: int) -> None:
-    """Create the tables and the accounts of shard number `shard` in the database of `dsn`, in one transaction."""
+    """Create the tables and accounts of shard number `shard` in the database that `dsn` names, in one transaction."""
     accounts = accounts_of(shard)
     with psycopg.connect(dsn) as connection:
         connection.execute(SCHEMA)

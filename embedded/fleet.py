@@ -54,7 +54,7 @@ class NoFleetError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedFleet:
-    """The servers of a fleet folder, running or not."""
+    """The servers in a fleet folder, running or not."""
 
     directory: Path
     places: NodePlaces

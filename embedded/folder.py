@@ -76,7 +76,7 @@ class State:
 
 
 def read_state(directory: Path) -> State | None:
-    """Read the state of `directory`; None if it contains no fleet.
+    """Read the fleet's state from `directory`; None if it contains no fleet.
 
     Raises FolderTakenError for a foreign file or path.
     """
@@ -217,7 +217,7 @@ def _holds_sockets(place: Path, ids: Iterable[str]) -> bool:
 
 @contextmanager
 def lock_folder(directory: Path) -> Iterator[None]:
-    """Lock the fleet of `directory` during the block; raise EmbeddedFleetBusyError if another process has locked it."""
+    """Lock the fleet in `directory` during the block; raise EmbeddedFleetBusyError if another process has locked it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,7 @@ from elsewhere. So the server sees its programs, its library and share folders, 
 elsewhere, and the targets of links. Other files in the same folders stay hidden, because the programs may be in ~/bin.
 
 A home folder, a key or a data directory may be below /usr: PostgreSQL's manual itself names /usr/local/pgsql/data, and
-/usr/local/pgsql is often the home of the user postgres.
+/usr/local/pgsql is often the home of the postgres user.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Servers for the untrusted databases of a drill.
+"""Servers for a drill's untrusted databases.
 
 Clients reach the servers through a socket in a private folder, with a password that only this process knows. The
 servers' environment contains no secrets (nodes.programs.HANDED_ON). If root creates them, they run as a user that has
 no other processes. If the kernel provides namespaces, they see only PostgreSQL, the system's programs and their own
-folder, and have no network (embedded/confine.py). An ordinary user's servers would have that user's rights. So files in
-system folders are hidden from the servers unless everybody may read them, and without namespaces a drill is refused
-unless the user allows it.
+folder, and have no network access (embedded/confine.py). An ordinary user's servers would have that user's rights. So
+files in system folders are hidden from the servers unless everybody may read them, and without namespaces a drill is
+refused unless the user allows it.
 
 The servers' folder is a fleet folder without a fleet.toml, so that stop_fleet can delete it however this process ends.
 """

@@ -1,7 +1,7 @@
 """One server of the embedded fleet: create it, start it, stop it, and make sure that it is ours.
 
 A server accepts connections only on a Unix socket in a folder that nobody but its account and root can enter. Any other
-user of the machine who could connect would be a superuser of the server, and could run programs as its account.
+user on the machine who could connect would be a superuser of the server, and could run programs as its account.
 
 A server is identified by its data directory, never by a process id alone: the pid in postmaster.pid counts only if the
 working directory of that process is the data directory. Every wait is bounded. Nothing here depends on shards or

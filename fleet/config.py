@@ -111,7 +111,7 @@ def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
 def expand_all(key: str, value: Any, missing: list[str] | None = None) -> Any:
     """Return the value with `expand` applied to all strings in it.
 
-    With `missing`, a string whose variable is not set stays unchanged, and the message of `expand` is added to
+    With `missing`, a string whose variable is not set stays unchanged, and the message from `expand` is added to
     `missing`.
     """
     if isinstance(value, str):
@@ -141,7 +141,7 @@ JAVA_OPTIONS = "JavaOptions"
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a table and its subtables, by dotted names."""
+    """Return the values in a table and its subtables, by dotted names."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
@@ -220,7 +220,7 @@ TOML_WORDS = {
     "float": "number",
     "bool": "boolean",
 }
-# TOML's escapes for the character NUL, which must not occur literally.
+# TOML's escapes for the NUL character, which must not occur literally.
 ESCAPED_NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -324,7 +324,7 @@ class AssertionTable(Record, frozen=True):
 
 
 class DrillTable(Record, frozen=True):
-    """The `[drill]` table of fleet.toml: the servers of a drill, and the assertions about the restored databases.
+    """The `[drill]` table of fleet.toml: a drill's servers, and the assertions about the restored databases.
 
     `postgresql` is the folder of the servers' programs, or None for the wheel's. `extensions` are extensions that a
     superuser creates there, in addition to those that PostgreSQL and Cutline trust.
@@ -372,7 +372,7 @@ def _has_nul(value: Any) -> bool:
 
 
 def toml_hint(error: Exception) -> str:
-    """Return the hint for an error of `decode_fleet_file`."""
+    """Return the hint for an error from `decode_fleet_file`."""
     if isinstance(error, DecodeError) and not isinstance(error, ValidationError):
         return "correct the TOML syntax; strings must be quoted"
     if str(error).endswith("got `array` - at `$.drill`"):
@@ -528,7 +528,7 @@ class Node:
 
 
 class GroupRules(Record, frozen=True):
-    """Select the tables that are groups of the fleet, by patterns for `schema.table` with `*` and `?`."""
+    """Select the tables that are groups in the fleet, by patterns for `schema.table` with `*` and `?`."""
 
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
@@ -572,7 +572,7 @@ class MetricsRules:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The fleet as fleet.toml describes it; `nodes` are in the file's order.
+    """The fleet as fleet.toml describes it; `nodes` are in the order they appear in the file.
 
     Commands without Spark don't need the variables in [spark]: a setting whose variable is not set stays unexpanded,
     and `spark_missing` contains the problem (`check_spark_variables`).
@@ -599,7 +599,7 @@ class Fleet:
 
     @property
     def primaries(self) -> tuple[Node, ...]:
-        """The shards' primaries, in the file's order."""
+        """The shards' primaries, in the order they appear in the file."""
         return tuple(node for node in self.nodes if node.backup_of is None)
 
     def node(self, node_id: str) -> Node:

@@ -1,4 +1,4 @@
-"""Files and folders that no other user of the machine can change, and files that are written atomically.
+"""Files and folders that no other user on the machine can change, and files that are written atomically.
 
 The JVM runs files from the cache folder, so the folder is used only if no other user could have put files there.
 """

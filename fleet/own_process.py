@@ -179,7 +179,7 @@ def is_of_one_process(text: str, other: str) -> bool:
 
 
 def end_sessions_statement(label: str) -> str:
-    """Return the SQL statement that ends all sessions of the label's process on a server."""
+    """Return the SQL statement that ends all sessions that the label's process has on a server."""
     owner = label.rpartition(" ")[2].replace("'", "''")
     return (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

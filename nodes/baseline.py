@@ -161,7 +161,7 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
 def check_presence(
     was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
 ) -> tuple[Node, ...]:
-    """Return, without contacting them, the nodes in fleet.toml that the full snapshot copied.
+    """Without contacting any node, return the nodes in fleet.toml that the full snapshot copied.
 
     If the snapshot contains only primaries, standbys are ignored. The standbys in `too_old`, given as (primary,
     standby) pairs, were left out of the snapshot and are also ignored. Raises BaselineChangedError if a node was added

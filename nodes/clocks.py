@@ -1,4 +1,4 @@
-"""The clocks of the primaries, compared with each other and with the clock of this machine.
+"""The primaries' clocks, compared with each other and with this machine's clock.
 
 Retention, leases, and the times of cuts and operations need one trustworthy clock. The primaries' clocks take
 precedence, because they timestamp the transactions. If they differ too much from each other, a majority of them must
@@ -34,7 +34,7 @@ _told_seconds = 0.0
 
 
 class ClocksDifferError(RefusedError):
-    """The clocks of the nodes and of this machine differ too much to trust any of them."""
+    """The nodes' clocks and this machine's clock differ too much to trust any of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 COPY and logical decoding print values under the session's settings: a row read by COPY and the same row read from WAL
 have the same bytes only because both sessions are opened here.
 
-A session requests its settings when it starts, in the startup parameter `options`. A server applies them or refuses the
+A session requests its settings when it starts, in the `options` startup parameter. A server applies them or refuses the
 session. A connection pooler in between may drop them, and a login trigger may change them, so every new session is
 queried once to verify them.
 
@@ -75,7 +75,7 @@ PINNED_SETTINGS = {
     "default_tablespace": "",
     # With "on", each commit would wait for a synchronous standby that is down.
     "synchronous_commit": "local",
-    # With "on", the planner would run functions in the CHECK constraints of a table that is copied in ranges.
+    # With "on", the planner would run functions in the CHECK constraints on a table that is copied in ranges.
     "constraint_exclusion": "partition",
     # Compiling a long catalog query takes longer than running it.
     "jit": "off",
@@ -115,7 +115,7 @@ class SessionState(NamedTuple):
 
 
 def startup_options(given: str) -> str:
-    """Return the startup parameter `options` with the pinned settings, which override the `given` options.
+    """Return the `options` startup parameter with the pinned settings, which override the `given` options.
 
     Of the `given` options, only a role takes precedence.
     """
@@ -124,13 +124,13 @@ def startup_options(given: str) -> str:
 
 
 def option(name: str, value: str) -> str:
-    """Format a setting for the startup parameter `options`; if a name is repeated, the last setting counts."""
+    """Format a setting for the `options` startup parameter; if a name is repeated, the last setting counts."""
     escaped = re.sub(r"([\\\s])", r"\\\1", value)
     return f"-c {name}={escaped}"
 
 
 def read_options(options: str) -> dict[str, str]:
-    """Parse the startup parameter `options`; if a name is repeated, the last counts (PostgreSQL manual, "postgres")."""
+    """Parse the `options` startup parameter; if a name is repeated, the last counts (PostgreSQL manual, "postgres")."""
     words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
     found: dict[str, str] = {}
     for number, word in enumerate(words):
@@ -159,7 +159,7 @@ def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
 
 
 def read_state(row: Sequence[Any], wanted: Mapping[str, str]) -> SessionState:
-    """Read the state of a session from the row of `state_query`."""
+    """Read the state of a session from the row that `state_query` returns."""
     process, system_identifier, in_recovery, *values = row
     # A setting that the server does not recognize is NULL.
     lacking = {
@@ -236,7 +236,7 @@ def cancel_statements() -> None:
 
 
 def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
-    """End all connections of this process to the server of `node`, including those of drivers that hide their sockets.
+    """End all connections from this process to `node`'s server, including those from drivers that hide their sockets.
 
     The connections in `kept` stay open; no other thread may close them.
     """
@@ -494,7 +494,7 @@ RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table
 RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
 NO_REPLICATION = f"{DIRECT} (PgBouncer 1.23 and later pass replication connections through)"
-# The values of the parameter `replication` that request an ordinary session.
+# The values of the `replication` parameter that request an ordinary session.
 NO_REPLICATION_VALUES = (None, b"", b"0", b"f", b"n", b"false", b"no", b"off")
 ONE_SERVER = "make its dsn connect to only one server: name a single host, or add target_session_attrs=primary"
 

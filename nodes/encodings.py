@@ -118,7 +118,7 @@ def fetch_texts(connection: psycopg.Connection[Any], query: str) -> list[tuple[A
 
 
 def find_inconvertible(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:
-    """Return the values, in the encoding of the connection's database, that can't be converted to UTF-8."""
+    """Return the values that can't be converted from the database's encoding to UTF-8."""
     if encoding_of(connection) in (RAW, UTF8):
         return [value for value in values if raw_text(value) != texts_of_raw([value])[0]]
     converted = _convert(connection, values)

@@ -1,7 +1,7 @@
 """Groups: the tables that are copied and whose changes are captured, and the keys of their rows.
 
 A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL identifies a row. A row is stored as a
-line of PostgreSQL's COPY text format with the key columns first, so the key is a prefix of the line. Groups with
+line in PostgreSQL's COPY text format with the key columns first, so the key is a prefix of the line. Groups with
 identity FULL and append-only groups have no key columns: such a table is a multiset of lines.
 
 A domain, array, composite or range contains values of other types, and can be loaded only if those types can.
@@ -63,7 +63,7 @@ SELECT c.attrelid::bigint, c.attnum, c.attname, special.oid::regtype::text
 
 @dataclass(frozen=True, slots=True)
 class SpecialColumns:
-    """The stored columns of one table that need attention.
+    """The stored columns in one table that need attention.
 
     `unloadable`: columns whose values PostgreSQL can print but not read back, as (column, type at fault). `xml`: the
     numbers of columns that contain XML, which only a server built with libxml can read.
@@ -133,8 +133,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
  WHERE {ORDINARY_TABLE}
  ORDER BY 2, 3
 """
-# The key columns are those that the WAL carries: with DEFAULT, the columns of the primary key if it is immediate; with
-# INDEX, the columns of the chosen index. INCLUDE columns never belong to the key.
+# The key columns are the ones that the WAL carries: with DEFAULT, the columns of the primary key if it is immediate;
+# with INDEX, the columns of the chosen index. INCLUDE columns never belong to the key.
 COLUMNS_QUERY = """
 SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,
        a.attnum, CASE WHEN a.atthasmissing
@@ -261,7 +261,7 @@ class Table:
 
     @property
     def is_admissible(self) -> bool:
-        """Whether updates of the table still succeed once they are published (PostgreSQL manual, "Replica Identity").
+        """Whether updates to the table still succeed once they are published (PostgreSQL manual, "Replica Identity").
 
         If a generated column is part of the identity, an UPDATE fails in version 18 and later; before 18, the WAL lacks
         the column.
@@ -340,7 +340,7 @@ def copy_line(text: str) -> bytes:
 
 
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
-    """Number the groups of all shards by name, and base each group's number of partitions on its largest shard.
+    """Number the groups on all shards by name, and base each group's number of partitions on its largest shard.
 
     The number of partitions is a power of two from 1 to 1,024, chosen to put about `partition_rows` rows in each. A
     table with a key on one shard and none on another gets two numbers, because folding treats the two kinds of groups

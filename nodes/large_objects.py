@@ -1,4 +1,4 @@
-"""The large objects of a database: count them, divide them, and check that our role may read them all."""
+"""The large objects in a database: count them, divide them, and check that our role may read them all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LargeObjectsUnreadableError(RefusedError):
 
 
 def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
-    """Raise LargeObjectsUnreadableError unless the role may read all large objects of these nodes."""
+    """Raise LargeObjectsUnreadableError unless the role may read all large objects on these nodes."""
     for node, connection in connections.items():
         if oids := [oid for (oid,) in connection.execute(UNREADABLE_QUERY)]:
             role = connection.info.user

@@ -331,7 +331,10 @@ class LockAnswer:
 
 
 def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
-    """Ask all primaries for their lock holders, within ASKING_SECONDS_MAX; return the answers in fleet.toml's order."""
+    """Ask all primaries for their lock holders, within ASKING_SECONDS_MAX.
+
+    Returns the answers in the order the nodes appear in fleet.toml.
+    """
 
     def ask(_node: Node, connection: psycopg.Connection[Any]) -> tuple[Holder | None, Holder | None]:
         return find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet))

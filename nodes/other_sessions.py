@@ -84,7 +84,7 @@ class SessionFilter:
     spares_ours: bool = False
 
     def parameters(self) -> dict[str, object]:
-        """Return the parameters of the query OTHERS."""
+        """Return the parameters for the OTHERS query."""
         return {"since": self.since or "-infinity", "until": self.until or "infinity", "spared": self.spares_ours}
 
 

@@ -1,4 +1,4 @@
-"""The privileges that our role needs for the objects of a database, and the statements that grant them.
+"""The privileges that our role needs for the objects in a database, and the statements that grant them.
 
 docs/roles.md lists the same privileges; a test compares the two.
 """

@@ -90,7 +90,7 @@ def unfit_error(
     others: Sequence[NodeProblem] = (),
     addresses: Mapping[str, str] | None = None,
 ) -> NodeUnfitError:
-    """Return the error that names the required problems, with the remedies.
+    """Return the error that lists the required problems, with the remedies.
 
     Without `addresses`, `others` appear only in the details. A hint with statements can be run unchanged.
     """
@@ -353,7 +353,7 @@ def quote(name: str) -> str:
 
 
 def read_role(node: Node, connection: psycopg.Connection[Any]) -> Role:
-    """Read the role of the session."""
+    """Read the session's role."""
     row = connection.execute(ROLE_QUERY).fetchone()
     if row is None:
         raise RuntimeError("pg_roles has no row for the current role")

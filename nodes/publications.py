@@ -55,7 +55,7 @@ SELECT t.evtname::text, format('%I.%I()', n.nspname, p.proname), format('%I()', 
 
 
 class EventTriggerError(RefusedError):
-    """An event trigger of the database refuses one of Cutline's statements."""
+    """An event trigger in the database refuses one of Cutline's statements."""
 
 
 class _Trigger(NamedTuple):
@@ -164,7 +164,7 @@ class NotOwnerError(RefusedError):
 
 
 class PublicationChangedError(RefusedError):
-    """A publication does not publish all changes of the snapshot's tables, or did not do so for some time."""
+    """A publication does not publish all changes to the snapshot's tables, or did not do so for some time."""
 
 
 @dataclass(frozen=True, slots=True)

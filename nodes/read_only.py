@@ -287,7 +287,7 @@ def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str
     row = connection.execute(PRIVILEGES_QUERY, (publication,)).fetchone()
     owns, owner, is_owner_super, signals, publisher = row or (False, "", True, False, None)
     if not owns:
-        # Prefer membership to a change of owner: the database's owner has privileges on the schema public.
+        # Prefer membership to a change of owner: the database's owner has privileges on the public schema.
         change = f"ALTER DATABASE {quote(database)} OWNER TO {role.quoted};"
         for statement in [change] if is_owner_super else role.grant_membership(owner):
             yield f"does not own database {database}", statement

@@ -73,7 +73,7 @@ def locked_error(
 ) -> RelationLockedError:
     """Return the error for a lock wait by `what` that timed out, naming who now holds `relations` in `modes`.
 
-    `relations` are names quoted for SQL; None means all relations of the database.
+    `relations` are names quoted for SQL; None means all relations in the database.
     """
     names = None if relations is None else list(relations)
     with connect(node) as connection:

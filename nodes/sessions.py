@@ -1,4 +1,4 @@
-"""Sessions on all nodes of a fleet."""
+"""Sessions on all nodes in a fleet."""
 
 from __future__ import annotations
 

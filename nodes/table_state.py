@@ -64,7 +64,7 @@ class AppendOnlyChangedError(RefusedError):
 
 
 class Counters(Record, frozen=True):
-    """How many rows of a table were updated and deleted. `since` stamps the last reset, "" if track_counts is off."""
+    """How many rows in a table were updated and deleted. `since` stamps the last reset, "" if track_counts is off."""
 
     updated: Count
     deleted: Count
@@ -77,7 +77,7 @@ class Counters(Record, frozen=True):
 
 
 def read_counters(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Counters]:
-    """Read the counters of these tables, keyed by oid."""
+    """Read the counters for these tables, keyed by oid."""
     rows = connection.execute(COUNTERS_QUERY, (list(oids),)).fetchall()
     return {oid: Counters(updated, deleted, since) for oid, updated, deleted, since in rows}
 
@@ -180,7 +180,7 @@ SELECT u.relid::bigint, 'names ' || named.hash
          JOIN pg_namespace n ON n.oid = o.place AND n.nspname !~ '^pg_(toast|temp)' AND u.relid > 0
         WHERE o.oid >= 16384) AS named
 """
-# A label may contain any bytes of the database's encoding.
+# A label may contain any bytes that the database's encoding allows.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
 XML_STAMP = "xml "
 

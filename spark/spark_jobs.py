@@ -60,7 +60,7 @@ class LanesParam:
 
 
 class EndedLanes:
-    """The lanes of a job that have finished. Tasks receive `accumulator` and `job`, and call `say_ended`."""
+    """The lanes in a job that have finished. Tasks receive `accumulator` and `job`, and call `say_ended`."""
 
     def __init__(self, context: SparkContext) -> None:
         self.accumulator, self.job = _accumulator_of(context), next(_jobs)
@@ -82,7 +82,7 @@ class EndedLanes:
 
 
 def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int) -> None:
-    """In an executor, report, along with the task's result, that the lane has finished."""
+    """In an executor, report that the lane has finished, along with the task's result."""
     accumulator.add({job: {lane}})
 
 
@@ -102,7 +102,7 @@ def _one(_: object) -> int:
 
 
 class NodeShares(Generic[Task]):
-    """Reports to `progress`, as tasks finish, how much work is done on each node and in total. Thread-safe.
+    """As tasks finish, reports to `progress` how much work is done on each node and in total. Thread-safe.
 
     `totals` is the amount of work in `unit`, keyed by node; `node_of` and `amount_of` return a task's node and amount.
     `progress` is also advanced by the number of tasks.
@@ -301,7 +301,7 @@ def run_tasks(
     dealing: Dealing[Task] | None = None,
     watch: Watch | None = None,
 ) -> list[Report]:
-    """Run `work` on every task in Spark tasks; return the reports in the order of the tasks.
+    """Run `work` on every task in Spark tasks; return the reports in task order.
 
     The tasks are distributed according to `dealing`; without it, each becomes one Spark task. If `watch` finds that a
     node is not responding, the job is cancelled, because a task may be waiting for that node. Reports are small
@@ -446,7 +446,7 @@ def run_own_tasks(
     progress: Progress,
     at_once: int = THREADS_MAX,
 ) -> list[Report]:
-    """Run `work` on every task in threads, `at_once` at a time; return the reports in the order of the tasks.
+    """Run `work` on every task in threads, `at_once` at a time; return the reports in task order.
 
     If this thread is interrupted, the tasks' requests to the store and this process's connections to the nodes, except
     `sessions`, are ended repeatedly until all tasks have finished. The tasks must release their slots before the caller

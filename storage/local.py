@@ -157,7 +157,7 @@ class LocalStore:
 
     @property
     def others_may(self) -> str:
-        """The access that other users of the machine have to the folder: "write", "read" or ""."""
+        """The access that other users on the machine have to the folder: "write", "read" or ""."""
         with self._translate_errors():
             mode = self.root.stat().st_mode if self.root.exists() else 0
         return "write" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "read" if mode & 0o077 else ""

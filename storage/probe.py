@@ -1,6 +1,6 @@
 """Test whether a store keeps the promises that snapshots depend on (docs/architecture.md, invariant 5).
 
-Some S3 servers ignore the condition on a put, or on the completion of an upload in parts, and silently overwrite the
+Some S3 servers ignore the condition on a put, or on the completion of a multipart upload, and silently overwrite the
 object. Their documentation does not say so; only a test shows it. The probe runs the essential checks of
 ObjectStoreContract.
 """

@@ -63,7 +63,7 @@ class CertificateFileError(UsageError):
 class S3Client:
     """Sends requests to S3: `send` sends a request once, `request` and `ask` retry it by `policy`.
 
-    Requests have the names and parameters of botocore's methods. `options` are those of s3fs.
+    Requests have the names and parameters of botocore's methods. `options` are s3fs's options.
     """
 
     def __init__(self, *, policy: Retries, store: str, **options: Any) -> None:
@@ -238,7 +238,7 @@ def _check_authorities(path: str) -> None:
 
 
 def s3_client(options: Mapping[str, object], url: str) -> S3Client:
-    """Return a client with bounded waits and the user's `options`, both those of s3fs and Cutline's own.
+    """Return a client with bounded waits and the user's `options`, both s3fs's and Cutline's own.
 
     `url` names the store in reports of waits. Raises CertificateFileError.
     """

@@ -1,19 +1,19 @@
-"""Create an S3 object exactly once: by a conditional put or, if it is large, by a conditional upload in parts.
+"""Create an S3 object exactly once: by a conditional put or, if it is large, by a conditional multipart upload.
 
 Both are retried until the result is known. Each create stores an id in the object's metadata, which makes retries safe:
 if an answer was lost and the retry finds the key taken, the id shows whether this create took it. Source: Amazon S3
 User Guide, "Add preconditions to S3 operations".
 
 A put is a single request and leaves nothing behind, so it suits objects that can be sent again in a moment. If the put
-of a large object breaks off near the end, the whole object must be sent again, over one connection. An upload in parts
+of a large object breaks off near the end, the whole object must be sent again, over one connection. A multipart upload
 repeats only the broken part, and sends several parts in parallel. Completing the upload takes the same
 `If-None-Match: *` as a put. A failed upload is aborted, so that its parts are not kept and billed; `unfinished` finds
 the uploads of killed processes. Source: "Uploading and copying objects using multipart upload", ibid.
 
-Every put and every request that starts an upload in parts names the encryption that the server must use
+Every put and every request that starts a multipart upload specifies the encryption that the server must use
 (`s3_additional_kwargs` of s3fs). Some servers ignore it. So the first object that a process creates in each way is
 verified after it is stored: from the server's answer, or else from the object's metadata. A process's first put is
-never a commit, but its first upload in parts may be a commit. That commit is valid even if the server did not encrypt
+never a commit, but its first multipart upload may be a commit. That commit is valid even if the server did not encrypt
 it (snapshots/operations/committing.py). Source: "Specifying server-side encryption with AWS KMS", ibid.
 """
 
@@ -46,7 +46,7 @@ from cutline.storage.store import (
 PUT_ID = "cutline-put"
 # The encryption and its key, in the parameters of a put and in its answer.
 ENCRYPTION, KMS_KEY = "ServerSideEncryption", "SSEKMSKeyId"
-MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: resending less costs no more than uploading in parts
+MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: resending less costs no more than a multipart upload
 PART_BYTES = 16 * 2**20
 PARTS_MAX = 10_000
 PARTS_AT_ONCE = 4  # a create holds copies of this many parts in memory
@@ -159,7 +159,7 @@ def is_same_key(asked: str, told: str) -> bool:
 
 
 class Upload(NamedTuple):
-    """An upload in parts that has started."""
+    """A multipart upload that has started."""
 
     bucket: str
     name: str
@@ -189,7 +189,7 @@ UNDERWAY = _Underway()
 
 
 async def create_in_parts(creation: Creation, body: bytes) -> None:
-    """Create the object by an upload in parts; raise the errors of ObjectStore.create."""
+    """Create the object by a multipart upload; raise the errors of ObjectStore.create."""
     client = creation.client
     metadata = {PUT_ID: creation.put_id}
     try:

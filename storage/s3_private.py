@@ -3,7 +3,7 @@
 Everything else in storage/ uses what s3fs, aiobotocore, botocore and aiohttp document. pyproject.toml bounds their
 versions, and tests/unit/test_storage_s3_private.py fails if a member named here changes, or if another module uses one.
 
-obstore can't replace these libraries: version 0.12 lacks conditional uploads in parts, deletion of versions, and
+obstore can't replace these libraries: version 0.12 lacks conditional multipart uploads, deletion of versions, and
 profiles. It mistakes the object of its own repeated put for another program's, can't list names with an empty segment,
 and hangs in a forked process.
 """
@@ -16,7 +16,7 @@ from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untype
 
 
 class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """An HTTP session that sends a request once; botocore's option `http_session_cls` takes this class.
+    """An HTTP session that sends a request once; botocore's `http_session_cls` option takes this class.
 
     `AIOHTTPSession._get_session` creates aiohttp's session, and is the only place where it can be reached.
     `ClientSession._retry_connection` makes aiohttp silently repeat a PUT whose connection broke; no public option turns

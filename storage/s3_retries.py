@@ -1,11 +1,11 @@
-"""The retry policy of all S3 requests: puts, reads, listings and deletions.
+"""The retry policy for all S3 requests: puts, reads, listings and deletions.
 
 S3 asks for fewer requests (503 SlowDown) for minutes while it splits a prefix, and restarting a store takes as long. So
-retries are limited by time, not by a number of attempts, and the operator is told. The longest pause doubles each time,
-and the actual pause is random between zero and that ("full jitter"), so that clients stopped by the same outage don't
-all come back at the same time.
+retries are limited by time, not by the number of attempts, and the operator is told. The longest pause doubles each
+time, and the actual pause is random between zero and that ("full jitter"), so that clients stopped by the same outage
+don't all come back at the same time.
 
-`Pace` is the state shared by all requests of a process: how many may start per second once the store has asked for
+`Pace` is the state shared by all requests from a process: how many may start per second once the store has asked for
 fewer, and how long none has succeeded. Once a request has waited in vain for an outage to end, later requests fail at
 once. storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
 Jitter"; Amazon S3 User Guide, "Best practices design patterns".
@@ -71,7 +71,7 @@ class Retries:
 
 @dataclass(slots=True)
 class Pace:
-    """The state shared by all requests of a process to a store. Used in one event loop only.
+    """The state shared by all requests from a process to a store. Used in one event loop only.
 
     After the store has asked for fewer requests, `rate` requests may start per second: at first half as many as before,
     and gradually more while they succeed.

@@ -149,10 +149,13 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class CreatesInParts(Protocol):
-    """A store that uploads large objects in parts; servers may honour a put's condition but not an upload's."""
+    """A store that uses multipart uploads for large objects.
+
+    Servers may honour the condition on a put but not on an upload.
+    """
 
     def create_in_parts(self, key: str, body: bytes) -> None:
-        """Create the object in parts, as ObjectStore.create does for large objects; `body` may be of any size."""
+        """Create the object by multipart upload, as `create` does for large objects; `body` may be of any size."""
         ...
 
 

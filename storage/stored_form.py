@@ -40,7 +40,7 @@ class StoredForm(Protocol):
         ...
 
     def stored_size(self, written_size: int) -> int:
-        """Return the number of stored bytes of an object of `written_size` bytes."""
+        """Return the number of stored bytes in an object of `written_size` bytes."""
         ...
 
 

@@ -20,7 +20,7 @@ Listener: TypeAlias = Callable[[str], None]
 
 # The environment variable that names the file for the reports of tasks on this machine.
 VARIABLE = "CUTLINE_STORE_WAITS"
-# All processes of a command run into the same problem, which is reported once a minute.
+# All of a command's processes run into the same problem, which is reported once a minute.
 SAME_SECONDS = 60.0
 # How long the clean-up requests of a stopped command are repeated.
 HURRY_SECONDS = 5.0

@@ -24,7 +24,7 @@ Background = Annotated[
 
 
 def or_in_background(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the option --background."""
+    """Give a command the --background option."""
 
     @wraps(command)
     def run(context: typer.Context, *, background: bool = False, **options: Any) -> None:

@@ -195,7 +195,7 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 
 
 def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
-    """Return a snapshot's newest check, its newest full check, and its newest full check with the result valid.
+    """Return a snapshot's newest check, its newest full check, and its newest full check whose result is valid.
 
     `standing_conflicts` is the newest check with conflicts that no newer check has shown to be gone. Any may be null.
     """

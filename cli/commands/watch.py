@@ -90,7 +90,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
             if is_busy and watcher.had_turn:
                 watcher.hand_over()
             # An error at startup will persist until somebody fixes its cause. A later error may go away, so wait, even
-            # while another watch is working: nodes may have switched roles, and fleet.toml will be updated.
+            # while another watch is active: nodes may have switched roles, and fleet.toml will be updated.
             is_refused = is_start and not is_busy and not isinstance(error, UnreachableError)
             if find_behind(error, KeyboardInterrupt) is not None or is_refused:
                 raise
@@ -113,7 +113,7 @@ def run_watch(watcher: Watcher) -> NoReturn:
 
 
 def obstacle_of(watcher: Watcher, error: SnapshotError, silent: SilentWatch) -> SnapshotError | None:
-    """Return the error that keeps the watch from working; None if another watch is working and reports failures."""
+    """Return the error that keeps the watch from running; None if another watch is running and reporting failures."""
     if isinstance(error, BusyError):
         return silent.find(watcher.source, error)
     return None if isinstance(error, UnreachableError) and is_another_at_work(watcher) else error

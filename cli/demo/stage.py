@@ -96,7 +96,7 @@ class Stage:
         return self._target.result()
 
     def open_bank(self, fleet: EmbeddedFleet) -> BankWorkload:
-        """Start the bank's clients; they work until `stop` or the end of the block."""
+        """Start the bank's clients; they run until `stop` or the end of the block."""
         return self._opened.enter_context(
             BankWorkload(fleet.dsns(), clients=CLIENTS, pause_seconds=CLIENT_PAUSE_SECONDS)
         )

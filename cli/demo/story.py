@@ -187,7 +187,7 @@ class Story:
                 self._take(stage, fleet, bank)
 
     def check(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Read everything back while the bank is working, and start the servers to restore into in the background."""
+        """Read everything back while the bank is running, and start the servers to restore into in the background."""
         text = (
             "A backup that nobody has read back is only a hope. The check reads every stored object and compares "
             "primary with standby and shard with shard, down to each row and each transfer."

@@ -1,4 +1,4 @@
-"""The fleet file of a command line: the file that --fleet names, else $SNAPSHOT_FLEET, else ./fleet.toml.
+"""The fleet file for a command line: the file that --fleet names, else $SNAPSHOT_FLEET, else ./fleet.toml.
 
 This module must stay cheap to import: `snapshot --help` imports it.
 """

@@ -1,7 +1,7 @@
-"""JUnit reports of checks and drills.
+"""JUnit reports on checks and drills.
 
-The report of a check contains one suite per snapshot, with one failure per conflict and one skipped case per skipped
-item. The report of a drill contains one suite, with a case for the restore, a skipped case for each refused statement,
+The report on a check contains one suite per snapshot, with one failure per conflict and one skipped case per skipped
+item. The report on a drill contains one suite, with a case for the restore, a skipped case for each refused statement,
 and a case for each assertion. For a command that did not finish, the report is one case with an error.
 """
 
@@ -23,7 +23,7 @@ NO_ASSERTIONS = "fleet.toml contains no [[drill.assertion]], so nothing was test
 
 
 def junit_of(report: CheckReport) -> str:
-    """Return the report of a check as XML."""
+    """Return the report on a check as XML."""
     suites = ElementTree.Element("testsuites", name=CHECK, time=f"{report.seconds:.3f}")
     for snapshot in report.snapshots:
         suites.append(_suite(snapshot))
@@ -31,7 +31,7 @@ def junit_of(report: CheckReport) -> str:
 
 
 def junit_of_drill(report: DrillReport) -> str:
-    """Return the report of a drill as XML."""
+    """Return the report on a drill as XML."""
     restored, suites = report.restored, ElementTree.Element("testsuites", name=DRILL, time=f"{report.seconds:.3f}")
     outcomes = [assertion.holds for assertion in report.assertions]
     name = f"{restored.snapshot} at increment {restored.increment}"
@@ -62,7 +62,7 @@ def junit_of_drill(report: DrillReport) -> str:
 
 
 def junit_of_error(what: str, message: str, kind: str) -> str:
-    """Return the report of a command that did not finish, as XML; `kind` is a stable name for the reason."""
+    """Return the report on a command that did not finish, as XML; `kind` is a stable name for the reason."""
     suites, name = ElementTree.Element("testsuites", name=what), what
     suite = ElementTree.SubElement(suites, "testsuite", name=name, tests="1", failures="0", errors="1", skipped="0")
     case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"the {what.rpartition(' ')[2]} ends")

@@ -87,7 +87,7 @@ def _lock_text(lock: LockAnswer) -> str:
 
 
 def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
-    """Ask the nodes, in their order in fleet.toml, and read from the store how far their WAL is archived."""
+    """Ask the nodes, in the order they appear in fleet.toml, and read from the store how far their WAL is archived."""
     query = LagsQuery(fleet.nodes)
     locks = {ask_lock_holder.node: ask_lock_holder for ask_lock_holder in ask_lock_holders(fleet)}
     archived = archived_positions(chains_by_cut(read_entries(store, fleet)))

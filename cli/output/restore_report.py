@@ -1,4 +1,4 @@
-"""The reports of a restore and of a drill, as text and as JSON."""
+"""The reports on a restore and on a drill, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `restore` that select a part of a snapshot, or change names, owners or targets."""
+"""The `restore` options that select part of a snapshot, or change names, owners or targets."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 # Characters that a terminal does not show, in addition to those in category Cf: fillers and variation selectors
-# (Unicode's property Default_Ignorable_Code_Point).
+# (Unicode's Default_Ignorable_Code_Point property).
 INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 # Invisible characters that are part of words and emoji: zero-width joiner and non-joiner, variation selectors.
 JOINERS = "\u200c\u200d\ufe0e\ufe0f"

@@ -70,7 +70,7 @@ def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None
     """Find the chain of the newest of these snapshots that has rows; None if no snapshot has rows.
 
     The newest snapshot is the one whose first cut is the latest: the time in a name may be in the future. Raises
-    StoreEncryptedError, and the errors of the store.
+    StoreEncryptedError, and the store's errors.
     """
     fulls = [full for name in names[-READ_MAX:] if (full := _read_full(store, name, log)) and not full.only_cut]
     if not fulls:
@@ -154,7 +154,7 @@ class Following:
         return self.chain is not None and self.chain.goes_on
 
     def find(self) -> None:
-        """Find the chain; raises the errors of the store."""
+        """Find the chain; raises the store's errors."""
         store = self.source.open_store()
         self._names = matching_names(store, self.source.rules.name)
         self.chain = find_chain(store, self._names, self.log)

@@ -109,7 +109,7 @@ def told_failures(store: ObjectStore, own: str, own_state: WatchState | None) ->
 
     Only watches that have ended count, back to the last watch that had the turn; the current watch has it now. If
     `own_state` is the newest, the current watch had the turn before: `own_state` contains the failures that it had
-    reported when it lost the turn. Raises the errors of the store.
+    reported when it lost the turn. Raises the store's errors.
     """
     documents, now = document_names(store), utc_now()
     signs = (_of_sign(way, now) for way in read_under_way(store, documents) if way.kind == WATCH and way.id != own)
@@ -168,11 +168,11 @@ def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
 
 @dataclass(slots=True)
 class Notices:
-    """Sends notices to the command in the fleet's file; problems with that command are logged."""
+    """Sends notices to the command in the fleet file; problems with that command are logged."""
 
     source: FleetSource
     log: Callable[..., None]
-    # Whether another watch is working. If so, it reports problems with the file, because both watches use it.
+    # Whether another watch is active. If so, it reports problems with the file, because both watches use it.
     is_beside: bool = False
     _troubles: dict[TaskKind, Task] = field(default_factory=dict)
 
@@ -185,13 +185,13 @@ class Notices:
 
     @property
     def failures(self) -> int:
-        """How many times in a row the watch could not work at all."""
+        """How many times in a row the watch could not run at all."""
         # The metrics thread reads this, too.
         trouble = self._troubles.get(TaskKind.WATCH)
         return trouble.failures if trouble else 0
 
     def waits(self, error: SnapshotError | None, recovered: str = "the watch is working again") -> None:
-        """Report, once, a problem that keeps the watch from working at all; with None, report that it has ended."""
+        """Report a problem that keeps the watch from running at all (only once); with None, report that it is over."""
         self._tell(TaskKind.WATCH, error, recovered)
 
     def adopt(self, told: dict[TaskKind, Task], not_needed: Iterable[Task]) -> None:
@@ -206,7 +206,7 @@ class Notices:
         return list(self._troubles.values())
 
     def refuses_file(self, error: SnapshotError | None) -> None:
-        """Report, once, a problem with fleet.toml; with None, report that it has ended."""
+        """Report a problem with fleet.toml (only once); with None, report that it has ended."""
         if not self.is_beside or TaskKind.FILE in self._troubles:
             self._tell(TaskKind.FILE, error, "the watch is using the current fleet.toml again")
 

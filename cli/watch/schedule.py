@@ -20,7 +20,7 @@ PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
 
 
 class TaskKind(StrEnum):
-    """The kinds of tasks of `watch`.
+    """The kinds of tasks that `watch` does.
 
     When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 

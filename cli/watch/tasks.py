@@ -272,7 +272,7 @@ def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
 
 
 def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
-    """Return the snapshot, and the result of its last full check; raises the errors of the store."""
+    """Return the snapshot, and the result of its last full check; raises the store's errors."""
     store = open_own_store(fleet)
     check = read_checks(store, document_names(store)).full.get(snapshot)
     if check is None:
@@ -283,7 +283,7 @@ def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
 
 
 def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
-    """Return the snapshot of the last drill, and the drill's result; raises the errors of the store."""
+    """Return the snapshot of the last drill, and the drill's result; raises the store's errors."""
     for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
         has_verdict = ended.code in (DONE, CONFLICTS, INCONCLUSIVE)
         if ended.ended_at is not None and has_verdict and ended.intent is not None and ended.intent.is_drill:

@@ -1,8 +1,8 @@
-"""The turn of a watch: at most one `watch` of a fleet works at a time; others stand by until it ends.
+"""The turn of a watch: at most one `watch` per fleet is active at a time; others stand by until it ends.
 
 The watch has its own lock, separate from the fleet's, so that other commands can run between its tasks. The lock is
-released with the sessions of the process, however the process ends. Two watches at once would do no harm, because every
-task takes the fleet's lock.
+released with the process's sessions, however the process ends. Two watches at once would do no harm, because every task
+takes the fleet's lock.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Turn:
 
 @contextmanager
 def take_turn(fleet: Fleet, log: Callable[..., None]) -> Iterator[Turn]:
-    """Hold the lock of the fleet's watch; raise FleetBusyError, which names its holder, or NodeUnreachableError."""
+    """Hold the fleet's watch lock; raise FleetBusyError, which names its holder, or NodeUnreachableError."""
     with (
         open_sessions(fleet, fleet.primaries) as sessions,
         lock_fleet(sessions, watch_lock(fleet), own_label("watch")) as lock,

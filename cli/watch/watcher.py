@@ -76,7 +76,7 @@ class Watcher:
         return self.following.chain
 
     def begin(self) -> None:
-        """Find the chain, and the time when each task was last done; raises the errors of the store."""
+        """Find the chain, and the time when each task was last done; raises the store's errors."""
         self.following.find()
         self.plan()
         self.following.plan()

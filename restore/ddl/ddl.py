@@ -67,7 +67,7 @@ class SchemaLoadError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class DdlEntry:
-    """An entry of a shard's archive, with the statements that create its object.
+    """An entry in a shard's archive, with the statements that create its object.
 
     `number` identifies the entry; `dependencies` are the numbers of the entries that it needs. `tablespace` and
     `access` (table access method) are settings for its statements; "" is the default.

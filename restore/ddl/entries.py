@@ -1,4 +1,4 @@
-"""Choose the entries of a shard's archive that a restore runs, and adapt them to each target.
+"""Choose the entries in a shard's archive that a restore runs, and adapt them to each target.
 
 Entries are chosen by their types and dependencies. Statements about owners, grants and extensions must have one of a
 few known forms; otherwise they are refused. The text of other statements does not influence the choice.
@@ -112,7 +112,7 @@ def check_moves(entries: Iterable[ArchiveEntry], moves: Iterable[TableMove]) -> 
 
 
 def _own_name(entry: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
-    """Return the name of the entry's object; in a constraint's entry, the name follows that of the table."""
+    """Return the name of the entry's object; in a constraint's entry, the name follows the table's name."""
     tables = [entries[number].name for number in entry.dependencies if number in entries]
     prefixes = [f"{name} " for name in tables if entry.kind == CONSTRAINT and entry.name.startswith(f"{name} ")]
     return entry.name.removeprefix(max(prefixes, key=len, default=""))
@@ -252,7 +252,7 @@ class ArchiveDdl:
         programs = archive_reader(node, self.contents.writer)
         written = write_statements(self.body, self.contents, entries, folder, programs)
         sections: dict[str, list[DdlEntry]] = {PRE_DATA: [], POST_DATA: [], EVENT_TRIGGERS: []}
-        # Grant privileges after all objects of their section exist: an owner may have revoked its own privileges.
+        # Grant privileges after all objects in their section exist: an owner may have revoked its own privileges.
         for entry in sorted(entries, key=lambda entry: entry.kind in (PRIVILEGES, DEFAULT_PRIVILEGES)):
             sections[_section_of(entry)].append(
                 DdlEntry(

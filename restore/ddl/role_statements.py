@@ -1,4 +1,4 @@
-"""The statements of an archive's entries, as pg_restore writes them, for the roles of a target.
+"""The statements in an archive's entries, as pg_restore writes them, for the roles of a target.
 
 In an archive, owners are separate values. Grantees, grantors, and the roles in policies, default privileges and user
 mappings appear in statements. Each such statement has one of a few forms, with all identifiers quoted; any other form

@@ -102,7 +102,7 @@ def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
 
 
 def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, names: Iterable[str]) -> set[str]:
-    """Read the marks of a section in the ledger; raise SchemaLoadError if a mark is not among `names`."""
+    """Read a section's marks from the ledger; raise SchemaLoadError if a mark is not among `names`."""
     query = MARKS_QUERY.format(ledger=ledger, section=section)
     marks = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
     if not marks <= set(names):
@@ -120,7 +120,7 @@ def refused_mark(section: str, entry: DdlEntry) -> str:
 
 
 def read_refused(connection: psycopg.Connection[Any], ledger: str) -> set[str]:
-    """Read the marks of refused entries in the ledger."""
+    """Read the marks of refused entries from the ledger."""
     query = MARKS_QUERY.format(ledger=ledger, section=REFUSED)
     return {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
 
@@ -131,7 +131,7 @@ def remove_refused(ledger: str, name: str) -> str:
 
 
 def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
-    """Read the indexes and constraints of the database."""
+    """Read the indexes and constraints in the database."""
     rows = connection.execute(EXISTING_QUERY).fetchall()
     return {BuiltObject(*(raw_text(bytes(cell)) for cell in row)) for row in rows}
 
@@ -158,7 +158,7 @@ PARTITION = "TABLE ATTACH"
 
 
 class NamedEntry(Protocol):
-    """An entry of an archive."""
+    """An entry in an archive."""
 
     @property
     def number(self) -> int:
@@ -265,7 +265,7 @@ EMPTY = "''"
 PINNED_PATH = PINNED_SETTINGS["search_path"]
 # An extension's script may change the session's search_path, as postgis_topology does.
 AFTER_EXTENSION = "SELECT pg_catalog.set_config('search_path', '', false);\n"
-# The entries of archives have lower numbers.
+# Entries in archives have lower numbers.
 DATABASE_NUMBER = 1 << 40
 # pg_dump 18 writes this regardless of the server's version.
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
@@ -583,7 +583,7 @@ class _Queue:
             named = (tables[number] for number in entry.dependencies if number in tables)
             return max((sizes.get((table.schema, table.name), 0) for table in named), default=0)
 
-        # Entries of the same size keep the order of the archive.
+        # Entries of the same size keep their order in the archive.
         self.waiting = sorted(entries, key=lambda entry: -size(entry))
         self.unfinished = set(by_number)
         self.running, self.refused, self.is_stopped = {}, [], False

@@ -35,7 +35,7 @@ ATTRIBUTES = {
 # Attributes that let a role do more than its granted privileges.
 POWERS = ("superuser", "createrole", "replication", "bypassrls")
 # PostgreSQL's own roles whose members can't see other roles' data. Its other roles give access to the server's files
-# and programs, or to the rows of every database. pg_monitor can read settings that only superusers see, such as the
+# and programs, or to the rows in every database. pg_monitor can read settings that only superusers see, such as the
 # password in primary_conninfo (pg_read_all_settings). It can also read other roles' statements, which may set
 # passwords, in pg_stat_activity and pg_stat_statements (pg_read_all_stats).
 HARMLESS = frozenset(("pg_stat_scan_tables", "pg_checkpoint", "pg_use_reserved_connections"))

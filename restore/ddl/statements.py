@@ -65,7 +65,7 @@ NO_VARIABLE = re.compile(r'"(?![A-Z_]+")')
 
 
 class Statement(NamedTuple):
-    """A statement of a script: `text` with everything that precedes it, and `bare`, without preceding comments."""
+    """A statement in a script: `text` with everything that precedes it, and `bare`, without preceding comments."""
 
     text: str
     bare: str
@@ -86,7 +86,7 @@ def _statement(text: str) -> Statement:
 
 
 class _Token(NamedTuple):
-    """A token of a script, up to the offset `end`; `is_statement_end`: it is the semicolon after a statement."""
+    """A token in a script, up to the offset `end`; `is_statement_end`: it is the semicolon after a statement."""
 
     match: re.Match[str]
     end: int
@@ -146,7 +146,7 @@ def _is_open(match: re.Match[str], end: int, script: str) -> bool:
 
 
 def _tokens(script: str) -> Iterator[_Token]:
-    """Yield the relevant tokens of a script; an unclosed token ends beyond the script's end."""
+    """Yield the relevant tokens in a script; an unclosed token ends beyond the script's end."""
     offset, parentheses, bodies = 0, 0, 0
     words: list[str] = []
     while token := TOKEN.search(script, offset):

@@ -39,10 +39,10 @@ NO_GRANTOR = "RESET SESSION AUTHORIZATION;"
 PRIVILEGE_VERBS = ("GRANT ", "REVOKE ", "ALTER DEFAULT PRIVILEGES ", "SET SESSION AUTHORIZATION ", NO_GRANTOR)
 # The statements with which adapted DDL changes roles.
 SET_ROLE, RESET_ROLE = "SET ROLE ", "RESET ROLE;"
-# The entries of archives have positive numbers.
+# Entries in archives have positive numbers.
 LOANS_NUMBER = 0
 CUTLINES = re.compile(rf'(?:CREATE|ALTER) PUBLICATION "?(?P<name>{OWN_PUBLICATION})"? ')
-# The owner of schema public in a new database, a role whose only member is the database's owner.
+# The owner of the public schema in a new database, a role whose only member is the database's owner.
 PUBLIC, PUBLIC_OWNER = "public", "pg_database_owner"
 
 

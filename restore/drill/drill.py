@@ -1,4 +1,4 @@
-"""`drill`: prove that a snapshot can be restored, without using any node of the fleet."""
+"""`drill`: prove that a snapshot can be restored, without using any node in the fleet."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_drill(
     announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
     own: Fleet | None = None,
 ) -> DrillReport:
-    """Restore into temporary servers, run every assertion of fleet.toml, and remove the servers.
+    """Restore into temporary servers, run every assertion in fleet.toml, and remove the servers.
 
     With `own`, restore into temporary databases on that fleet's servers, and remove the databases afterwards.
     `announce` is called with the plan and its preview before the restore. Raises DrillUnfitError if the servers are

@@ -146,7 +146,7 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
         with raising_unreachable(target.node):
             (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
             if system not in made:
-                # BYPASSRLS lets the role, which also runs the assertions, see all rows of tables that FORCE row
+                # BYPASSRLS lets the role, which also runs the assertions, see all rows in tables that FORCE row
                 # security.
                 create_login(target.maintenance, name, password, "CREATEDB BYPASSRLS", mark=name)
                 made.add(system)

@@ -1,4 +1,4 @@
-"""The servers of a drill: one for each shard, in a temporary folder, for untrusted databases.
+"""A drill's servers: one for each shard, in a temporary folder, for untrusted databases.
 
 A role without privileges restores the databases, and code from the source runs only as that role. A superuser creates
 this role, the snapshot's roles and the extensions, and connects to the databases only while they are empty. The servers

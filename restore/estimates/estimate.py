@@ -117,7 +117,7 @@ class BegunShard:
 
 
 def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: Iterable[ArchiveEntry]) -> ShardVolume:
-    """Measure the volume of a shard's `groups`; `entries` are the entries of its DDL that are restored."""
+    """Measure the volume of a shard's `groups`; `entries` are the entries in its DDL that are restored."""
     chosen = tuple(groups)
     names = stored_names(chain, shard, chosen)
     base_bytes, rows = 0, Counter[str]()

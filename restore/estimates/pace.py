@@ -31,7 +31,7 @@ SELECT (SELECT coalesce(sum(rows), 0) FROM {ledger})
      + (SELECT coalesce(sum(substr(application_name, {begin})::bigint), 0) FROM pg_stat_activity
          WHERE datname = current_database() AND application_name ~ '^{loading}[0-9]{{1,18}}$')
 """
-# The indexes and foreign keys of every table, and the finished fraction of indexes being built. For a B-tree, the scan,
+# The indexes and foreign keys on every table, and the finished fraction of indexes being built. For a B-tree, the scan,
 # the sort (which the server does not report) and the load into the tree each take about a third of the time.
 INDEXES_QUERY = """
 SELECT n.nspname || '.' || c.relname, sum(one.done)::float8
@@ -56,7 +56,7 @@ class NodeTally:
 
 
 def rows_tally(database: Node, ledger: str, rows: int) -> NodeTally:
-    """Count the loaded rows, including those of open transactions."""
+    """Count the loaded rows, including rows from open transactions."""
     query = LOADED_QUERY.format(ledger=ledger, loading=LOADING, begin=len(LOADING) + 1)
 
     def ask(connection: psycopg.Connection[Any]) -> int:

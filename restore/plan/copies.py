@@ -96,7 +96,7 @@ def list_objects(chain: Chain, nodes: Iterable[str]) -> Iterator[ChainObject]:
 
 
 def count_bytes(chain: Chain, shards: Collection[str]) -> int:
-    """Count the bytes of all objects of these shards' copies; for a lost list, count only the list object itself."""
+    """Count the bytes of all objects in these shards' copies; for a lost list, count only the list object itself."""
     nodes = {node for node in chain.baseline if chain.shard_of(node) in shards}
     segments = sum(segment.size for node in nodes for segment in chain.segments(node))
     entries = [entry for commit in chain.commits for entry in commit.entries if entry.node in nodes]
@@ -293,7 +293,7 @@ def _missing(
 
 
 def settle_copies(store: ObjectStore, chain: Chain, wanted: Wanted, damages: Damages) -> CopyChoice:
-    """Choose the copies; if a part is lost, raise ObjectDamagedError naming the losses and restorable increments."""
+    """Choose the copies; if a part is lost, raise ObjectDamagedError listing the losses and restorable increments."""
     choice, lost = choose_copies(chain, wanted, damages)
     if lost:
         raise _damage_error(store, chain, wanted, choice, (lost, damages))
@@ -320,7 +320,7 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
 
 
 def explain_damage(store: ObjectStore, chain: Chain, wanted: Wanted, error: ObjectDamagedError) -> ObjectDamagedError:
-    """Extend the error for an object that turned out to be altered when it was read; name the resulting losses."""
+    """Extend the error for an object that turned out to be altered when it was read; list the resulting losses."""
     if "lost" in error.details:
         return error
     key, node, kind = (str(error.details.get(name)) for name in ("object", "node", "kind"))
@@ -337,7 +337,7 @@ def _damage_error(
     store: ObjectStore, chain: Chain, wanted: Wanted, choice: CopyChoice, found: tuple[list[LostPart], Damages]
 ) -> ObjectDamagedError:
     lost, damages = found
-    # Later increments may have more damage, which must not prevent the hint from naming the restorable increments.
+    # Later increments may have more damage, which must not prevent the hint from listing the restorable increments.
     try:
         longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
     except SnapshotDeletedError:

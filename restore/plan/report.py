@@ -1,4 +1,4 @@
-"""The report of a restore, for both human readers and scripts."""
+"""The report on a restore, for both human readers and scripts."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class BorrowedRows:
 class RefusedStatement:
     """A statement that a target refused, as reported; `needs` names the refused object that it depends on, if any.
 
-    `statement` is the refused statement in readable form. `script` contains all statements of the object's entry: none
-    of them took effect, or they are grants, which can be repeated. The script is raw text (nodes.encodings) and may
-    contain passwords, so it is written only to the file of refused statements. `settings` are the statements that set
-    the session up for this script and the following ones (empty if nothing changes). `access` is the database's
+    `statement` is the refused statement in readable form. `script` contains all the statements in the object's entry:
+    none of them took effect, or they are grants, which can be repeated. The script is raw text (nodes.encodings) and
+    may contain passwords, so it is written only to the file of refused statements. `settings` are the statements that
+    set the session up for this script and the following ones (empty if nothing changes). `access` is the database's
     connection string without passwords. If there are many similar statements, the text report only counts them, and
     `counted` is the noun for the count.
     """

@@ -141,7 +141,7 @@ def missing_roles(
     """Return the roles that the target's server lacks; raise TargetUnfitError if we may not create them.
 
     The roles `of_database` are needed only for the database's own properties. `may_create`: the user allows creating
-    roles; `by_superuser`: a superuser creates them for our role. `encoding` is that of the restored database.
+    roles; `by_superuser`: a superuser creates them for our role. `encoding` is the restored database's encoding.
     """
     roles, of_database = list(roles), list(of_database)
     may_do_without = set(of_database).difference(roles)
@@ -184,7 +184,7 @@ def missing_roles(
 def find_existing_roles(
     target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str
 ) -> set[str]:
-    """Return the roles that exist on the target's server; `encoding` is that of the restored database."""
+    """Return the roles that exist on the target's server; `encoding` is the restored database's encoding."""
     roles = list(roles)
     with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
         known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}

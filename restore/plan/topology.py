@@ -41,7 +41,7 @@ class LargeObjectsUnroutedError(RefusedError):
 
 
 def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> None:
-    """Raise SourcesDifferError, naming the differences, unless all sources have the definitions of the first.
+    """Raise SourcesDifferError, listing the differences, unless all sources have the definitions of the first.
 
     Compares the databases' encodings, locales and search_path, the tables, and the whole DDL with its owners. All other
     properties of the database or server are taken from the first source: see _is_of_server.
@@ -160,7 +160,7 @@ class ShownRoute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Sends the rows of all `sources` to `targets` (node ids in the order of the target's file).
+    """Sends the rows of all `sources` to `targets` (node ids in the order they appear in the target's file).
 
     `routes` are keyed by table name. The DDL and settings are taken from the first source.
     """

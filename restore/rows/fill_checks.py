@@ -1,4 +1,4 @@
-"""Find all obstacles to filling the tables of a database, before anything is changed.
+"""Find all obstacles to filling the tables in a database, before anything is changed.
 
 There is at most one obstacle of each kind; it names all affected tables, and the statements that remove it.
 """
@@ -54,7 +54,7 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN used ON used.relid = c.oid
 def find_used(
     connection: psycopg.Connection[Any], groups: Iterable[Group], sequences: Iterable[StoredSequence]
 ) -> list[StoredSequence]:
-    """Return those of `sequences` that are used by columns of these tables in the session's database."""
+    """Return those of `sequences` that are used by columns in these tables in the session's database."""
     oids = oids_of(connection, groups)
     used = set(connection.execute(USED_QUERY, (oids,)).fetchall())
     return [sequence for sequence in sequences if (sequence.schema, sequence.name) in used]
@@ -153,7 +153,7 @@ class WantedRows:
 def check_tables(
     node: Node, connection: psycopg.Connection[Any], wanted: WantedRows, obstacles: Obstacles
 ) -> dict[str, int]:
-    """Add the obstacles to filling the tables of the session's database; return the table oids, keyed by group name."""
+    """Add the obstacles to filling the tables in the session's database; return the table oids, keyed by group name."""
     checker = Checker(node, obstacles)
     role = read_role(node, connection).quoted
     encoding, may_create = connection.execute(DATABASE_QUERY).fetchone() or ("", False)
@@ -202,7 +202,7 @@ def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> t
 
 
 def find_views(connection: psycopg.Connection[Any]) -> list[str]:
-    """Return the materialized views of the session's database."""
+    """Return the materialized views in the session's database."""
     return [name for (name,) in connection.execute(VIEWS_QUERY)]
 
 

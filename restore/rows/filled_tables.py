@@ -99,7 +99,7 @@ def find_acting(connection: psycopg.Connection[Any], oids: list[int]) -> list[Ac
 
 
 def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:
-    """Find the tables that have rows, not counting those of child tables."""
+    """Find the tables that have rows, not counting rows in child tables."""
     filled: list[str] = []
     path = read_search_path(connection)
     for start in range(0, len(groups), CHECKED_AT_ONCE):

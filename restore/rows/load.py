@@ -121,7 +121,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class LoadTargets:
-    """The destinations of all rows of a restore: the feeds to load, keyed by shard; `shards` are all its sources.
+    """The destinations of all rows in a restore: the feeds to load, keyed by shard; `shards` are all its sources.
 
     `chosen` maps nodes to the numbers of the groups whose rows are taken from their copies; standbys in it provide rows
     for their shards. If a shard has no entry, all its rows are taken from the primary's copy. `parts` is the number of
@@ -221,7 +221,7 @@ def has_ledger(connection: psycopg.Connection[Any], ledger: str) -> bool:
 
 
 def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int:
-    """Count the rows of all tables and return their sum; raise LoadError if the ledger has a different number.
+    """Count the rows in all tables and return their sum; raise LoadError if the ledger has a different number.
 
     Groups loaded through a root are counted together in the root, because their rows may be in any of its partitions.
     """

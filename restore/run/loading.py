@@ -143,7 +143,7 @@ def limiting_locks(node: Node, session: psycopg.Connection[object]) -> Iterator[
 def _sequences_of(
     plan: RestorePlan, target: Target, session: psycopg.Connection[object]
 ) -> tuple[list[Sequence], dict[str, str]]:
-    """Return the sequences to set: all in the snapshot, or those used by columns of the chosen tables.
+    """Return the sequences to set: all in the snapshot, or those used by columns in the chosen tables.
 
     Other sequences are left alone, because tables that are not restored may use them. Also returns the reasons why some
     extension sequences are not set, keyed by name.
@@ -470,7 +470,7 @@ def make_databases(
 ) -> None:
     """Create the empty databases and the missing roles, rehearse the DDL, and recreate the databases.
 
-    Raises TargetUnfitError or SchemaLoadError naming the refused statements, unless the request allows them.
+    Raises TargetUnfitError or SchemaLoadError listing the refused statements, unless the request allows them.
     """
     kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
     targets = [target for target in run.plan.targets if target.shard not in kept]

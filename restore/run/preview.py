@@ -113,7 +113,7 @@ class RestorePreview:
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
-    """Run all checks of a restore, and rehearse the DDL in temporary databases; change nothing else.
+    """Run all of a restore's checks, and rehearse the DDL in temporary databases; change nothing else.
 
     Raises any error of check_restore, lock_targets and refuse.
     """
@@ -163,7 +163,7 @@ def _rehearse_all(
 def preview_resumed(
     source: Fleet, target: Fleet, request: RestoreRequest, progress: Progress
 ) -> tuple[RestorePlan, RestorePreview]:
-    """Run all checks of a resumed restore, and find its remaining work; change nothing.
+    """Run all of a resumed restore's checks, and find its remaining work; change nothing.
 
     Raises any error of check_restore and find_resumable.
     """

@@ -46,8 +46,8 @@ NAMED_MAX = 5
 def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
     """Run the DDL in the target's empty database, and return the refused statements.
 
-    If our role is not a superuser, a grant without effect counts as refused. Raises NodeUnreachableError if the session
-    is lost.
+    If our role is not a superuser, a grant that has no effect counts as refused. Raises NodeUnreachableError if the
+    session is lost.
     """
     run = DdlRun(target.loaded, ddl, watch, is_strict=ddl.is_adapted)
     run.all_sections()

@@ -233,7 +233,7 @@ def _wal_phase(run: RestoreRun) -> WalPhase | None:
 
 
 def _is_typical(plan: RestorePlan) -> bool:
-    """Whether the restore's duration can predict that of other restores: it loads everything and does nothing else."""
+    """Whether the restore can predict the duration of other restores: it loads everything and does nothing else."""
     request = plan.request
     # With --use-backup-copies, Spark's workers were already started to verify the copies.
     is_whole = request.is_with_all_rows and not request.use_backup_copies

@@ -84,9 +84,9 @@ class TableMove(Record, frozen=True):
 class RestoreScope(Record, frozen=True, kw_only=True):
     """The part of a snapshot to restore; by default the whole snapshot, unchanged.
 
-    `nodes`: only these shards. `schemas`: only rows of tables in these schemas. `schema_only`: the DDL without rows or
-    sequence values. `data_only`: rows and sequence values, into existing tables. `no_owner`: all objects belong to the
-    restoring role. `role_map`: pairs of a role and its replacement. `moves`: only rows of these tables, under new
+    `nodes`: only these shards. `schemas`: only rows from tables in these schemas. `schema_only`: the DDL without rows
+    or sequence values. `data_only`: rows and sequence values, into existing tables. `no_owner`: all objects belong to
+    the restoring role. `role_map`: pairs of a role and its replacement. `moves`: only rows from these tables, under new
     names. `analyze`: also collect planner statistics. `no_database_settings`: leave out the database's own properties.
     """
 

@@ -36,7 +36,7 @@ FORMS = "hash(COLUMN), range(COLUMN, BOUND, …), column(COLUMN), node('ID') or 
 
 
 class RouteKind(StrEnum):
-    """How the rows of a table are divided among the targets."""
+    """How the rows in a table are divided among the targets."""
 
     # By the hash of a column's value.
     HASH = "hash"
@@ -46,13 +46,13 @@ class RouteKind(StrEnum):
     COLUMN = "column"
     # All rows go to one target.
     NODE = "node"
-    # All rows of the first source go to every target.
+    # All rows from the first source go to every target.
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the rows of the tables that match `pattern` go; `text` is the user's text after the pattern.
+    """Where the rows in the tables that match `pattern` go; `text` is the user's text after the pattern.
 
     `bounds` are the lower bounds of the targets' ranges; `node` is a target's id.
     """

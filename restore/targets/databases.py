@@ -111,7 +111,7 @@ class Phase(StrEnum):
     INDEXING = "indexing"
     # The database needs only its real name.
     FINISHED = "finished"
-    # All databases of the restore have their real names.
+    # All databases in the restore have their real names.
     PUBLISHED = "published"
     # The restore is being undone and can't be finished.
     ABANDONED = "abandoned"
@@ -320,7 +320,7 @@ SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new
 
 @dataclass(frozen=True, slots=True)
 class OwnerChange:
-    """A restored database whose owner differs from that of the replaced database; `statement` restores the owner."""
+    """A restored database whose owner differs from the replaced database's owner; `statement` restores the owner."""
 
     node: str
     database: str
@@ -471,7 +471,7 @@ def clear_records(targets: Iterable[Target], connections: Mapping[str, psycopg.C
 def find_owner_changes(
     targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> list[OwnerChange]:
-    """Find the restored databases whose owner differs from that of the database that was set aside."""
+    """Find the restored databases whose owner differs from the owner of the database that was set aside."""
     changes: list[OwnerChange] = []
     for target in targets:
         query = (PREVIOUS_OWNER_QUERY, (target.aside, target.database))

@@ -210,7 +210,7 @@ def _has_icu(connection: psycopg.Connection[Any]) -> bool:
     return connection.execute(query).fetchone() == (True,)
 
 
-# Returns no row if the role lacks the privilege to see the data directory.
+# Returns no rows if the role lacks the privilege to see the data directory.
 SERVER_QUERY = """
 SELECT s.setting, (pg_control_system()).system_identifier, extract(epoch FROM pg_postmaster_start_time())::bigint,
        current_setting('port')

@@ -100,7 +100,7 @@ class Target:
 
     @property
     def maintenance(self) -> Node:
-        """The maintenance database of the same server, used to create and rename other databases."""
+        """The maintenance database on the same server, used to create and rename other databases."""
         return with_database(self.node, MAINTENANCE_DATABASE)
 
     @property
@@ -244,7 +244,7 @@ def server_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def databases(connection: psycopg.Connection[Any]) -> set[str]:
-    """Return the names of the server's databases."""
+    """Return the names of the databases on the server."""
     return {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
 
 

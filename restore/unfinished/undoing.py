@@ -113,7 +113,7 @@ def hold_undoable(
 
 
 def find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
-    """List, one per line, the restored databases that already have their real names, or those with tables to empty."""
+    """List the restored databases that already have their real names, or those with tables to empty, one per line."""
     if found.is_filling:
         return [
             f"{target.node.id}: the tables of database {target.database} that the restore found empty will be emptied,"

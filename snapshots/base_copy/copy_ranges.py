@@ -278,7 +278,7 @@ def _replaced_error(node: Node, reason: str) -> CopyError:
 def copy_query(part: PageRange) -> str:
     """Return the COPY that prints the range's rows, key columns first, in the server's encoding.
 
-    COPY of a whole table bypasses the planner, which might run code of the table's owner (nodes/left_out.py).
+    COPY of a whole table bypasses the planner, which might run the table owner's code (nodes/left_out.py).
     """
     if part.low == 0 and part.high is None and part.group.columns:
         return f"COPY {qualify(part.group)} ({column_list(part.group)}) TO STDOUT (ENCODING '{RAW}')"

@@ -1,7 +1,7 @@
 """A base copy's slots and exported snapshots, the sessions that read them, and the transactions that the copy misses.
 
 A copy shows the transactions committed before its position. Changes committed later are decoded from that position on,
-except those of a transaction that was prepared before the position and is decided after it: such a transaction is
+except those made by a transaction that was prepared before the position and is decided after it: such a transaction is
 decoded at its PREPARE. Creating the copy's slot waits for all transactions in progress, so only transactions that begin
 while it waits are affected.
 

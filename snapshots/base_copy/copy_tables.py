@@ -123,7 +123,7 @@ def copy_tables(
     spark: SparkSource,
     progress: Progress,
 ) -> list[NamedObject]:
-    """Copy the tables of all sources in a Spark job; return the stored objects, or lists of them.
+    """Copy the tables from all sources in a Spark job; return the stored objects, or lists of them.
 
     Raises the first error that a task reports; the job is cancelled if a node stops responding.
     """

@@ -5,8 +5,8 @@ large object; reading pg_largeobject would require a superuser. Holes are read a
 PostgreSQL.
 
 Stored objects are validated strictly, because anyone with write access to an unencrypted store can seal any content:
-the columns must be those of LARGE_SCHEMA, definitions must be valid, and the parts must be in the order in which a task
-writes them.
+the columns must be the ones in LARGE_SCHEMA, definitions must be valid, and the parts must be in the order in which a
+task writes them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LargeObjectSource:
 
 
 def plan_large_objects(sources: Iterable[LargeObjectSource], destination: CopyDestination) -> list[LargeObjectTask]:
-    """Return the tasks that copy the large objects of all sources."""
+    """Return the tasks that copy the large objects from all sources."""
     return [
         LargeObjectTask(source.node, number, source.exported, low, high, destination)
         for source in sources
@@ -174,7 +174,7 @@ def _add(objects: ObjectWriter, parts: list[LargeObjectPart]) -> None:
 
 
 class PartOrder:
-    """Verifies, across all objects of a copy task, that the parts are in the order in which the task writes them.
+    """Verifies that, across all of a copy task's objects, the parts are in the order in which the task writes them.
 
     First parts have ascending oids and offset 0. Each further part begins where the previous part of its large object
     ends.
@@ -212,7 +212,7 @@ class PartOrder:
 
 
 def read_parts(stored: StoredObject, body: bytes, order: PartOrder) -> Iterator[list[StoredPart]]:
-    """Yield the rows of an object whose digest was verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
+    """Yield the rows in an object whose digest was verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
 
     `order` must already have followed the parts in the previous objects of the same copy task.
     """

@@ -42,7 +42,7 @@ from cutline.wal.segments.segments import Segment
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """The options of a create.
+    """The options for a create.
 
     `include` replaces the patterns in fleet.toml; `exclude` adds to them. A `terminal` snapshot leaves the fleet
     read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
@@ -63,7 +63,7 @@ class CreateRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreateContext:
-    """A create's request, the store for the snapshot, the operation, and the fleet lock that it holds."""
+    """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds."""
 
     request: CreateRequest
     store: ObjectStore
@@ -82,7 +82,7 @@ class CreateContext:
 
     @property
     def executor_needs(self) -> ExecutorNeeds:
-        """What the create's tasks need from Spark executors."""
+        """What the tasks for the create need from Spark executors."""
         nodes, wait = tuple(self.sessions.nodes), self.request.wait_seconds
         return ExecutorNeeds(self.fleet.store, nodes, writes=True, wait_seconds=wait)
 
@@ -93,7 +93,8 @@ def begin_full(
 ) -> Iterator[CreateContext]:
     """Hold the fleet's lock, settle dead operations, and start a full snapshot of the sessions' nodes.
 
-    The operation's intent is not stored yet. Raises the errors of `exclusive`, and those of the store and node checks.
+    The operation's intent is not stored yet. Raises the errors of `exclusive`, and any errors from the store and node
+    checks.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)

@@ -51,7 +51,7 @@ class ChainObjectMissingError(RefusedError):
 
 
 class GlobalIdRuleChangedError(RefusedError):
-    """fleet.toml's [cut] global_id differs from that of the chain's full snapshot."""
+    """fleet.toml's [cut] global_id differs from the one in the chain's full snapshot."""
 
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
@@ -105,7 +105,7 @@ def check_continuable(
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
-    The sessions are those of the nodes that `check_fleet_file` returned for the chain. `operations` is as in
+    The sessions are the ones on the nodes that `check_fleet_file` returned for the chain. `operations` is as in
     read_recorded_commits.
     """
     check_commits(store, chain, operations)
@@ -195,7 +195,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
 
 
 def _segment_keys(chain: Chain) -> Iterator[str]:
-    """Yield the keys of all segments of the chain: their numbers have no gaps."""
+    """Yield the keys of all segments in the chain: their numbers have no gaps."""
     for node in chain.full.parts:
         prefix = archive_prefix(chain.name, node, chain.full.operation)
         for number in range(1, last_number(chain.newest_segments(node)) + 1):

@@ -61,7 +61,7 @@ def _counters_in(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str
 def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, TableState]]:
     """Return the states to compare counters with, by shard and current table name.
 
-    The states are those of the previous commit; for tables that are copied again, those of the plan, which is made
+    The states come from the previous commit; for tables that are copied again, they come from the plan, which is made
     before the copy. This requires that no row has been updated or deleted since then.
     """
     states: dict[str, dict[str, TableState]] = {}

@@ -134,7 +134,7 @@ def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
 
 
 def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> FullPlan:
-    """Run every check of a full snapshot; raise the error of the first check that fails."""
+    """Run every check for a full snapshot; raise the error of the first check that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_not_deleted(store, request.name)
@@ -165,12 +165,12 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
 
 
 def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
-    """Return the rules of fleet.toml, narrowed by --group and --exclude-group."""
+    """Return the rules in fleet.toml, narrowed by --group and --exclude-group."""
     return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
 
 
 def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
-    """Run every check of a full snapshot and return its scope without changing anything."""
+    """Run every check for a full snapshot and return its scope without changing anything."""
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:

@@ -190,7 +190,7 @@ def _needs_spark(plan: DdlPlan, slot: str, sessions: Sessions) -> bool:
 
 
 def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:
-    """Run every check of an increment and return its scope without changing anything."""
+    """Run every check for an increment and return its scope without changing anything."""
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)

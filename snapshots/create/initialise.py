@@ -54,7 +54,7 @@ from cutline.storage.store import ObjectStore
 class InitReport:
     """The results of init.
 
-    `published` names the tables added to a publication, by primary. `deleting_refused` is the reason why the store
+    `published` lists the tables added to a publication, by primary. `deleting_refused` is the reason why the store
     refuses to delete objects, "" if it deletes them. `encryption_key` names the key of an encrypted store, "" if the
     store is not encrypted. `lacking` lists missing privileges that only some commands need. `too_old` lists the
     standbys that can't decode their WAL, as (primary, standby).

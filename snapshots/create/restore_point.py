@@ -64,7 +64,7 @@ def create_restore_point(fleet: Fleet, request: CreateRequest, progress: Progres
 
 
 def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progress) -> RestorePointPlan:
-    """Run every check of a restore point without changing anything."""
+    """Run every check for a restore point without changing anything."""
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, fleet.primaries) as sessions:

@@ -23,7 +23,7 @@ ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
 # PostgreSQL 12, 16 and 17 introduced these versions of the format.
 VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
 DATE_PARTS = 7
-# The entries of an archive that pg_restore always reads, even if it runs only a few others.
+# The entries in an archive that pg_restore always reads, even if it runs only a few others.
 SETTINGS = ("ENCODING", "STDSTRINGS", "SEARCHPATH")
 FOREIGN_KEY, PRIVILEGES, EXTENSION, SEQUENCE = "FK CONSTRAINT", "ACL", "EXTENSION", "SEQUENCE"
 # Two sections, and the mark of an entry without data.

@@ -145,7 +145,7 @@ class DumpFaults:
     types: Mapping[int, OtherType] = field(default_factory=dict)
 
     def correct(self, body: bytes, contents: Contents) -> dict[int, str]:
-        """Return the corrected statements of the archive's faulty entries, by number."""
+        """Return the corrected statements for the archive's faulty entries, by number."""
         corrected: dict[int, str] = {}
         for entry in contents.entries:
             oid = entry.oid if entry.catalog == PG_CLASS else 0

@@ -42,7 +42,7 @@ from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 # A server needs 150 MB to run a script sent as one message of 16 MiB.
 BYTES_MAX = 16 << 20
-# Limits for all tables of a shard together, when they are read back.
+# Limits for all of a shard's tables together, when they are read back.
 SCRIPT_BYTES_MAX, HEADER_BYTES_MAX = 256 << 20, 16 << 20
 ROWS_AT_ONCE = 500
 COMMENT = b"-- "

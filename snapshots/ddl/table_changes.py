@@ -99,7 +99,7 @@ class ShardPlan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All groups of the shard."""
+        """All of the shard's groups."""
         return (*self.unchanged, *self.new_groups)
 
 
@@ -111,7 +111,7 @@ def plan_shard(
     number: int,
     moved: Collection[int] = (),
 ) -> ShardPlan:
-    """Compare the shard's current tables and their states by name (`now`) with those of the previous commit.
+    """Compare the shard's current tables and their states by name (`now`) with those in the previous commit.
 
     `archived` holds the definitions in segments that no commit lists. `moved` holds the oids of tables whose changes in
     WAL have an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
@@ -240,7 +240,7 @@ LOCK_SECONDS_MIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TableSelection:
-    """The tables of a chain: `rules` select them, and they are in the publications of the fleet `fleet_id`."""
+    """The tables in a chain: `rules` select them, and they are in the publications of the fleet `fleet_id`."""
 
     fleet_id: str
     rules: GroupRules
@@ -328,7 +328,7 @@ def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[st
 
 
 def read_fleet_tables(sessions: Sessions, selection: TableSelection) -> dict[str, NodeTables]:
-    """Read the tables of all primaries, and number their groups in the order of their names.
+    """Read the tables of all primaries, and number their groups in order of their names.
 
     Raises TableNotAdmissibleError and PublicationChangedError.
     """

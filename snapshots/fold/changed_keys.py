@@ -1,7 +1,7 @@
 """The keys that changed since the base copy, as exact sets or filters, and the base rows that remain valid.
 
 The keys are sent to the executors that read base objects, so that valid base rows need no shuffle. Keys in a set are
-looked up by hash and then compared, so a hash collision costs time but loses no row.
+looked up by hash and then compared, so a hash collision costs time but loses no rows.
 
 A filter is used if a set of all keys would not fit on the driver. It matches all changed keys, and may also match other
 keys. Base rows that it does not match are unchanged; the others are compared with the changed keys in a shuffle.
@@ -54,7 +54,7 @@ class KeyFilter:
 def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]]) -> dict[int, dict[int, KeyFilter]]:
     """Build filters of the keys in `changed` (node, key; about `count` keys) for each (node, group) in `groups`.
 
-    All groups of a node share one filter. The data sent to the driver is bounded by BITS_MAX per node.
+    All of a node's groups share one filter. The data sent to the driver is bounded by BITS_MAX per node.
     """
     bits = min(max(1 << (count * BITS_PER_KEY - 1).bit_length(), BITS_MIN), BITS_MAX)
     # Spark's xxhash64 equals columns.bytes_column.xxhash64.
@@ -184,7 +184,7 @@ def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
 def exact_keys(table: pa.Table) -> ChangedKeys:
     """Return the keys in a table (node, group, key, op, place), where each key occurs once; skip PROBLEM rows.
 
-    The column `place` is optional: without it, no line is a stand-in.
+    The `place` column is optional: without it, no line is a stand-in.
     """
     is_problem = pc.equal(table["group"], PROBLEM)
     sets = overlays(table.filter(pc.invert(is_problem)))
@@ -229,7 +229,7 @@ def have_key_in(
     """
     group = np.asarray(batch.column("group").to_numpy())
     matches = np.zeros(len(group), np.bool_)
-    # Rows of a table are adjacent. Both the batch and the keys may contain thousands of tables.
+    # A table's rows are adjacent. Both the batch and the keys may contain thousands of tables.
     for rows in runs(group):
         number = int(group[rows.start])
         if number not in keys:
@@ -262,7 +262,7 @@ def read_wanted_rows(
     """Read the base rows (WANTED_ROWS) that were not truncated and whose keys are `wanted` (by node number and group).
 
     Long lines are replaced by their stand-ins and places; the object numbers in places are indexes into `bases`. For an
-    object that can't be read, the result contains a row of group PROBLEM: without the object's rows, no result is
+    object that can't be read, the result contains a row in the PROBLEM group: without the object's rows, no result is
     complete.
     """
     groups = {node: frozenset(keys) for node, keys in wanted.items()}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
     """Flag the last row, by (lsn, seq), of each group and key.
 
-    If two keys have the same hash, all rows are flagged, which costs time but loses no row.
+    If two keys have the same hash, all rows are flagged, which costs time but loses no rows.
     """
     last = find_last(groups, keys, lsn, seq)
     return np.ones(len(groups), np.bool_) if last is None else last
@@ -62,9 +62,9 @@ def find_last(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags | 
     return is_last
 
 
-# Changes that belong to the state. `node` is the node's number in the job. A reader reports an error as a row of group
-# PROBLEM (snapshots.fold.sources): its key is the object, and its row is the report as JSON. For a long line, `row` is
-# the stand-in, and `place` is where the line is stored (snapshots.fold.long_lines).
+# Changes that belong to the state. `node` is the node's number in the job. A reader reports an error as a row in the
+# PROBLEM group (snapshots.fold.sources): its key is the object, and its row is the report as JSON. For a long line,
+# `row` is the stand-in, and `place` is where the line is stored (snapshots.fold.long_lines).
 CHANGE_ROWS = (
     "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary, place bigint"
 )
@@ -168,12 +168,12 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
     columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:]), *([] if entries is None else [entries])]
-    # All batches of a partition must have the same schema, including problem rows.
+    # All batches in a partition must have the same schema, including problem rows.
     yield from row_batches(pa.Table.from_arrays(columns, schema=form.schema))
 
 
 def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:
-    """Hash these rows: return the table with the rows emptied, and the column ENTRY."""
+    """Hash these rows: return the table with the rows emptied, and the ENTRY column."""
     hashes = np.zeros(len(table), np.int64)
     # Avoid a copy if possible: a row may be 1 GB.
     chosen = table if is_hashed.all() else table.filter(to_mask(is_hashed))
@@ -195,7 +195,7 @@ class TooManyChangesError(Exception):
 def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table | None:
     """Return the last change for every node, group and key, and the PROBLEM rows; None if Spark has to fold them.
 
-    `read` yields the changes of a segment. Its batches and the result have `schema`. Spark has to fold them if there
+    `read` yields the changes in a segment. Its batches and the result have `schema`. Spark has to fold them if there
     are many changes, rows of groups without a key, or partial images.
     """
     size = sum(segment.source.size for segment in sources.segments)
@@ -278,7 +278,7 @@ class SegmentReport:
 
 @dataclass(frozen=True, slots=True)
 class SegmentImages:
-    """The images of a segment: one bit for each change that belongs to the state, and the groups of the images."""
+    """The images in a segment: one bit for each change that belongs to the state, and the groups of the images."""
 
     flags: bytes
     groups: frozenset[int]

@@ -50,9 +50,9 @@ class Fold:
     the driver has folded may be in `local` instead, ordered by node and group. Rows with a long line are in
     `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`).
 
-    `images` and `long_images` may contain rows of group PROBLEM, which their reader must check for. Such a row may be
-    an image that can't be completed, because an earlier image or a deleted row is missing; its `partition` is then the
-    group. Otherwise it reports an object that was readable at first, but not when Spark read it again.
+    `images` and `long_images` may contain rows in the PROBLEM group, which their reader must check for. Such a row may
+    be an image that can't be completed, because an earlier image or a deleted row is missing; its `partition` is then
+    the group. Otherwise it reports an object that was readable at first, but not when Spark read it again.
 
     `segment_images` holds the images that were left in their segments (snapshots.fold.changes), by the key of the
     segment's object.

@@ -178,7 +178,7 @@ def complete_images(
     """Fill in the missing values in partial last images from earlier images and `base_rows`.
 
     The results are COMPLETED_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
-    completed, because an object is damaged or the archive has a gap, gets the group PROBLEM, with its own group in
+    completed, because an object is damaged or the archive has a gap, is put in the PROBLEM group, with its own group in
     `partition`.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows

@@ -192,9 +192,9 @@ IMAGE_SCHEMA = pa.schema(
 
 
 def order_by_place(images: DataFrame, divide: Callable[[DataFrame, str], DataFrame]) -> DataFrame:
-    """Order LONG_IMAGE_ROWS so that each row group is read by one task, and the row groups of an object in sequence.
+    """Order LONG_IMAGE_ROWS so that each row group is read by one task, and the row groups in an object in sequence.
 
-    `divide` distributes rows over a fixed number of partitions, and keeps rows with equal values of a column together.
+    `divide` distributes rows over a fixed number of partitions, and keeps rows with equal values in a column together.
     """
     last = "array_max(transform(lines, one -> one.place))"
     with_row_groups = images.selectExpr("*", f"{last} AS last", f"shiftright({last}, {ROW_BITS}) AS row_group")
@@ -214,7 +214,8 @@ class LongImageReader:
     def read_images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read LONG_IMAGE_ROWS as IMAGE_SCHEMA, in batches of at most BATCH_BYTES, or of a single row.
 
-        For a row that can't be completed or an object that can't be read, yields a row of group PROBLEM as in `Fold`.
+        For a row that can't be completed or an object that can't be read, yields a row in the PROBLEM group as in
+        `Fold`.
         """
         try:
             reader = LongLines(self.store.open(), self.bases, self.segments)

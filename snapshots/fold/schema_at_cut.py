@@ -164,7 +164,7 @@ def schema_mapping(
     successions: Mapping[int, int],
     copy_positions: Mapping[int, Lsn],
 ) -> SchemaMapping:
-    """Map the numbers of all `definitions` to those of `groups`, the tables at the cut.
+    """Map the numbers of all `definitions` to the numbers of `groups`, the tables at the cut.
 
     `successions` maps a number to its predecessor, and `copy_positions` maps a number to the position of the base copy
     with which it begins.

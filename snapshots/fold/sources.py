@@ -137,8 +137,8 @@ class BaseSource:
 class SegmentSource:
     """A segment, and the rules for selecting the changes that belong to the state.
 
-    The changes before `position` belong to the state, except those of the transactions at `excluded`. For a group in
-    `truncated`, only changes after that (lsn, seq) count. `groups` holds the groups to fold; None means all. Both
+    The changes before `position` belong to the state, except those made by the transactions at `excluded`. For a group
+    in `truncated`, only changes after that (lsn, seq) count. `groups` holds the groups to fold; None means all. Both
     fields use the groups' numbers at the cut.
     """
 
@@ -152,7 +152,7 @@ class SegmentSource:
 
 
 def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Read the rows of an object, a row group at a time, after verifying it against its commit.
+    """Read the rows in an object, a row group at a time, after verifying it against its commit.
 
     Raises ObjectDamagedError, also during the iteration.
     """
@@ -200,7 +200,7 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
 
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
-    """Read one row group of an object from `open_object`; raise ObjectDamagedError if it can't be read."""
+    """Read one row group in an object from `open_object`; raise ObjectDamagedError if it can't be read."""
     # Expanding a row takes more than twice its size, and a driver's threads read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
     with _reading(source), _expanding if is_large else nullcontext():
@@ -223,7 +223,7 @@ def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: 
 
 
 def converted_to_cut(table: pa.Table, source: BaseSource | SegmentSource) -> Iterator[pa.Table]:
-    """Convert rows of the object to the schema at the cut; raise ObjectDamagedError if they don't match the commit."""
+    """Convert rows from an object to the schema at the cut; raise ObjectDamagedError if they don't match the commit."""
     try:
         yield from to_schema_at_cut(table, source.mapping)
     except ValueError as error:
@@ -231,7 +231,7 @@ def converted_to_cut(table: pa.Table, source: BaseSource | SegmentSource) -> Ite
 
 
 def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:
-    """Report an error as a row of group PROBLEM: `key` is the object's, and `row` is the report."""
+    """Report an error as a row in the PROBLEM group: `key` is the object's, and `row` is the report."""
     report = {"node": source.number, "group": PROBLEM, "key": source.key.encode(), "row": json.dumps(report_of(error))}
     # The row is not a stand-in, so it has no place (snapshots.fold.long_lines).
     values = dict.fromkeys(schema.names, 0) | {"place": -1} | report
@@ -239,7 +239,7 @@ def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.R
 
 
 def problem_of(row: bytes) -> ErrorReport | None:
-    """Parse the report in a row of group PROBLEM; None if the row is a line (ending with a newline) or a stand-in."""
+    """Parse the report in a PROBLEM row; None if the row is a line (ending with a newline) or a stand-in."""
     return json.loads(row) if row.startswith(b"{") and not row.endswith(b"\n") else None
 
 
@@ -265,7 +265,7 @@ def numbers_of(table: pa.Table, column: str) -> npt.NDArray[Any]:
     return to_numpy(table[column])
 
 
-# The size of the lists expanded at the same time: 16 lists of 10,000 objects with rows of one table, which then take
+# The size of the lists expanded at the same time: 16 lists of 10,000 objects with rows from one table, which then take
 # 100 MB.
 EXPANDED_BYTES_MAX = 48 << 20
 
@@ -299,7 +299,7 @@ class BaseForm:
         return self.chosen is None or not self.chosen.isdisjoint(self.groups_of(rows))
 
     def sources(self, objects: Iterable[StoredObject]) -> tuple[BaseSource, ...]:
-        """Return the sources of the objects with wanted rows."""
+        """Return the sources for the objects with wanted rows."""
         return tuple(self.source(stored_object) for stored_object in objects if self.takes(stored_object.rows))
 
 
@@ -378,7 +378,7 @@ BasePart: TypeAlias = HeldBases | ListedBases
 
 @dataclass(frozen=True, slots=True)
 class NodeBases:
-    """The base sources of a node, in parts; `number` is the node's number in the job."""
+    """The base sources of a node, divided into parts; `number` is the node's number in the job."""
 
     number: int
     parts: tuple[BasePart, ...]
@@ -396,13 +396,13 @@ class NodeBases:
 # No slots: a cached property needs a dictionary.
 @dataclass(frozen=True)
 class BaseSources:
-    """The base sources of all nodes of a job, numbered from 0."""
+    """The base sources of all nodes in a job, numbered from 0."""
 
     nodes: tuple[NodeBases, ...] = ()
 
     @classmethod
     def of(cls, sources: Iterable[BaseSource]) -> BaseSources:
-        """Hold `sources` in memory; those of a node must be adjacent."""
+        """Hold `sources` in memory; a node's sources must be adjacent."""
         by_node = groupby(sources, lambda one: one.source.number)
         return cls(tuple(NodeBases(number, (HeldBases(tuple(some)),)) for number, some in by_node))
 
@@ -523,7 +523,7 @@ def sources_of(
     """Find the sources from which to fold the state of `nodes` at the chain's last commit.
 
     Nodes in `skip` keep their numbers but have no sources. `chosen` holds, by node, the wanted groups as numbers at the
-    cut; all groups of other nodes are wanted. Reads only the segments that contain a TRUNCATE.
+    cut; all groups on other nodes are wanted. Reads only the segments that contain a TRUNCATE.
     """
     bases: list[NodeBases] = []
     segments: list[SegmentSource] = []

@@ -118,8 +118,8 @@ class PhaseFigures:
 class OperationFigures:
     """Figures from `read` operations. `are_all` is set if they include every operation that counts.
 
-    `untimed` counts the completed operations without recorded phases. `checks` and `drills` are those that ended with a
-    result, newest first.
+    `untimed` counts the completed operations without recorded phases. `checks` and `drills` are the ones that ended
+    with a result, newest first.
     """
 
     read: int = 0
@@ -140,7 +140,7 @@ def read_operation_figures(
     """Read the newest operations that have ended, and collect the figures for `snapshot`, or for all snapshots.
 
     `increments` are the ids of operations that committed increments (with `snapshot`, only its own). `others` are the
-    ids of those that committed increments of other snapshots, which are not read.
+    ids of operations that committed increments of other snapshots, which are not read.
     """
     documents, own, not_read = document_names(store), frozenset(increments), frozenset(others)
     with_intent = [operation for operation in list_ended(documents, has_intent=True) if operation not in not_read]
@@ -173,7 +173,7 @@ def collect_operations(
 
 
 def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:
-    """Return the phases of each kind, in the order of the operation with the most phases."""
+    """Return the phases of each kind, in the order they have in the operation with the most phases."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for ended in sorted(timed, key=lambda one: -len(one.phases)):
         of_kind, checked = (
@@ -249,7 +249,7 @@ class SnapshotFigures:
 
     @property
     def bytes(self) -> int:
-        """The size of all objects of the chain in bytes."""
+        """The size of all objects in the chain in bytes."""
         return sum(point.bytes for point in self.points)
 
     @property
@@ -278,7 +278,7 @@ class StoreFigures:
 
     @property
     def points(self) -> list[PointFigures]:
-        """The restore points of all snapshots, in order of their cuts."""
+        """The restore points in all snapshots, in order of their cuts."""
         figureses = (point for snapshot in self.snapshots for point in snapshot.points)
         return sorted(figureses, key=lambda point: (point.cut_at, point.snapshot, point.increment))
 

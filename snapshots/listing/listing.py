@@ -92,7 +92,7 @@ COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
 
 
 def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
-    """Read a chain as read_chain does; if a commit is damaged or missing, the hint names the increments before it."""
+    """Read a chain as read_chain does; if a commit is damaged or missing, the hint lists the increments before it."""
     try:
         return read_chain(store, name, increment)
     except (ManifestError, SnapshotMissingError) as error:

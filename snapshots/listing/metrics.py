@@ -1,6 +1,6 @@
 """The metrics: their names, labels and meanings, as listed in docs/monitoring.md.
 
-Names and units follow Prometheus's conventions. All metrics have the label `fleet` in addition to their own labels.
+Names and units follow Prometheus's conventions. All metrics have the `fleet` label in addition to their own labels.
 Labels have few values: where users choose names freely, as for snapshots, only the newest names become label values.
 """
 
@@ -36,10 +36,10 @@ class Sample:
 
 
 FLEET = "fleet"
-# Values of the label `kind`, in addition to those in ended_operations. Unknown kinds in a store are reported as
+# Values of the `kind` label, in addition to those in ended_operations. Unknown kinds in a store are reported as
 # "other".
 CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
-# Values of the label `role`, taken from fleet.toml.
+# Values of the `role` label, taken from fleet.toml.
 PRIMARY, STANDBY = "primary", "standby"
 KINDS = (FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
 # The steps of a restore, including WAL_STEP, in which the changes from the WAL are folded.

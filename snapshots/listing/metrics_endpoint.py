@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Collector:
-    """The collector of a fleet's metrics, called by the client library."""
+    """The collector for a fleet's metrics, called by the client library."""
 
     fleet: str
     samples: tuple[Sample, ...]
@@ -42,7 +42,7 @@ class _Collector:
 
 
 def render(fleet: str, samples: Iterable[Sample]) -> bytes:
-    """Render the samples of a fleet in Prometheus's text format."""
+    """Render the samples for a fleet in Prometheus's text format."""
     # Imported here because commands without metrics don't need the library.
     from prometheus_client import CollectorRegistry, generate_latest
 

@@ -1,4 +1,4 @@
-"""Gather the metrics of a fleet from its store and nodes, within a time limit.
+"""Gather a fleet's metrics from its store and nodes, within a time limit.
 
 A store or node that doesn't answer is not an error: `cutline_store_up` and `cutline_node_up` report it, and unknown
 values are absent.
@@ -102,7 +102,7 @@ class _Known:
 
 
 class EntryReader:
-    """Reads the entries of all snapshots; an entry is read again only if its listing has changed.
+    """Reads the entries for all snapshots; an entry is read again only if its listing has changed.
 
     Therefore it does not notice if the commit of a full snapshot is later damaged in place; `check` does. The newest
     KEPT_MAX entries are kept, and all others are read each time.
@@ -112,7 +112,7 @@ class EntryReader:
         self._known: dict[str, _Known] = {}
 
     def read(self, store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
-        """Read the entry of every snapshot as shown by `list`, except the WAL that nodes retain.
+        """Read the entry for every snapshot as shown by `list`, except the WAL that nodes retain.
 
         Raises StoreOfAnotherFleetError, StoreNotInitialisedError, ManifestError, StoreUnreachableError.
         """
@@ -139,7 +139,7 @@ class EntryReader:
 
 
 def read_entries(store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
-    """Read the entry of every snapshot as EntryReader.read does; raises its errors."""
+    """Read the entry for every snapshot as EntryReader.read does; raises its errors."""
     return EntryReader().read(store, fleet)
 
 
@@ -351,7 +351,8 @@ def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
 def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
     """Return the position up to which each node's WAL is in the store; `chains` are in the order of their commits.
 
-    The newest position is not always the highest: a new server's WAL may start below that of the server it replaced.
+    The newest position is not always the highest: a new server's WAL may start at a lower position than the WAL of the
+    server it replaced.
     """
     return {node: chain.archived_to(node) for chain in chains for node in chain.full.parts}
 

@@ -110,7 +110,7 @@ def read_template(text: str) -> Template:
 def new_name(fleet: Fleet, text: str) -> str:
     """Return the name of a new snapshot: `text`, or a name made from the template `text`.
 
-    The store is read only for the field {n}.
+    The store is read only for the {n} field.
     """
     if not is_template(text):
         return check_name(text)

@@ -161,7 +161,7 @@ def _make_provider() -> TracerProvider:
 
 @cache
 def _lasting_provider() -> TracerProvider:
-    """Return the provider that all operations of this process share; raises ImportError."""
+    """Return the provider that all operations in this process share; raises ImportError."""
     provider = _make_provider()
     kept = _KeptMessage()
     LOGGER.addHandler(kept)

@@ -105,7 +105,7 @@ PROCESS_BEGAN_AT = current_time()
 
 
 class Activity(Forwarding):
-    """A Progress that forwards all calls to `target`, and keeps the command's current progress for its signs.
+    """A Progress that forwards all calls to `target`, and keeps the command's current progress for its signs of life.
 
     `open_store` opens the store, and raises if it belongs to a different fleet. `stop` stops the process. It is called
     at most once, and never after `ending`. `begun` is called with the id of each operation once its intent is stored.
@@ -175,7 +175,7 @@ class Activity(Forwarding):
         self.target.tell(reading)
 
     def watches(self, state: WatchState) -> None:
-        """Include a watch's reports on its tasks in its signs."""
+        """Include a watch's reports on its tasks in its signs of life."""
         with self._lock:
             self._watch = state
 
@@ -219,7 +219,7 @@ class Activity(Forwarding):
             sign.clear()
 
     def _follow(self, signs: list[_Signs]) -> list[_Signs]:
-        """Return the signs of the command's own operation and of its current operation, if it has them."""
+        """Return the signs of life of the command's own operation and of its current operation, if it has them."""
         with self._lock:
             wanted = [operation for operation in (self._own, *self._operations[-1:]) if operation]
             known = {sign.operation: sign for sign in (*self._shown, *signs)}
@@ -229,7 +229,7 @@ class Activity(Forwarding):
         return [known.get(operation) or self._signs_of(operation) for operation in wanted]
 
     def _signs_of(self, operation: str) -> _Signs:
-        """Return new signs of an operation, numbered after those of earlier processes."""
+        """Return new signs of life for an operation, numbered after those from earlier processes."""
         store = self._open_store()
         names = store.list_children(f"operations/{operation}")
         kind, snapshot, increment, began_at = self._command.kind, self._command.snapshot, None, self.began_at
@@ -314,7 +314,7 @@ class Activity(Forwarding):
 
 @dataclass(slots=True)
 class _Signs:
-    """The signs of an operation. `number` is the number of the next sign, `due` its time on the monotonic clock.
+    """The signs of life of an operation. `number` is the next sign's number, `due` its time on the monotonic clock.
 
     `is_clean` is set if only the last sign can be left in the store.
     """

@@ -38,8 +38,8 @@ from cutline.storage.store import ObjectStore
 POLL_SECONDS = 0.5
 # A check, gc or prune whose process was only suspended answers within this time.
 ANSWER_SECONDS_MAX = 5.0
-# The process has ended if this many successive listings contain no signs. The second number is for a process that has
-# not stored a sign yet: it does so within LOOK_SECONDS.
+# The process has ended if this many successive listings contain no signs of life. The second number is for a process
+# that has not stored a sign yet: it does so within LOOK_SECONDS.
 GONE_LISTINGS, NONE_LISTINGS = 3, 20
 SILENT = "it shows no sign of life"
 
@@ -104,7 +104,7 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
     watch = _SignWatch(store)
     while waiting:
         for way in list(waiting):
-            # Look at the signs first, because they are deleted after the outcome is stored.
+            # Look at the signs of life first, because they are deleted after the outcome is stored.
             is_over = watch.is_over(way)
             if not is_open(store, way.id):
                 ended = _ended(way, read_outcome(store, way.id))
@@ -156,12 +156,12 @@ class _SignWatch:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        # How many successive listings contained no signs of each operation, and which operations had signs.
+        # How many successive listings contained no signs of life of each operation, and which operations had any.
         self._missed = Counter[str]()
         self._had_signs: set[str] = set()
 
     def is_over(self, one: UnderWay) -> bool:
-        """Whether the operation's process has deleted its signs; must be called repeatedly."""
+        """Whether the operation's process has deleted its signs of life; must be called repeatedly."""
         has_signs = bool(sign_numbers(self._store.list_children(f"operations/{one.id}")))
         if has_signs or one.sign is not None:
             self._had_signs.add(one.id)

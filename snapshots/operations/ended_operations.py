@@ -305,7 +305,7 @@ class NewestChecks:
     """The checks that were read: all of them in `by_snapshot`, and the newest checks of each snapshot.
 
     A full check covers everything that the newest restore point of the snapshot needed at that time. `last` contains
-    the newest check, `full` contains the newest full check, and `valid` contains the newest full check with the result
+    the newest check, `full` contains the newest full check, and `valid` contains the newest full check whose result is
     valid. `unread` lists operations whose outcome can't be read, because they may be checks. It also lists checks that
     end in the future: the clock was ahead, so they may be older than other checks, and they count only if they found
     conflicts.

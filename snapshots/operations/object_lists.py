@@ -1,8 +1,8 @@
-"""Object lists: documents that list the objects of base copies, so that the commit of a large copy stays small.
+"""Object lists: documents that list the objects in base copies, so that the commit of a large copy stays small.
 
 A task that has stored many objects lists them itself; the driver lists the rest before the commit. A list contains
-objects of one node and kind. A list that no commit names is garbage. Restore, check and removals read lists; a create
-reads only the lists of its own tasks.
+objects of one kind from one node. A list that no commit names is garbage. Restore, check and removals read lists; a
+create reads only the lists of its own tasks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 # The maximum number of base copy objects listed in the commit itself; they take about 300 KB.
 OWN_OBJECTS_MAX = 1000
-# A list of this many objects is 3 MB if each contains rows of one table, and 100 MB if each contains rows of 500
+# A list of this many objects is 3 MB if each contains rows from one table, and 100 MB if each contains rows from 500
 # tables.
 LIST_OBJECTS_MAX = 10_000
 THREADS_MAX = 8
@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Commit)
 def store_lists_above(
     store: ObjectStore, snapshot: str, operation: str, objects: Sequence[StoredObject], objects_max: int
 ) -> tuple[NamedObject, ...]:
-    """Store lists of the objects of base copies if there are more than `objects_max`.
+    """Store lists of the objects in base copies if there are more than `objects_max`.
 
     Returns the lists and the objects without rows, such as DDL; if no lists are needed, returns the objects as given.
     """
@@ -104,7 +104,7 @@ def _store_list(
     store: ObjectStore, snapshot: str, operation: str, number: int, objects: Sequence[StoredObject]
 ) -> ObjectList:
     node, kind = objects[0].node, objects[0].kind
-    # The random part distinguishes the lists of different tasks, and those of a task's attempts.
+    # The random part distinguishes the lists of different tasks, and the lists of a task's attempts.
     key = f"{list_prefix(snapshot, node, operation)}/{kind}-{number:06d}-{secrets.token_hex(4)}.json"
     body = seal(ListedObjects(snapshot, operation, tuple(objects)))
     digest = create_or_find(store, key, body)
@@ -116,7 +116,7 @@ def _store_list(
 
 
 def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
-    """Raise ObjectsNotStoredError unless the store has every object of the commit and its lists, with the right size.
+    """Raise ObjectsNotStoredError unless the store has every object in the commit and its lists, with the right size.
 
     Reads the lists of one node at a time; raises the errors of `read_lists`.
     """

@@ -306,7 +306,7 @@ def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: st
 
 
 def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -> None:
-    """Check, right before the commit, that the operation still holds the lock and was not settled as dead.
+    """Right before the commit, check that the operation still holds the lock and was not settled as dead.
 
     Raises FleetLockLostError, OperationSettledError.
     """

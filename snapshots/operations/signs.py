@@ -101,7 +101,7 @@ def next_number(numbers: Iterable[int]) -> int:
 
 
 def clear_signs(store: ObjectStore, operation: str) -> None:
-    """Delete the signs of an operation that has ended, ignoring the store's errors."""
+    """Delete the signs of life of an operation that has ended, ignoring the store's errors."""
     with suppress(SnapshotError):
         for number in sign_numbers(store.list_children(f"operations/{operation}")):
             store.delete(operation_key(operation, sign_name(number)))

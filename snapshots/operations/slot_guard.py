@@ -37,7 +37,7 @@ from cutline.wal.drain.slots import COPY_SUFFIX, drop_slots, slot_name
 
 @dataclass(frozen=True, slots=True)
 class SlotOwners:
-    """The ids of the store's operations, keyed by the name of the slot that a create with that id makes."""
+    """The ids of the operations in the store, keyed by the name of the slot that a create with that id makes."""
 
     store: ObjectStore
     ids: dict[str, list[str]]
@@ -140,7 +140,7 @@ def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None,
 def read_kept_chains(
     store: ObjectStore, sessions: Sessions, progress: Progress, operations: Iterable[str] | None = None
 ) -> list[KeptChain]:
-    """Return the WAL that all nodes of the fleet keep, by chain; note the nodes that do not answer."""
+    """Return the WAL that all nodes in the fleet keep, by chain; note the nodes that do not answer."""
     retained = [slot for node in sessions.nodes for slot in read_retained(node, sessions.connections[node.id])]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
     for node, why in others.not_asked.items():
@@ -154,7 +154,7 @@ def read_kept_chains(
 
 
 def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
-    """Note Cutline slots that no create of this store made; they belong to an earlier or a different store.
+    """Note Cutline slots that no create in this store made; they belong to an earlier or a different store.
 
     Below a node's limit, nothing else reports such slots, and no command drops them.
     """
@@ -192,7 +192,7 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
 
 
 def mark_ended(store: ObjectStore, slots: Mapping[str, str], restore: str) -> None:
-    """Mark as lost the chains that continue in these `slots` (with their nodes): the operation `restore` ended them."""
+    """Mark the chains that continue in these `slots` (with their nodes) as lost: the `restore` operation ended them."""
     owners = read_slot_owners(store) if slots else None
     for slot, node in slots.items():
         owner = owners.owner_of(slot) if owners else None

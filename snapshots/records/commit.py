@@ -57,8 +57,8 @@ class StoredObject(Record, frozen=True):
 class ObjectList(Record, frozen=True):
     """A commit's entry for an object list.
 
-    `size` and `digest` are those of the list itself. `objects`, `bytes` and `rows` (by group number) are totals of the
-    listed objects, which all have the same `kind` and `node`.
+    `size` and `digest` are the list's own. `objects`, `bytes` and `rows` (by group number) are totals of the listed
+    objects, which all have the same `kind` and `node`.
     """
 
     key: str
@@ -151,7 +151,7 @@ class DatabasePrivilege(Record, frozen=True, omit_defaults=True):
 
 
 class SecurityLabel(Record, frozen=True):
-    """A security label of the database."""
+    """A security label on the database."""
 
     provider: str
     label: str
@@ -214,7 +214,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     `causes` lists the reasons why earlier attempts failed. `seconds` is the time from the first start marker to the
     last finish marker. `made_at` is the time of the last finish marker according to the nodes' clocks
     (`snapshots.create.make_cut`): the cut contains nothing that was committed later. `safe_at` is the fleet's safe time
-    (`wal.cut.safe_time`). The clocks of the nodes differ by at most `skew_seconds`.
+    (`wal.cut.safe_time`). The nodes' clocks differ by at most `skew_seconds`.
     """
 
     id: str
@@ -355,7 +355,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def named_and_listed(self) -> Iterator[Segment | NamedObject]:
-        """Yield the entries that this commit adds, including those of lists; raise RuntimeError if a list was not read.
+        """Yield the entries that this commit adds, including those in lists; raise RuntimeError if a list was not read.
 
         Only one list's objects are in memory at a time. The objects of a LostList are omitted.
         """
@@ -365,7 +365,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def object_sizes(self) -> dict[str, int]:
-        """The size in bytes of every entry of `named_and_listed`, keyed by the entry's key; raises the same error."""
+        """The size in bytes of every entry in `named_and_listed`, keyed by the entry's key; raises the same error."""
         return {entry.key: entry.size for entry in self.named_and_listed}
 
 
@@ -402,12 +402,12 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
     @property
     def own_objects(self) -> tuple[StoredObject, ...]:
-        """The objects that this document lists itself, including those of tables that DDL changed before the cut."""
+        """The objects that this document lists itself, including those for tables that DDL changed before the cut."""
         return (*self.copied, *super().own_objects)
 
     @property
     def object_lists(self) -> tuple[ObjectList, ...]:
-        """The lists of additional objects, including those of tables that DDL changed before the cut."""
+        """The lists of additional objects, including those for tables that DDL changed before the cut."""
         return (*self.lists, *super().object_lists)
 
 
@@ -460,7 +460,7 @@ def parse_definition(text: str) -> LargeObjectDefinition:
 
 
 def list_large_objects(commit: FullSnapshot) -> tuple[StoredObject, ...]:
-    """Return the stored objects of a full snapshot that hold large objects."""
+    """Return the stored objects in a full snapshot that hold large objects."""
     entries = [entry for entry in commit.entries if entry.kind == LARGE_OBJECTS]
     return tuple(stored for entry in entries for stored in listed_objects(entry))
 
@@ -484,6 +484,6 @@ def count_by_node(commit: FullSnapshot) -> dict[str, int]:
 
 
 def with_large_object_counts(left_out: Iterable[LeftOut], full: FullSnapshot) -> tuple[LeftOut, ...]:
-    """Add the large objects of a chain that begins with `full` to `left_out`: later changes to them are not covered."""
+    """Add the large objects in a chain that begins with `full` to `left_out`: later changes to them are not covered."""
     base = full.base
     return mark_large_objects(left_out, {n: (count, str(base[n])) for n, count in count_by_node(full).items()})

@@ -1,4 +1,4 @@
-"""The JSON documents of a store: each is written once, in one canonical form, under its key, with a digest.
+"""The JSON documents in a store: each is written once, in one canonical form, under its key, with a digest.
 
 A document is trusted only if it is no larger than DOCUMENT_BYTES_MAX, every byte is as it was written, no key occurs
 twice, and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
@@ -6,7 +6,7 @@ twice, and its content matches its type (fleet/record.py). Anything else raises 
 Each kind of document is a Record. Its module also defines its key, the function that reads it and, in one function, the
 rules that types can't express.
 
-An object of a snapshot whose key matches no pattern in KEYS is not Cutline's: it is reported and never touched.
+An object in a snapshot whose key matches no pattern in KEYS is not Cutline's: it is reported and never touched.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
-    """The parts of a key below a snapshot's folder. `number` is that of a segment or increment."""
+    """The parts of a key below a snapshot's folder. `number` is the number of a segment or increment."""
 
     kind: Kind
     snapshot: str
@@ -105,8 +105,8 @@ DIGEST = re.compile(rb'"[0-9a-f]{64}"')
 FORMAT_MAX = 2
 # A commit for 10,000 tables is 9 MB. Larger documents are neither read nor written.
 DOCUMENT_BYTES_MAX = 256 << 20
-# The maximum length of a text, which is also that of a command's argument. Only the field LONG, the value that existing
-# rows have in a new column (groups.py), may be longer.
+# The maximum length of a text, which is also the maximum for a command's argument. Only the LONG field, the value that
+# existing rows have in a new column (groups.py), may be longer.
 TEXT_MAX, LONG = 128 << 10, "missing"
 TEXT_SHOWN = 300
 NEWER_HINT = "a newer version of Cutline may have written it"

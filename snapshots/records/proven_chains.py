@@ -182,7 +182,7 @@ def check_tables(before: Chain | None, chain: Chain) -> None:
 
 
 def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes: DefinitionChanges, shard: str) -> None:
-    """Raise ValueError if a definition continues that of a table with a different oid."""
+    """Raise ValueError if a definition continues the definition of a table with a different oid."""
     old, states_before = before.definitions(shard), before.tables(shard)
     new = {group.number: group for group in changes.groups.get(shard, ())}
     if unknown := {state.table for state in changes.tables.get(shard, ())} - states.keys():
@@ -465,7 +465,7 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
             check_definitions(chain, increment.definition_changes)
             _check_at_commit(chain, after)
         else:
-            # The tables are those of the previous commit.
+            # The tables are the ones in the previous commit.
             check_definition_counts(after, increment)
 
 

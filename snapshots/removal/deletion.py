@@ -409,7 +409,7 @@ def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Ch
 def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
     """Return the tombstone of an unfinished deletion; if it can't be read, make it from the records of operations.
 
-    Its counts are those of the remaining objects.
+    Its counts are for the remaining objects.
     """
     left = objects_of(store, name)
     try:

@@ -136,7 +136,7 @@ NEEDED = GarbageVerdict(GarbageReason.NEEDED)
 
 
 class GarbageRules:
-    """Judges the objects of a snapshot. Must be created after the listing; reads each document once."""
+    """Judges the objects in a snapshot. Must be created after the listing; reads each document once."""
 
     def __init__(self, store: ObjectStore, snapshot: str, listed: Iterable[Listed], now: datetime) -> None:
         self.store = store
@@ -225,7 +225,7 @@ class GarbageRules:
         return judge
 
     def _judge_of_segments(self, full: Commit) -> Judge:
-        """Return the judge for those segments of a chain that its full snapshot does not list."""
+        """Return the judge for those segments in a chain that its full snapshot does not list."""
         if self.is_only_full:
             return lambda _key, _parsed: self._pruned_verdict()
         if is_lost(self.store, self.snapshot, full.operation):
@@ -315,7 +315,7 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
 
 
 def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """Judge by the commit: that of an idle increment if the outcome names one, otherwise that of the full snapshot.
+    """Judge by the commit: the idle increment's if the outcome names one, otherwise the full snapshot's.
 
     gc removes records after objects, so any other missing intent was deleted by hand.
     """
@@ -410,7 +410,7 @@ class GcReport:
 
 
 RECORD_SECONDS = 30 * 86400.0
-# The age after which objects of a probe are garbage: a probe takes seconds.
+# The age after which objects from a probe are garbage: a probe takes seconds.
 PROBE_SECONDS = 3600.0
 # The age after which signs of life are garbage: a process stores one every few seconds.
 SIGN_SECONDS = 86400.0
@@ -429,7 +429,7 @@ class RecordFolder:
 
 
 def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
-    """Judge an object of a probe by its age alone; return None if the object is not Cutline's."""
+    """Judge an object from a probe by its age alone; return None if the object is not Cutline's."""
     if not PROBE.fullmatch(listed.key):
         return None
     is_over = listed.created_at <= now - timedelta(seconds=PROBE_SECONDS)
@@ -571,7 +571,7 @@ def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> G
 
 
 def preview_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
-    """Find, by reading only the store, the garbage that `collect_garbage` would remove now.
+    """Reading only the store, find the garbage that `collect_garbage` would remove now.
 
     The preview settles no operations, so a run may remove more. Raises StoreUnreachableError.
     """

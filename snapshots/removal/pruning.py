@@ -126,7 +126,7 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """The result of a prune: a RemovalResult for each step of the plan."""
+    """The result of a prune: a RemovalResult for each step in the plan."""
 
     plan: PrunePlan
     removed: tuple[RemovalResult, ...]
@@ -234,7 +234,7 @@ def increments_removal(mark: Mark, operation: str) -> Removal:
 
 
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
-    """Return the objects of a chain that its full snapshot does not need, whether or not an increment lists them."""
+    """Return the objects in a chain that its full snapshot does not need, whether or not an increment lists them."""
     is_of_increments = of_increments(read_commit(store, snapshot, 0))
     listed = [entry for part in CHAIN_FOLDERS for entry in store.inventory(f"snapshots/{snapshot}/{part}")]
     return [entry for entry in listed if is_of_increments(entry.key)]

@@ -104,7 +104,7 @@ def is_encrypted(stored: bytes) -> bool:
 
 
 def frame_count(plain_size: int) -> int:
-    """Return the number of frames of an object of `plain_size` bytes; an empty object has one."""
+    """Return the number of frames in an object of `plain_size` bytes; an empty object has one."""
     return max(-(-plain_size // FRAME_BYTES), 1)
 
 

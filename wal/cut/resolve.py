@@ -1,4 +1,4 @@
-"""Resolve a consistent cut: which transactions of each node belong to the state of the whole fleet.
+"""Resolve a consistent cut: which transactions on each node belong to the state of the whole fleet.
 
 Pure functions over positions, without connections, so the rule can be tested on millions of interleavings. A
 node's cut position c is the end of a record: a transaction is before the cut if and only if its record begins before c.

@@ -1,10 +1,10 @@
 """The safe time of a cut: every transaction that any node committed before it, by that node's clock, is in the state.
 
-The safe time is the earliest of the nodes' times. A node's time is that of its newest commit before the cut or that of
-its start marker, whichever is later, so an idle node does not hold the fleet back. A server sets a commit's time
-shortly before it writes the record, so the safe time is exact except for transactions between these two steps. If a
-clock is set back before the marker is written, no harm is done (`with_last_commits`). If it is set back later, commits
-after the cut may have times before the safe time.
+The safe time is the earliest of the nodes' times. A node's time is the time of its newest commit before the cut or the
+time of its start marker, whichever is later, so an idle node does not hold the fleet back. A server sets a commit's
+time shortly before it writes the record, so the safe time is exact except for transactions between these two steps. If
+a clock is set back before the marker is written, no harm is done (`with_last_commits`). If it is set back later,
+commits after the cut may have times before the safe time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The row changes of one table in a batch of messages: ops, keys and lines, whole columns at a time.
+"""The row changes to one table in a batch of messages: ops, keys and lines, whole columns at a time.
 
 An UPDATE of the key becomes two changes: a DELETE of the old key, and an upsert of the row under the new key.
 """

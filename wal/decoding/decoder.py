@@ -1,7 +1,7 @@
 """Decoder: convert pgoutput's messages to row changes and transaction events, whole columns at a time.
 
 A Decoder receives a node's messages in order. Between batches it keeps only the open transaction and the last
-description of each table. Changes of tables that are not in a group are dropped and counted. A Decoder never guesses: a
+description of each table. Changes to tables that are not in a group are dropped and counted. A Decoder never guesses: a
 changed table that does not match any of its definitions raises SchemaMovedError.
 
 If a prepared transaction was rolled back before being decoded, PostgreSQL may omit any of its changes, or the whole
@@ -152,7 +152,7 @@ class Decoder:
         )
 
     def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, int]:
-        """Return the changes of tables in groups, and the number of other changes."""
+        """Return the changes to tables in groups, and the number of other changes."""
         tables: list[pa.Table] = []
         ignored = 0
         moved: dict[int, TableDescription] = {}
@@ -222,7 +222,7 @@ class Decoder:
 
     def _events(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, Lsn]:
         events = events_of(messages, transactions, self.global_id_form)
-        # PostgreSQL sends commits in the order of their records, so the highest position is that of the last commit.
+        # PostgreSQL sends commits in the order of their records, so the highest position is the last commit's position.
         # Logical messages from other programs also count; otherwise a chunk that contains nothing else would seem to
         # end where it begins.
         others = messages.u64(messages.starts[messages.kinds == pgoutput.MESSAGE] + 2)

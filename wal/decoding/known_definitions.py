@@ -2,8 +2,8 @@
 
 A relation message describes a table as it was when the changes after it were made. It is compared with the known
 definitions by oid and by its whole content: name, columns with their types, key, replica identity. If it does not match
-any definition, changes are dropped only if nothing needs them: those of a dropped table, and those before the copy of a
-table that is copied again. All other changes raise SchemaMovedError.
+any definition, changes are dropped only if nothing needs them: changes to a dropped table, and changes before the copy
+of a table that is copied again. All other changes raise SchemaMovedError.
 """
 
 from __future__ import annotations

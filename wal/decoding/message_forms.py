@@ -45,8 +45,8 @@ UNUSED_FLAGS = (
     pgoutput.COMMIT_OF_PREPARED,
     pgoutput.ROLLBACK_OF_PREPARED,
 )
-# The ends of prefixes up to this length are found in all messages at once; those of longer prefixes are found message
-# by message.
+# The ends of prefixes up to this length are found in all messages at once; the ends of longer prefixes are found
+# message by message.
 PREFIX_BYTES_BY_COLUMN = 32
 
 

@@ -170,7 +170,7 @@ def messages_of(column: BytesColumn, convert: Texts | None = None) -> Messages:
 
 
 def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_last: bool) -> tuple[list[Values], Ints]:
-    """Read the tuples of these messages at the offsets `at`, each with `width` columns; also return their ends.
+    """Read the tuples in these messages at the offsets `at`, each with `width` columns; also return their ends.
 
     If `is_last`, a tuple must end where its message ends, otherwise before that. Raises DecodingError if it does not,
     or if a tuple has a different number of columns or contains binary values.

@@ -6,7 +6,7 @@ global id from a two-phase gid. If the rule does not match a gid, the gid itself
 A slot yields a transaction's messages in one piece, between its BEGIN and its COMMIT or PREPARE.
 
 A transaction that commits in one phase can be tagged with a global id by a transactional logical message that has the
-prefix `snapshot.gid` and a gid as its content. The last tag counts. Content that PostgreSQL would not accept as a gid
+`snapshot.gid` prefix and a gid as its content. The last tag counts. Content that PostgreSQL would not accept as a gid
 is ignored. So is a tag in a prepared transaction, which has its own gid.
 """
 
@@ -47,7 +47,7 @@ CITUS = r"^(?P<global>citus_\d+_\d+_\d+)_\d+$"
 
 
 def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
-    """Return the global id of each gid; `form` is exact, xa, citus, or a regular expression with a group `global`."""
+    """Return the global id of each gid; `form` is exact, xa, citus, or a regular expression with a `global` group."""
     if form == "exact" or len(gids) == 0:
         return gids
     builtin = {"xa": XA, "citus": CITUS}.get(form)
@@ -90,7 +90,7 @@ class OpenTransactionHead:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """The transactions of a batch, and for each message the number of its transaction.
+    """The transactions in a batch, and for each message the number of its transaction.
 
     Number 0 is the transaction that the previous batch left open. `ordinal` numbers the rows of each transaction.
     `global_id` and `tag` are the fields of OpenTransactionHead, by transaction number.
@@ -106,7 +106,7 @@ class Transactions:
 
     @classmethod
     def of(cls, messages: Messages, before: OpenTransactionHead | None, form: str) -> Transactions:
-        """Find the transactions of a batch; `before` is the transaction that the previous batch left open."""
+        """Find the transactions in a batch; `before` is the transaction that the previous batch left open."""
         kinds = messages.kinds
         begins = np.flatnonzero((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
         is_prepared = kinds[begins] == pgoutput.BEGIN_PREPARE
@@ -193,7 +193,7 @@ NO_GID = from_list([b""]).to_arrow()[0]
 
 
 def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
-    """Return the events of a batch, ordered by their end positions; `form` is the rule for global ids."""
+    """Return the events in a batch, ordered by their end positions; `form` is the rule for global ids."""
     parts = [
         _commits(messages, transactions),
         _prepares(messages, transactions, form),

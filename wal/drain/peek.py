@@ -124,7 +124,7 @@ def peek(
 def open_reader(node: Node) -> Iterator[adbc.AdbcConnection]:
     """Open a session on `node` that reads a slot as Arrow arrays, in the server's encoding.
 
-    Raises OtherServerError, SessionUnfitError if the server refuses the session's settings, and errors of ADBC.
+    Raises OtherServerError, SessionUnfitError if the server refuses the session's settings, and errors from ADBC.
     """
     asked = conninfo(node.dsn, client_encoding=RAW)
     wanted = wanted_settings(asked)
@@ -170,7 +170,7 @@ def _ask(connection: adbc.AdbcConnection, query: str) -> list[Any]:
 
 
 def peek_query(slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int) -> str:
-    """Return the query of `peek`."""
+    """Return the query for `peek`."""
     names = ",".join(f'"{name}"' for name in publications)
     return (
         f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', '{finish}', {messages_max},"

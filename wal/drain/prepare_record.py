@@ -108,7 +108,7 @@ def _read(pgconn: Any, lsn: Lsn, block_bytes: int, segment_bytes: int) -> bytes:
 
 
 XIDS = 1 << 32
-# How many bytes of a message are used here, keyed by kind.
+# How many bytes in a message are used here, keyed by kind.
 USED_BYTES = {b"b": 29, b"C": 18, b"P": 18, b"K": 18, b"r": 18, b"M": 10}
 STATUS_QUERY = "SELECT pg_xact_status(%s::xid8)"
 NEXT_XID_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"

@@ -1,7 +1,7 @@
-"""Wait, during the creation of a slot or a chain's first cut, for transactions to end and for standbys to replay WAL.
+"""While a slot or a chain's first cut is being created, wait for transactions to end and for standbys to replay WAL.
 
 Only transactions that have a transaction id matter, because only they have changed anything. When PostgreSQL creates a
-slot, it waits for such transactions in all databases of the server (PostgreSQL manual, "Logical Decoding Concepts";
+slot, it waits for such transactions in all databases on the server (PostgreSQL manual, "Logical Decoding Concepts";
 snapbuild.c).
 
 Replay may be paused or delayed on purpose, held up by a query, or behind because no WAL arrives. The reason is reported
@@ -116,12 +116,12 @@ class Awaited:
 
 
 def open_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:
-    """Read the transactions with a transaction id in all databases of the server, oldest first."""
+    """Read the transactions with a transaction id in all databases on the server, oldest first."""
     return [Awaited(node, *row) for row in connection.execute(OPEN_QUERY).fetchall()]
 
 
 def prepared_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:
-    """Read the prepared transactions of the connection's database, oldest first."""
+    """Read the prepared transactions in the connection's database, oldest first."""
     return [Awaited(node, *row) for row in connection.execute(PREPARED_QUERY).fetchall()]
 
 

@@ -42,7 +42,7 @@ class ObjectDamagedError(RefusedError):
 
 
 def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str], start: int = 0) -> bytes:
-    """Read an object from `start` on, and verify that the stored bytes are those that were committed.
+    """Read an object from `start` on, and verify that the stored bytes are the ones that were committed.
 
     `listed` is the size of the whole object and the digest of the stored part to be read. Never reads more than that
     size, even if the object has grown. Raises ObjectDamagedError, and StoreUnreachableError if the store's answers are

@@ -6,8 +6,8 @@ the position of its own record. `end_lsn` is where that record ends. For a marke
 of a ROLLBACK PREPARED is its own end; its `lsn` is the end of the PREPARE that it rolled back.
 
 With a dictionary, a few kilobytes can expand to gigabytes, because a value is stored once for any number of rows.
-Cutline writes keys, rows and the data of large objects without dictionaries, so that their size is that of the pages;
-only columns of short values have dictionaries.
+Cutline writes keys, rows and the data of large objects without dictionaries, so that their size is the size of the
+pages; only columns of short values have dictionaries.
 
 A segment is created once, under the number that follows the last segment's. Its metadata names the operation that wrote
 it and the range of the node's WAL that it holds. Segment n + 1 begins where segment n ends. This is checked whenever an
@@ -252,8 +252,8 @@ class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
 class ArchivedSegment:
     """A segment with the metadata that commits don't contain.
 
-    `definitions` are those that no commit listed yet when the segment was written. `first_changes` are the positions of
-    the first changes under them, keyed by group number.
+    `definitions` are the ones that no commit listed yet when the segment was written. `first_changes` are the positions
+    of the first changes under them, keyed by group number.
     """
 
     segment: Segment
@@ -340,7 +340,7 @@ def create_segment(
 ) -> ArchivedSegment:
     """Create segment `number` from `tables` (changes, events); raise ObjectExistsError if it exists.
 
-    `definitions` are those that no commit lists yet.
+    `definitions` are the ones that no commit lists yet.
     """
     changes, events = tables
     key = segment_key(prefix, number)

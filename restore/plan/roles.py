@@ -140,8 +140,8 @@ def missing_roles(
 ) -> list[str]:
     """Return the roles that the target's server lacks; raise TargetUnfitError if we may not create them.
 
-    The roles `of_database` are needed only for the database's own properties. `may_create`: the user allows creating
-    roles; `by_superuser`: a superuser creates them for our role. `encoding` is the restored database's encoding.
+    The roles `of_database` are needed only for the database's own properties. `may_create`: the user allows roles to
+    be created; `by_superuser`: a superuser creates them for our role. `encoding` is the restored database's encoding.
     """
     roles, of_database = list(roles), list(of_database)
     may_do_without = set(of_database).difference(roles)

@@ -121,7 +121,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class LoadTargets:
-    """The destinations of all rows in a restore: the feeds to load, keyed by shard; `shards` are all its sources.
+    """The destinations of all rows in a restore: the feeds to load, keyed by shard; `shards` lists all its sources.
 
     `chosen` maps nodes to the numbers of the groups whose rows are taken from their copies; standbys in it provide rows
     for their shards. If a shard has no entry, all its rows are taken from the primary's copy. `parts` is the number of

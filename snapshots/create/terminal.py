@@ -101,7 +101,7 @@ def check_final(
 ) -> None:
     """Raise FinalStateError if anything was written after `ends`, the positions that `end_writes` returned.
 
-    Call this right before the commit. It does nothing if `ends` is empty, as for a snapshot that is not terminal.
+    Call this right before the commit. It does nothing if `ends` is empty, as it is for a snapshot that is not terminal.
     """
     for node, end in ends.items():
         task = plan.tasks[node]

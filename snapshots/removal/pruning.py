@@ -261,6 +261,6 @@ def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
 
 
 def _unfinished_mark(store: ObjectStore, surveyed: SurveyedSnapshot) -> Mark:
-    """Return the mark of an unfinished pruning, with the counts of the remaining objects."""
+    """Return the mark that an unfinished prune left, with the counts of the remaining objects."""
     total, mark = surveyed.of_increments, read_mark(store, only_full_key(surveyed.name))
     return structs.replace(mark, objects=total.objects, bytes=total.size_bytes)

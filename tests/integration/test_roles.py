@@ -255,7 +255,7 @@ def test_a_catalog_that_was_revoked_from_everybody_is_named(shop: Fleet, backup:
     execute(node.dsn, "REVOKE SELECT ON pg_cast FROM PUBLIC")
     try:
         await_standbys(shop)
-        with pytest.raises(NodeUnfitError, match=rf"node {node.id} refused .*: permission denied for table pg_cast"):
+        with pytest.raises(NodeUnfitError, match=rf"node {node.id} rejected .*: permission denied for table pg_cast"):
             runs.full("none")
         (found,) = [one for one in lacking(backup) if one["for"] == Purpose.EVERYTHING]
         assert (found["node"], found["statement"]) == (node.id, f'GRANT SELECT ON pg_catalog.pg_cast TO "{BACKUP}";')
@@ -274,7 +274,7 @@ def test_a_privilege_that_is_taken_away_meanwhile_is_no_bug(
     execute(node.dsn, "REVOKE EXECUTE ON FUNCTION pg_lock_status() FROM PUBLIC")
     try:
         monkeypatch.setattr("cutline.snapshots.create.initialise.find_node_problems", lambda _: [])
-        refused = f"node {node.id} refused .*: permission denied for function pg_lock_status"
+        refused = f"node {node.id} rejected .*: permission denied for function pg_lock_status"
         with pytest.raises(NodeUnfitError, match=refused) as raised:
             initialise(backup, Silent())
         assert "docs/roles.md" in raised.value.hint

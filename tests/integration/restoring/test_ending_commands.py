@@ -56,7 +56,7 @@ def test_a_file_that_to_names_and_does_not_exist_is_not_asked_for_by_fleet(place
 def test_there_is_nothing_to_end(place: Place) -> None:
     with old_databases(place):
         for command in (lambda: resume(place), lambda: abandon(place)):
-            with pytest.raises(UnfinishedRestoreError, match="no restore"):
+            with pytest.raises(UnfinishedRestoreError, match="no unfinished restore"):
                 command()
         assert_old(place)
 

@@ -88,7 +88,7 @@ def test_the_record_of_a_database_of_another_role_is_not_read(place: Place) -> N
         execute(own, f"COMMENT ON DATABASE {theirs} IS '{text}'")
         execute(own, f"ALTER DATABASE {DATABASE} OWNER TO mallory", f"COMMENT ON DATABASE {DATABASE} IS '{text}'")
         try:
-            with pytest.raises(UnfinishedRestoreError, match="no restore"):
+            with pytest.raises(UnfinishedRestoreError, match="no unfinished restore"):
                 resume(place)
             watching = Watching()
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), watching)

@@ -247,7 +247,7 @@ def test_a_restore_that_ended_well_is_in_nobodys_way_before_its_records_are_remo
         restore_left(place, RestoreCrashPoint.OUTCOME_STORED)
         assert len(place.comments()) == SHARDS
         assert plain_restore(place) is None
-        with pytest.raises(UnfinishedRestoreError, match="no restore"):
+        with pytest.raises(UnfinishedRestoreError, match="no unfinished restore"):
             resume(place)
 
 

@@ -191,7 +191,7 @@ def test_functions_that_need_a_search_path_are_named_with_the_statement_that_giv
         if connection.info.server_version >= RESTRICTED_VERSION:
             with pytest.raises(psycopg.errors.UndefinedFunction):
                 connection.execute(rebuild)
-        connection.execute(warning.partition(" until: ")[2].encode())
+        connection.execute(warning.partition(" until you run: ")[2].encode())
         connection.execute(rebuild)
         connection.execute("ANALYZE person")
 
@@ -232,6 +232,6 @@ def test_a_view_whose_functions_need_a_search_path_is_named_with_the_statement_t
         refresh = "REFRESH MATERIALIZED VIEW app.top"
         with pytest.raises(psycopg.errors.UndefinedTable):
             connection.execute(refresh)
-        connection.execute(warning.partition(" until: ")[2].encode())
+        connection.execute(warning.partition(" until you run: ")[2].encode())
         connection.execute(refresh)
         assert connection.execute("SELECT n FROM app.top").fetchall() == [(1,)]

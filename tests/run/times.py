@@ -15,7 +15,7 @@ from _pytest.terminal import TerminalReporter
 from tests.run.order import LONG
 from tests.run.units import unit_of
 
-SLOWEST = 40
+SLOWEST, SLOW_SECONDS = 40, 5.0
 # A unit that takes longer than this should begin early.
 LONG_SECONDS = 40
 # A run of few tests needs no table; use --durations.
@@ -39,7 +39,8 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         terminalreporter.write_line(f"{seconds:8.1f} s  {counts[folder]:5} tests  {folder}")
     terminalreporter.write_line(f"{sum(folders.values()):8.1f} s  {sum(counts.values()):5} tests  in all; the slowest:")
     for test, seconds in _longest(tests)[:SLOWEST]:
-        terminalreporter.write_line(f"{seconds:8.1f} s  {test}")
+        if seconds > SLOW_SECONDS:
+            terminalreporter.write_line(f"{seconds:8.1f} s  {test}")
     late = [
         f"{name} ({seconds:.0f} s)" for name, seconds in _longest(units) if seconds > LONG_SECONDS and name not in LONG
     ]

@@ -36,8 +36,13 @@ _read_bytes: dict[str, int] = {}
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Pass reports from any thread to `listener` in this block; it replaces the previous listener."""
-    _listeners.append(listener)
+    """Pass reports from any thread to `listener` in this block; it replaces the previous listener.
+
+    The new listener has not heard any report, so a report is not left out because an earlier one was the same.
+    """
+    with _lock:
+        _told.clear()
+        _listeners.append(listener)
     try:
         yield
     finally:

@@ -25,7 +25,6 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
-from cutline.storage import waits
 from cutline.storage.s3 import S3Store
 from cutline.storage.s3_retries import Pace
 from tests.commands.in_process import run_with_stderr
@@ -74,8 +73,6 @@ class Place:
 
         `has_answered`: the store has answered it before.
         """
-        # What a process of its own begins with.
-        waits._told.clear()
         store = self.runs.fleet.store.open()
         assert isinstance(store, S3Store)
         store.client.pace = Pace(f"store {store.url}", has_answered=has_answered)

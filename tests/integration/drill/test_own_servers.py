@@ -38,6 +38,7 @@ from cutline.restore.targets.target import TargetUnfitError, target_of
 from cutline.storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
+from tests.integration.drill.conftest import NAMED_AS_OURS
 from tests.integration.drill.drilled import HOLDING, NAME, Drilled, write_fleet
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import NoSpark, execute
@@ -304,7 +305,8 @@ def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_kil
         return
     assert done.returncode == -9, done.stderr
     left = [one for one in left_on(shared_fleet) if one not in before]
-    assert len(left) == 2 * 2, left
+    # On each server a database, the drill's role, and those of the snapshot's roles that the server lacks.
+    assert len(left) == 2 * (2 + len(NAMED_AS_OURS)), left
     fleet, own = load_fleet(path), load_fleet(to)
     assert run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent(), own=own).result == "holds"
     assert left_on(shared_fleet) == before

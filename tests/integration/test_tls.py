@@ -133,7 +133,7 @@ def test_without_a_pg_dump_that_can_use_tls_init_refuses(
         ProgramsUnfitError, match=r"node s1: there is no pg_dump \d+ or newer that can use TLS"
     ) as raised:
         initialise(served[0], Watching())
-    assert (raised.value.exit_code, "[tools] postgresql" in raised.value.hint) == (3, True)
+    assert (raised.value.exit_code, "set postgresql in [tools]" in raised.value.hint) == (3, True)
     named = replace(served[0], nodes=tuple(replace(one, programs=wheel_bin_directory()) for one in served[0].nodes))
     with pytest.raises(ProgramsUnfitError, match=f"in {wheel_bin_directory()}"):
         initialise(named, Watching())

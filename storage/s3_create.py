@@ -102,6 +102,8 @@ class Creation:
                 return answer
             # If an earlier answer was lost, a missing upload was completed or aborted.
             if failure is S3Failure.TAKEN or (failure is S3Failure.MISSING and may_be_stored):
+                # The store answers again.
+                tries.worked()
                 await self._settle()
                 return None
             may_be_stored = may_be_stored or failure is S3Failure.UNKNOWN

@@ -6,7 +6,8 @@ application_name of these sessions names the operation in the errors of all othe
 Every role that may connect may take advisory locks, and sees those of other roles. So each operation registers with a
 number that nobody can predict, in a class of numbers derived from the lock's name, and then reads all registrations. An
 operation holds the lock if there is no other registration. Registrations of roles that can't run any Cutline command
-are ignored. If two operations register at the same time, at least one sees the other, and the lower number wins.
+are ignored. If two operations register at the same time, at least one sees the other; if both do, the lower number
+wins.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
 
 
 def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
-    """Return the human-readable output; `before` contains the items that the previous one left out."""
+    """Return the human-readable output; `before` contains the items that the previous commit left out."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
     rows = f"{quantity_text(counts['rows'], 'rows')}, " if counts["rows"] else ""

@@ -53,7 +53,7 @@ class _Run:
 def leaving_metrics(
     context: typer.Context, fleet: Fleet, command: str, file: Path | None, *, is_dry: bool = False
 ) -> Iterator[None]:
-    """At the end of the block, write the metrics to `file` or to the file in fleet.toml, unless the run `is_dry`."""
+    """At the end of the block, write the metrics to `file`, else to the file in fleet.toml, unless the run `is_dry`."""
     path = file or fleet.metrics.file
     if path is None or is_dry:
         yield

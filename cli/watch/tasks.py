@@ -221,7 +221,10 @@ def _raising_not_started(words: str) -> Iterator[None]:
 
 
 def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
-    """Return the JSON output; raise CommandFailedError if the command failed, BusyError if another operation ran."""
+    """Return a command's JSON output.
+
+    Raises BusyError if another operation was running, and CommandFailedError if the command failed otherwise.
+    """
     if ended.code == BusyError.exit_code:
         raise BusyError(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:

@@ -112,7 +112,10 @@ def _end(target: Target, process: int) -> bool:
 
 
 def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
-    """Whether the roles are superusers; raise DrillUnfitError if any other role has more privileges than it needs."""
+    """Whether the roles are superusers.
+
+    Raises DrillUnfitError if only some are superusers, or if a role that is not one has more privileges than it needs.
+    """
     supers = list[str]()
     targets = list(targets)
     for target in targets:

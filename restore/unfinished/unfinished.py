@@ -170,7 +170,7 @@ class UnfinishedRestore:
 
     @property
     def may_be_decided(self) -> bool:
-        """Whether the restore's process may have decided to publish, which happens after all databases are finished.
+        """Whether the restore's process may have decided to publish: it decides only after all databases are finished.
 
         A decision stored before that is a forgery. All databases have records before any of them is finished, so a
         missing record was lost.

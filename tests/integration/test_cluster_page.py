@@ -85,6 +85,7 @@ def running(folder: Path, lines: list[str], ready: str) -> Iterator[int]:
             process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.rest
 def test_the_page_makes_a_cluster_on_which_a_command_runs(shared_fleet: EmbeddedFleet, tmp_path: Path) -> None:
     settings = "\n".join(block_with("spark.authenticate.secret "))
     (tmp_path / "spark.properties").write_text(settings.replace("…", SECRET))

@@ -95,6 +95,7 @@ def conf(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("names", [[name] for name in HOSTILE] if SOAK_SECONDS else [[*HOSTILE]], ids=" ".join)
 def test_what_is_set_for_other_programs_reaches_no_session(names: list[str], conf: Path) -> None:
     dirs = conf.parent / "dirs"

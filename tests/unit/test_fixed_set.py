@@ -25,6 +25,9 @@ RESTORE_WALK = "tests/integration/restoring/test_restore_walk.py::test_a_killed_
 LEFT_TO_REST = {
     "tests/integration/exact/test_odd_tables.py",
     "tests/integration/restoring/test_beside_others.py",
+    "tests/integration/restoring/test_data_only_guarded.py",
+    "tests/integration/restoring/test_resumed_plan.py",
+    "tests/integration/test_cluster_page.py",
     "tests/integration/test_pgbench.py",
     "tests/integration/test_speculation.py",
     "tests/spark/test_killed_executors.py",
@@ -53,6 +56,7 @@ def in_test() -> frozenset[str]:
 
 
 @pytest.mark.long
+@pytest.mark.rest
 @pytest.mark.timeout(COLLECT_SECONDS_MAX * 2)
 def test_no_test_is_in_both_the_fixed_set_and_the_rest(in_test: frozenset[str]) -> None:
     rest = collected("rest")
@@ -90,6 +94,7 @@ def test_every_fault_and_every_kind_of_crash_point_is_in_it(in_test: frozenset[s
 
 
 @pytest.mark.long
+@pytest.mark.rest
 def test_every_crash_point_has_a_fault_in_one_of_both(in_test: frozenset[str]) -> None:
     walked = [test for test in in_test | collected("rest") if test.startswith(FAULT_WALK)]
     for step in all_steps():

@@ -24,8 +24,10 @@ RESTORE_WALK = "tests/integration/restoring/test_restore_walk.py::test_a_killed_
 # Each has one test of a minute or more, or several that share a history as long.
 LEFT_TO_REST = {
     "tests/integration/exact/test_odd_tables.py",
+    "tests/integration/matrix/test_dependencies_matrix.py",
     "tests/integration/restoring/test_beside_others.py",
     "tests/integration/restoring/test_data_only_guarded.py",
+    "tests/integration/restoring/test_lost_records.py",
     "tests/integration/restoring/test_resumed_plan.py",
     "tests/integration/test_cluster_page.py",
     "tests/integration/test_pgbench.py",

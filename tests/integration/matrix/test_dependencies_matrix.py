@@ -23,8 +23,8 @@ from tests.tables.dependencies import SIZES, script_of
 # Dropped with those of the matrix.
 NAME, AGAIN, EXPECTED = f"{DATABASE}_depending", f"{DATABASE}_depending_again", f"{DATABASE}_depending_expected"
 PAIRS = [(source, target) for source in MAJORS for target in MAJORS if source <= target]
-# `make test` has the smallest and the largest distance, and a step from each version but the oldest.
-IN_TEST = {(15, 15), (15, 18), (16, 17), (17, 18)}
+# All of them are in `make rest`: tests/integration/test_dependencies.py restores every dependency on one version.
+pytestmark = pytest.mark.rest
 # An index, and a view's rows, that no server from here on makes itself: a restore does, of an older server's.
 RESTRICTED = 17
 # From here on an inherited column that is NOT NULL of its own is told from one that inherits this, too.
@@ -78,7 +78,7 @@ def without_name(line: str) -> str:
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [pytest.param(*pair, marks=() if pair in IN_TEST else pytest.mark.rest) for pair in PAIRS],
+    PAIRS,
     ids=str,
 )
 def test_every_dependency_is_restored_on_every_newer_version(

@@ -27,6 +27,7 @@ from botocore.exceptions import (
 )
 
 from cutline.storage import waits
+from cutline.storage.s3_create import Creation
 from cutline.storage.s3_failures import (
     CredentialsExpired,
     S3Failure,
@@ -46,7 +47,7 @@ from cutline.storage.s3_retries import (
     Tries,
     retries_of,
 )
-from cutline.storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying
+from cutline.storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying, tell
 
 URL = "http://127.0.0.1:9"
 HOST: Any = SimpleNamespace(host="127.0.0.1", port=9, ssl=None)
@@ -364,6 +365,40 @@ def test_a_request_that_works_soon_is_not_told(clock: Callable[[], float], told:
     tries.worked()
     assert clock() < 1
     assert told == []
+
+
+def test_a_create_that_finds_its_own_object_says_that_the_store_answers_again(
+    clock: Callable[[], float], told: list[str]
+) -> None:
+    """Its put has arrived, but the answer was lost."""
+    pace = Pace("store s3://b/f")
+
+    async def put() -> None:
+        raise client_error(412) if clock() >= 4 else client_error(500)
+
+    drive(Creation(client_of(pace), "s3://b/f", "k", {}, put_id="mine").decide(put, 0))
+    assert ["will be retried" in told[0], *("answers again, after" in text for text in told[1:])] == [True, True]
+    # The next outage will be reported, too.
+    assert pace.told_at is None
+
+
+def client_of(pace: Pace) -> Any:
+    """A client whose store has the object of this put."""
+
+    async def request(_name: str, **_: object) -> dict[str, object]:
+        return {"Metadata": {"cutline-put": "mine"}}
+
+    return SimpleNamespace(tries=lambda size: Tries(Retries(pause_seconds_max=1.0), pace, size), request=request)
+
+
+def test_a_new_listener_hears_what_another_has_heard(clock: Callable[[], float], told: list[str]) -> None:
+    tell("the store is away")
+    tell("the store is away")
+    heard: list[str] = []
+    with listening(heard.append):
+        tell("the store is away")
+        tell("the store is away")
+    assert (told, heard) == (["the store is away"], ["the store is away"])
 
 
 def test_each_failure_has_the_hint_that_fits_it() -> None:

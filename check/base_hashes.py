@@ -15,7 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes
-from cutline.columns.bytes_column import from_arrow, runs, xxhash64
+from cutline.check.stored_rows import RowsInvalidError, check_base_rows
+from cutline.columns.bytes_column import from_arrow, xxhash64
+from cutline.nodes.groups import Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.sources import BaseSource, converted_to_cut, read_tables
@@ -28,11 +30,11 @@ from cutline.wal.segments.damage import ObjectDamagedError
 class BaseHashTask:
     """A base object to hash; `changed` is a broadcast of the node's changed keys by group.
 
-    `partitions` maps every group number that may occur in the object to the group's number of partitions.
+    `groups` are the definitions under which rows may be stored in the object, keyed by number.
     """
 
     base: BaseSource
-    partitions: Mapping[int, int]
+    groups: Mapping[int, Group]
     changed: Any
     store: StoreLocation
 
@@ -80,9 +82,13 @@ def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
 
 
 def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys]) -> Iterator[Sums]:
-    """Check that the rows of a stored batch are in the right partitions, and yield their combined hashes."""
+    """Check the rows of a stored batch against the definitions of their tables, and yield their combined hashes."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
-    _check_partitions(task, batch, key_hashes)
+    try:
+        check_base_rows(batch, task.groups, key_hashes)
+    except RowsInvalidError as error:
+        source = task.base.source
+        raise ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error)) from error
     if task.base.mapping is None:
         yield _hash(task, batch, changed, key_hashes)
         return
@@ -105,20 +111,3 @@ def _hash(
         holds = find_valid_rows(batch, task.base, changed, key_hashes)
         places, hashes = places[holds], hashes[holds]
     return combine_hashes(places, hashes)
-
-
-def _check_partitions(task: BaseHashTask, batch: pa.RecordBatch, key_hashes: npt.NDArray[np.uint64]) -> None:
-    """Raise ObjectDamagedError unless every row is in its key's partition, because copies are compared by partition."""
-    group = np.asarray(batch.column("group").to_numpy(), np.int64)
-    partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
-    rows = from_arrow(batch.column("row"))
-    for at in runs(group):
-        number = int(group[at.start])
-        if number not in task.partitions:
-            raise _rows_differ(task, f"rows of group {number}")
-        hashes = xxhash64(rows.part(at)) if number in task.base.multisets else key_hashes[at]
-        if np.any((hashes & np.uint64(task.partitions[number] - 1)).astype(np.int64) != partition[at]):
-            source = task.base.source
-            raise ObjectDamagedError(
-                key=source.key, kind="partition", node=source.node, detail="a row is in the wrong partition"
-            )

@@ -154,11 +154,12 @@ def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
 def _base_tasks(
     copies: Copies, bases: BaseSources, changed: Mapping[int, Any], store: StoreLocation
 ) -> Iterator[BaseHashTask]:
-    partitions = {node: copies.partitions(node) for node in copies.nodes}
+    definitions = {node: copies.chain.definitions(node) for node in copies.nodes}
 
     def task(base: BaseSource) -> BaseHashTask:
-        counts = {number: count for number in base.rows if (count := partitions[base.source.node].get(number))}
-        return BaseHashTask(base, counts, changed.get(base.source.number), store)
+        known = definitions[base.source.node]
+        groups = {number: known[number] for number in base.rows if number in known}
+        return BaseHashTask(base, groups, changed.get(base.source.number), store)
 
     return map(task, bases)
 

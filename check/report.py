@@ -228,10 +228,6 @@ class Copies:
         """Return all nodes that have a copy of the node's shard, including the node itself."""
         return [other for other in self.nodes if self.shard[other] == self.shard[node]]
 
-    def partitions(self, node: str) -> dict[int, int]:
-        """Return the number of partitions by group number, for all definitions of the node's groups."""
-        return {number: group.partitions for number, group in self.chain.definitions(node).items()}
-
     def group_name(self, node: str, number: int) -> str | None:
         """Return the name of the group with this number; None if there is no such group, as for events."""
         return {group.number: group.name for group in self.chain.groups(node)}.get(number)

@@ -19,15 +19,25 @@ import pyarrow as pa
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
+from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
+from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
 from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
-from cutline.snapshots.fold.sources import SegmentSource, Sources, converted_to_cut, read_tables, segment_sources
+from cutline.snapshots.fold.sources import (
+    SegmentSource,
+    Sources,
+    converted_to_cut,
+    open_object,
+    own_definitions,
+    read_opened,
+    segment_sources,
+)
 from cutline.spark.spark_jobs import Dealing, NodeShares, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
@@ -137,12 +147,14 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `last` and `with_events` request additional results.
+    from which all copies have them. `groups` is a broadcast of the definitions of the node's tables, keyed by number.
+    `last` and `with_events` request additional results.
     """
 
     segment: SegmentSource
     since: Lsn
     store: OpensStore
+    groups: Any
     last: LastTask | None = None
     with_events: bool = False
 
@@ -177,7 +189,10 @@ def hash_stream(task: StreamTask) -> StreamReport:
     counts = np.zeros(len(ROW_COUNTS), np.int64)
     last = LastChanges(task.last) if task.last else None
     try:
-        for table in read_tables(store.open(), source, SEGMENT_SCHEMA):
+        file, open_after = open_object(store.open(), source), task.segment.segment.open
+        checks = SegmentChecks(task.groups.value | own_definitions(file), open_after.lsn if open_after else None)
+        for table in read_opened(file, source, SEGMENT_SCHEMA):
+            checks.add(table)
             op = np.asarray(table["op"].to_numpy())
             counts += _count_rows(op)
             messages = table.filter(pa.array(op == MARKER))
@@ -187,7 +202,11 @@ def hash_stream(task: StreamTask) -> StreamReport:
             if last:
                 last.add(table)
         _check_counts(task, tuple(counts.tolist()))
+        checks.end()
         events = _read_events(store.open(), task.segment.segment)
+    except RowsInvalidError as error:
+        damage = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
+        return StreamReport(None, problem=report_of(damage))
     except SnapshotError as error:
         return StreamReport(None, problem=report_of(error))
     return StreamReport(
@@ -298,6 +317,9 @@ def hash_streams(
         for segment_source in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     since = {node: copies.since(node) for node in copies.nodes}
+    definitions = {shard: copies.chain.definitions(shard) for shard in set(copies.shard.values())}
+    is_here = isinstance(store, HeldObjects)
+    groups = {shard: _Here(known) if is_here else broadcast(session, known) for shard, known in definitions.items()}
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
@@ -306,6 +328,7 @@ def hash_streams(
             segment,
             since[segment.source.node],
             store,
+            groups[copies.shard[segment.source.node]],
             wanted.get(segment.source.key),
             with_events and _is_primary(segment, copies),
         )
@@ -316,7 +339,11 @@ def hash_streams(
         progress, tasks, lambda task: task.segment.source.node, lambda task: task.segment.source.size
     )
     shares.begin()
-    reports = _run_here(tasks, shares) if isinstance(store, HeldObjects) else _run_tasks(session, tasks, shares)
+    try:
+        reports = _run_here(tasks, shares) if is_here else _run_tasks(session, tasks, shares)
+    finally:
+        for sent in groups.values():
+            sent.unpersist()
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     last, events = dict[str, bytes | None](), dict[str, bytes]()
@@ -332,6 +359,16 @@ def hash_streams(
                 events[source.key] = report.events
             findings.count(objects=1, size_bytes=source.size, changes=report.changes)
     return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """A value for tasks that run in the driver, in place of a broadcast."""
+
+    value: Any
+
+    def unpersist(self) -> None:
+        """Do nothing."""
 
 
 def _is_primary(segment: SegmentSource, copies: Copies) -> bool:

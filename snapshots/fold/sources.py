@@ -28,6 +28,7 @@ from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import from_json
+from cutline.nodes.groups import Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut, to_schema_at_cut
 from cutline.snapshots.records.chain import Chain
@@ -156,7 +157,11 @@ def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterat
 
     Raises ObjectDamagedError, also during the iteration.
     """
-    file = open_object(store, source)
+    return read_opened(open_object(store, source), source, schema)
+
+
+def read_opened(file: pq.ParquetFile, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Read the rows of an object from `open_object`, as `read_tables` does."""
     tables = (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
     if source.segment is not None:
         return _checked(tables, source)
@@ -197,6 +202,12 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
     except ValueError as error:
         raise _rows_differ(source, error) from error
     return file
+
+
+def own_definitions(file: pq.ParquetFile) -> dict[int, Group]:
+    """Return the definitions in the metadata of a segment from `open_object`, keyed by number."""
+    declared: SegmentMetadata = from_json(file.metadata.metadata[METADATA_KEY], SegmentMetadata)
+    return {definition.group.number: definition.group for definition in declared.definitions}
 
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:

@@ -1,0 +1,190 @@
+"""What a stored row shows by itself to be damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec import structs
+
+from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, check_base_rows
+from cutline.columns.bytes_column import from_list, partition_of, xxhash64
+from cutline.fleet.lsn import Lsn
+from cutline.nodes.groups import Column, Group
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
+
+# name, type, oid and modifier, as PostgreSQL 18 has them in pg_attribute.
+COLUMNS = [
+    ("id", "bigint", 20, -1), ("small", "smallint", 21, -1), ("number", "integer", 23, -1), ("oid", "oid", 26, -1),
+    ("flag", "boolean", 16, -1), ("uuid", "uuid", 2950, -1), ("day", "date", 1082, -1),
+    ("at", "timestamp with time zone", 1184, -1), ("short", "character varying(3)", 1043, 7), ("text", "text", 25, -1),
+]  # fmt: skip
+KEYED = Group(
+    7, "public", "t", "default", 1,
+    tuple(Column(name, type_, oid, modifier, number) for number, (name, type_, oid, modifier) in enumerate(COLUMNS)),
+    partitions=4,
+)  # fmt: skip
+BAG = structs.replace(KEYED, number=8, table="bag", identity="full", key_width=0)
+GROUPS = {7: KEYED, 8: BAG}
+VALUES = [
+    b"-9223372036854775808", b"32767", b"-1", b"4294967295", b"t", b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+    b"0044-03-15 BC", b"2024-02-29 12:00:00.5+05:30", "äöü".encode(), rb"a\tb\\c\n\\N",
+]  # fmt: skip
+
+
+def line(**values: bytes) -> bytes:
+    named = dict(zip((column.name for column in KEYED.columns), VALUES, strict=True)) | values
+    return b"\t".join(named.values()) + b"\n"
+
+
+def base(*lines: bytes, group: Group = KEYED, keys: list[bytes] | None = None) -> pa.RecordBatch:
+    found = [b"" if group.is_multiset else one.partition(b"\t")[0] for one in lines] if keys is None else keys
+    places = partition_of(from_list([*lines] if group.is_multiset else found), group.partitions)
+    columns = [
+        np.full(len(lines), group.number, np.int32),
+        places,
+        pa.array(found, pa.binary()),
+        pa.array(lines, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=BASE_SCHEMA)
+
+
+def check(batch: pa.RecordBatch) -> None:
+    check_base_rows(batch, GROUPS, xxhash64(from_list(batch.column("key").to_pylist())))
+
+
+def test_what_copy_prints_is_accepted() -> None:
+    marks = {column.name: rb"\N" for column in KEYED.columns[1:]}
+    check(
+        base(
+            line(), line(id=b"5", **marks), line(id=b"6", day=b"infinity", at=b"-infinity", text=b"", short=b"a\\t\\\\")
+        )
+    )
+    check(base(line(), line(), group=BAG))
+    check(base())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"id": b"9223372036854775808"}, "column id"),
+        ({"small": b"32768"}, "column small"),
+        ({"number": b"1.5"}, "column number"),
+        ({"number": b""}, "column number"),
+        ({"oid": b"-1"}, "column oid"),
+        ({"flag": b"true"}, "column flag"),
+        ({"flag": b"x"}, "column flag"),
+        ({"uuid": b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1"}, "column uuid"),
+        ({"uuid": b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1g"}, "column uuid"),
+        ({"uuid": b"a0eebc9909c0b-4ef8-bb6d-6bb9bd380a11"}, "column uuid"),
+        ({"day": b"2024-13-xx"}, "column day"),
+        ({"at": b""}, "column at"),
+        ({"short": "äöüx".encode()}, "column short"),
+        ({"text": b"a\tb"}, "does not have 10 fields"),
+        ({"text": b"a\nb"}, "does not have 10 fields"),
+        ({"text": b"a\rb"}, "does not have 10 fields"),
+        ({"text": b"a\0b"}, "does not have 10 fields"),
+        ({"text": rb"a\xb"}, "an escape that COPY does not print"),
+        ({"text": rb"a\N"}, "an escape that COPY does not print"),
+        ({"text": rb"\u"}, "an escape that COPY does not print"),
+    ],
+)  # fmt: skip
+def test_a_value_that_could_not_be_loaded_is_damage(change: dict[str, bytes], what: str) -> None:
+    for group in (KEYED, BAG):
+        with pytest.raises(RowsInvalidError, match=what):
+            check(base(line(id=b"1"), line(**change), group=group))
+
+
+def test_lines_and_keys_that_do_not_fit_are_damage() -> None:
+    with pytest.raises(RowsInvalidError, match="does not end with a newline"):
+        check(base(line()[:-1]))
+    with pytest.raises(RowsInvalidError, match="does not end with a newline"):
+        check(base(line(), b"", keys=[VALUES[0], b""]))
+    with pytest.raises(RowsInvalidError, match="does not have 10 fields"):
+        check(
+            base(
+                line(),
+                line().replace(b"\t", b"", 1),
+                line(id=b"4").replace(b"\t", b"\t\t", 1),
+                keys=[VALUES[0], b"1", b"4"],
+            )
+        )
+    with pytest.raises(RowsInvalidError, match="under a key other than its own"):
+        check(base(line(), keys=[b"1"]))
+    with pytest.raises(RowsInvalidError, match="has a key, but the table has none"):
+        check(base(line(), keys=[b"1"], group=BAG))
+    with pytest.raises(RowsInvalidError, match=r"two rows of public\.t with the same key"):
+        check(base(line(), line(number=b"2")))
+    batch = base(line())
+    place = pa.array([(batch["partition"][0].as_py() + 1) % 4], pa.int32())
+    moved = batch.set_column(1, BASE_SCHEMA.field(1), place)
+    with pytest.raises(RowsInvalidError, match="wrong partition") as raised:
+        check(moved)
+    assert raised.value.kind == "partition"
+    with pytest.raises(RowsInvalidError, match="group 9, which no commit defines"):
+        check(base(line(), group=structs.replace(KEYED, number=9)))
+
+
+def change(op: str, key: bytes, row: bytes, group: Group = KEYED, lsn: int = 10, seq: int = 1) -> dict[str, object]:
+    place = partition_of(from_list([row if group.is_multiset else key]), group.partitions)[0]
+    return {
+        "lsn": lsn, "end_lsn": lsn + 1, "seq": seq, "xid": 3, "global_id": None, "op": ord(op), "group": group.number,
+        "partition": -1 if op == "T" else place, "key": key, "row": row,
+    }  # fmt: skip
+
+
+COMMITTED = {
+    "lsn": 10, "end_lsn": 11, "seq": 0, "xid": 3, "global_id": None, "op": ord("C"), "group": 0, "partition": -1,
+    "key": b"", "row": b"",
+}  # fmt: skip
+
+
+def segment(*rows: dict[str, object], open_at: int | None = None) -> None:
+    checks = SegmentChecks(GROUPS, Lsn(open_at) if open_at else None)
+    for row in rows:
+        checks.add(pa.Table.from_pylist([row], SEGMENT_SCHEMA))
+    checks.end()
+
+
+def test_changes_that_a_drain_writes_are_accepted() -> None:
+    segment(
+        change("U", VALUES[0], line(), seq=1),
+        change("u", b"1", line(id=b"1", text=rb"\u", number=rb"\N"), seq=3),
+        change("D", b"1", b"", seq=4),
+        change("D", b"2", b"3\n", seq=6),
+        change("I", b"", line(), BAG, seq=9),
+        change("D", b"", line(), BAG, seq=10),
+        change("T", b"", b"", BAG, seq=12),
+        COMMITTED,
+        change("U", b"5", line(id=b"5"), lsn=20),
+        open_at=20,
+    )
+    segment(COMMITTED)
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (change("U", b"1", line()), "under a key other than its own"),
+        (change("U", VALUES[0], line(text=rb"\u")), "an escape that COPY does not print"),
+        (change("u", VALUES[0], line(text=rb"a\u")), "an escape that COPY does not print"),
+        (change("D", b"1\t2", b""), "does not have 1 fields"),
+        (change("D", b"x", b""), "column id"),
+        (change("D", b"1", b"1\t2\n"), "does not have 1 fields"),
+        (change("I", VALUES[0], line()), "change of kind I"),
+        (change("U", b"", line(), BAG), "change of kind U"),
+        (change("T", b"1", b""), "has a key, a row or a partition"),
+        (change("U", VALUES[0], line()) | {"partition": 5}, "wrong partition"),
+        (change("U", VALUES[0], line()) | {"group": 9}, "group 9, which no commit defines"),
+        (change("U", VALUES[0], line(), lsn=30), "changes at 0/1E, where no transaction ends"),
+    ],
+)
+def test_a_change_that_no_drain_writes_is_damage(row: dict[str, object], what: str) -> None:
+    with pytest.raises(RowsInvalidError, match=what):
+        segment(row, COMMITTED)
+
+
+def test_a_change_that_is_there_twice_is_damage() -> None:
+    with pytest.raises(RowsInvalidError, match="the same change of a transaction twice"):
+        segment(change("U", VALUES[0], line()), change("U", VALUES[0], line(number=b"2")), COMMITTED)

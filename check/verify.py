@@ -19,6 +19,7 @@ from cutline.check.transactions import compare_pairs
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
+from cutline.snapshots.ddl.described_tables import contradictions
 from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
 from cutline.snapshots.ddl.server_globals_object import read_globals_object
@@ -147,9 +148,15 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
 
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all stored DDL, globals and extension rows, and count object lists; a damaged object is a conflict."""
-    for stored in [
-        own_object for commit in chain.commits for own_object in commit.own_objects if own_object.kind in WITHOUT_ROWS
+    """Read all stored DDL, globals and extension rows, and count object lists.
+
+    A damaged object is a conflict, and so is DDL that contradicts the commit that lists it.
+    """
+    for commit, stored in [
+        (commit, own_object)
+        for commit in chain.commits
+        for own_object in commit.own_objects
+        if own_object.kind in WITHOUT_ROWS
     ]:
         try:
             if stored.kind == GLOBALS:
@@ -157,7 +164,9 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
             elif stored.kind == EXTENSION_ROWS:
                 read_extension_rows_object(store, stored)
             else:
-                read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
+                ddl = read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
+                for detail in contradictions(chain.up_to(commit.increment), stored.node, ddl):
+                    findings.conflict(Conflict("definition", detail, node=stored.node, object=stored.key))
         except ObjectDamagedError as error:
             # The object contains no table rows, so the copy can still be compared.
             findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))

@@ -35,7 +35,7 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
         if not any(primary == shard for primary, _ in copies.pairs):
             too_old = [f"; {out.name}: {out.why}" for out in copies.chain.too_old if out.node == shard]
             why = f"no backup copy to compare with{''.join(too_old)}"
-            report.skipped.append(Skipped(f"rows of shard {shard}", why))
+            report.skipped.append(Skipped(f"rows of shard {shard}", why, is_one_copy=True))
 
 
 def _compare_place(

@@ -19,6 +19,7 @@ from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import (
     CONFLICTS,
     INCONCLUSIVE,
+    ONE_COPY,
     VALID,
     CheckFigures,
     CheckResult,
@@ -27,7 +28,7 @@ from cutline.snapshots.records.operation_records import (
 from cutline.storage.errors import ErrorReport, UnreachableError, UsageError, error_of
 
 SCHEMA = "cutline/check/1"
-EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
+EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, ONE_COPY: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
 # An outcome lists at most this many examples of skipped parts.
 EXAMPLES_MAX = 20
 
@@ -53,10 +54,11 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A part of a snapshot that was not compared, and the reason."""
+    """A part of a snapshot that was not compared, and the reason. `is_one_copy`: there is no second copy of it."""
 
     what: str
     why: str
+    is_one_copy: bool = False
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class SnapshotReport:
 
     `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
     else that may differ after a restore. `large_objects` counts the large objects that were read back intact; there is
-    no other copy to compare them with.
+    no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards.
     """
 
     name: str
@@ -88,13 +90,21 @@ class SnapshotReport:
     append_only: list[str] = field(default_factory=list)
     warned: tuple[LeftOut, ...] = ()
     large_objects: int = 0
+    allows_one_copy: bool = False
 
     @property
     def result(self) -> CheckResult:
-        """The result: without conflicts, valid only if something was compared and nothing was skipped."""
+        """The result: without conflicts, valid only if something was compared and nothing was skipped.
+
+        If rows were skipped only because they have one copy, and that is allowed, the result is ONE_COPY.
+        """
         if self.conflicts:
             return CONFLICTS
-        return INCONCLUSIVE if self.skipped or not self.compared.objects else VALID
+        if not self.compared.objects:
+            return INCONCLUSIVE
+        if not self.skipped:
+            return VALID
+        return ONE_COPY if self.allows_one_copy and all(part.is_one_copy for part in self.skipped) else INCONCLUSIVE
 
     @property
     def figures(self) -> CheckFigures:
@@ -134,7 +144,9 @@ class CheckReport:
         results = {snapshot.result for snapshot in self.snapshots}
         if CONFLICTS in results:
             return CONFLICTS
-        return VALID if results == {VALID} else INCONCLUSIVE
+        if not results or INCONCLUSIVE in results:
+            return INCONCLUSIVE
+        return ONE_COPY if ONE_COPY in results else VALID
 
     @property
     def exit_code(self) -> int:

@@ -79,6 +79,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
                 raise
             # The snapshot was deleted after it was listed.
             continue
+        report.allows_one_copy = fleet.allows_one_copy
         if chain is not None:
             findings = Findings(report)
             with _replace_if_deleted(store, chain, report):
@@ -152,12 +153,8 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
 
     A damaged object is a conflict, and so is DDL that contradicts the commit that lists it.
     """
-    for commit, stored in [
-        (commit, own_object)
-        for commit in chain.commits
-        for own_object in commit.own_objects
-        if own_object.kind in WITHOUT_ROWS
-    ]:
+    entries = ((commit, entry) for commit in chain.commits for entry in commit.own_objects)
+    for listed_by, stored in [(commit, entry) for commit, entry in entries if entry.kind in WITHOUT_ROWS]:
         try:
             if stored.kind == GLOBALS:
                 read_globals_object(store, stored)
@@ -165,7 +162,7 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
                 read_extension_rows_object(store, stored)
             else:
                 ddl = read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
-                for detail in contradictions(chain.up_to(commit.increment), stored.node, ddl):
+                for detail in contradictions(chain.up_to(listed_by.increment), stored.node, ddl):
                     findings.conflict(Conflict("definition", detail, node=stored.node, object=stored.key))
         except ObjectDamagedError as error:
             # The object contains no table rows, so the copy can still be compared.

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import psycopg
@@ -254,6 +254,12 @@ class GroupsTable(Record, frozen=True):
     append_only: tuple[Text, ...] = ()
 
 
+class CheckTable(Record, frozen=True):
+    """The `[check]` table of fleet.toml: what a check may lack and still pass."""
+
+    allow: tuple[Literal["one-copy"], ...] = ()
+
+
 class GlobalsTable(Record, frozen=True):
     """The `[globals]` table of fleet.toml."""
 
@@ -350,6 +356,7 @@ class FleetFile(Record, frozen=True):
     spark: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: ToolsTable = ToolsTable()
     encryption: EncryptionTable | None = None
+    check: CheckTable = CheckTable()
     globals: GlobalsTable = GlobalsTable()
     metrics: MetricsTable = MetricsTable()
     drill: DrillTable = DrillTable()
@@ -596,6 +603,8 @@ class Fleet:
     notify: tuple[str, ...] = ()
     metrics: MetricsRules = MetricsRules()
     with_passwords: bool = False
+    # Whether a check may pass although a shard has no second copy to compare with.
+    allows_one_copy: bool = False
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -674,6 +683,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         notify=file.notify.command if file.notify else (),
         metrics=_metrics(file.metrics),
         with_passwords=file.globals.passwords,
+        allows_one_copy="one-copy" in file.check.allow,
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 

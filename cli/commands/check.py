@@ -23,7 +23,7 @@ from cutline.cli.output.results import emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.snapshots.listing.name_templates import newest_name
-from cutline.snapshots.records.operation_records import CONFLICTS, CheckedPoint
+from cutline.snapshots.records.operation_records import CONFLICTS, ONE_COPY, CheckedPoint, CheckResult
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
@@ -64,7 +64,8 @@ def check(
 ) -> None:
     """Read snapshots back from the store and verify that they are complete and consistent.
 
-    Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared.
+    Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared. The rows of
+    shards without a standby need not be compared if the fleet file's check table allows one-copy.
     """
     with reporting_errors(junit):
         if increment is not None and name is None:
@@ -114,13 +115,18 @@ def lines_of(report: CheckReport) -> list[str]:
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
-    return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
+    return [*lines, f"{result_text(report.result)}, {seconds_text(report.seconds)}"]
+
+
+def result_text(result: CheckResult) -> str:
+    """Describe the result of a check."""
+    return "one copy, consistent with itself" if result == ONE_COPY else result
 
 
 def _snapshot_lines(one: SnapshotReport) -> list[str]:
     compared = one.compared
     lines = [
-        f"{one.name} at increment {one.increment}: {one.result}",
+        f"{one.name} at increment {one.increment}: {result_text(one.result)}",
         f"  compared {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
         f"{quantity_text(compared.rows, 'base rows')}, {quantity_text(compared.changes, 'changes')}, "
         f"{quantity_text(compared.partitions, 'partitions')}, "

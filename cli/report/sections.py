@@ -21,7 +21,7 @@ from cutline.snapshots.listing.figures import (
 )
 from cutline.snapshots.operations.ended_operations import EndedCheck, newest_covering
 from cutline.snapshots.records.documents import shortened
-from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, VALID, CheckFigures
+from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, ONE_COPY, VALID, CheckFigures
 
 
 class PartKind(StrEnum):
@@ -492,6 +492,7 @@ BARS_MAX = 40
 COMPARED = ("objects", "bytes", "rows", "changes", "partitions", "transactions")
 RESULTS = {
     VALID: PartKind.VALID,
+    ONE_COPY: PartKind.VALID,
     INCONCLUSIVE: PartKind.INCONCLUSIVE,
     CONFLICTS: PartKind.CONFLICTS,
     "": PartKind.UNKNOWN,
@@ -582,8 +583,8 @@ def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
             parts[-1] = BarPart(parts[-1].share + share, kind)
         else:
             parts.append(BarPart(share, kind))
-    counts = {kind: results.count(result) for result, kind in RESULTS.items()}
-    text = ", ".join(f"{count_text(number)} {kind.value}" for kind, number in counts.items() if number)
+    named = ((result or PartKind.UNKNOWN.value, results.count(result)) for result in RESULTS)
+    text = ", ".join(f"{count_text(number)} {name}" for name, number in named if number)
     return Bar(snapshot.name, text, tuple(parts))
 
 

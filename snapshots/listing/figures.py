@@ -23,7 +23,7 @@ from cutline.snapshots.operations.ended_operations import (
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.operation_records import CONFLICTS, VALID
+from cutline.snapshots.records.operation_records import CONFLICTS, PASSED
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, cut_time, read_chain, snapshot_names
 from cutline.snapshots.records.store_identity import StoreIdentity, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
@@ -299,7 +299,7 @@ class StoreFigures:
     @property
     def last_good_check(self) -> EndedCheck | None:
         """The newest check that found everything valid."""
-        return next((one for one in self.operations.checks if one.point.result == VALID), None)
+        return next((one for one in self.operations.checks if one.point.result in PASSED), None)
 
     @property
     def last_good_drill(self) -> Ended | None:

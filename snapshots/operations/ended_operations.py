@@ -29,7 +29,7 @@ from cutline.snapshots.records.operation_records import (
     INCONCLUSIVE,
     INTENTS,
     OUTCOMES,
-    VALID,
+    PASSED,
     CheckedPoint,
     Intent,
     Outcome,
@@ -319,7 +319,7 @@ class NewestChecks:
 
     def add(self, check: EndedCheck) -> None:
         """Add a check; the check that ended last is the newest."""
-        point, is_valid = check.point, check.point.result == VALID
+        point, is_valid = check.point, check.point.result in PASSED
         self.by_snapshot.setdefault(point.snapshot, []).append(check)
         _keep_newest(self.last, point.snapshot, check)
         if point.full:
@@ -382,7 +382,7 @@ def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | Non
     settling = [
         check
         for check in checks
-        if check.point.result == CONFLICTS or (check.point.full and check.point.result == VALID)
+        if check.point.result == CONFLICTS or (check.point.full and check.point.result in PASSED)
     ]
     covering = [check for check in newest_covering(settling, count) if check is not None]
     conflicts = [check for check in covering if check.point.result == CONFLICTS]

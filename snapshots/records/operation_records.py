@@ -57,10 +57,13 @@ DRILL = "drill"
 
 
 ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
-CheckResult: TypeAlias = Literal["valid", "conflicts", "inconclusive"]
+CheckResult: TypeAlias = Literal["valid", "one-copy", "conflicts", "inconclusive"]
 VALID: Final = "valid"
 CONFLICTS: Final = "conflicts"
 INCONCLUSIVE: Final = "inconclusive"
+# Each copy is consistent with itself, and the fleet file allows shards without a second copy.
+ONE_COPY: Final = "one-copy"
+PASSED = (VALID, ONE_COPY)
 # In units per second; the unit may be bytes.
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 

@@ -12,6 +12,9 @@ CONFLICT = Conflict("digest", "its contents differ from those that were committe
 SKIPPED = Skipped("rows of shard s1", "no backup copy to compare with")
 
 
+ONE_COPY = Skipped("rows of shard s1", "no backup copy to compare with", is_one_copy=True)
+
+
 def valid_report() -> SnapshotReport:
     return SnapshotReport("a", 1, Compared(objects=1))
 
@@ -21,6 +24,11 @@ def valid_report() -> SnapshotReport:
     (SnapshotReport("a", 0), "inconclusive"),
     (SnapshotReport("a", 0, Compared(rows=5)), "inconclusive"),
     (SnapshotReport("a", 0, SOMETHING, skipped=[SKIPPED]), "inconclusive"),
+    (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY]), "inconclusive"),
+    (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY], allows_one_copy=True), "one-copy"),
+    (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY, SKIPPED], allows_one_copy=True), "inconclusive"),
+    (SnapshotReport("a", 0, SOMETHING, allows_one_copy=True), "valid"),
+    (SnapshotReport("a", 0, SOMETHING, [ONE_COPY], [CONFLICT], allows_one_copy=True), "conflicts"),
     (SnapshotReport("a", 0, SOMETHING, conflicts=[CONFLICT]), "conflicts"),
     (SnapshotReport("a", 0, conflicts=[CONFLICT], skipped=[SKIPPED]), "conflicts"),
 ])  # fmt: skip
@@ -32,6 +40,8 @@ def test_a_snapshot_is_valid_only_if_everything_was_compared(report: SnapshotRep
     ((), INCONCLUSIVE),
     ((valid_report(), valid_report()), DONE),
     ((valid_report(), SnapshotReport("b", 0)), INCONCLUSIVE),
+    ((valid_report(), SnapshotReport("b", 0, SOMETHING, [ONE_COPY], allows_one_copy=True)), DONE),
+    ((SnapshotReport("a", 0), SnapshotReport("b", 0, SOMETHING, [ONE_COPY], allows_one_copy=True)), INCONCLUSIVE),
     ((valid_report(), SnapshotReport("b", 0, conflicts=[CONFLICT]), SnapshotReport("c", 0)), CONFLICTS),
 ])  # fmt: skip
 def test_a_check_is_as_good_as_its_worst_snapshot(reports: tuple[SnapshotReport, ...], code: int) -> None:

@@ -34,8 +34,33 @@ EXAMPLES_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
+class StoredRow:
+    """What the copy of `node` has of a row: its `line`, from `object`, which commit `increment` lists; None: no row.
+
+    `position`, `xid` and `global_id` are those of the transaction that wrote the row; None for a row of a base copy.
+    """
+
+    node: str
+    line: str | None = None
+    object: str | None = None
+    increment: int | None = None
+    position: str | None = None
+    xid: int | None = None
+    global_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentRow:
+    """A row that the copies of a shard have differently. `outvoted` lists the copies that most others contradict."""
+
+    key: str
+    copies: tuple[StoredRow, ...]
+    outvoted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Conflict:
-    """A defect of a snapshot. Fields that do not apply are None."""
+    """A defect of a snapshot. Fields that do not apply are None. `rows` names some of the rows that differ."""
 
     kind: str
     detail: str
@@ -45,11 +70,12 @@ class Conflict:
     partition: int | None = None
     object: str | None = None
     global_id: str | None = None
+    rows: tuple[DifferentRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the conflict for the JSON document."""
         names = ("kind", "node", "other_node", "group", "partition", "object", "global_id", "detail")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"rows": [asdict(row) for row in self.rows]}
 
 
 @dataclass(frozen=True, slots=True)

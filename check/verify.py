@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cutline.check.compare import compare_copies, compare_streams
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers, check_restore_point
 from cutline.check.large_objects import check_large_objects
+from cutline.check.named_rows import name_rows
 from cutline.check.partitions import hash_partitions
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
 from cutline.check.streams import hash_streams
@@ -49,13 +50,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+ROWS_NAMED = 5
+
+
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None."""
+    """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None.
+
+    `rows` is the number of different rows that are named for each partition that differs.
+    """
 
     name: str | None = None
     increment: int | None = None
     metadata_only: bool = False
+    rows: int = ROWS_NAMED
 
 
 def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
@@ -113,7 +121,7 @@ def _check_chain(
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
     _check_ddl(store, chain, findings)
-    check_contents(spark, chain, location, findings, progress)
+    check_contents(spark, chain, location, findings, progress, request.rows)
 
 
 @contextmanager
@@ -176,7 +184,12 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
 
 
 def check_contents(
-    spark: SparkSource, chain: Chain, store: StoreLocation, findings: Findings, progress: Progress
+    spark: SparkSource,
+    chain: Chain,
+    store: StoreLocation,
+    findings: Findings,
+    progress: Progress,
+    rows: int = ROWS_NAMED,
 ) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`."""
     session, copies = spark.session(), Copies.of(chain)
@@ -190,6 +203,7 @@ def check_contents(
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
+    name_rows(session, copies, store, findings, progress, rows)
     progress.step("compare transactions")
     _compare_transactions(session, copies, store, findings, None if streams.events is None and held is None else events)
 

@@ -17,6 +17,7 @@ _TYPES: dict[Any, Any] = {
     np.dtype(np.int16): pa.int16(),
     np.dtype(np.int32): pa.int32(),
     np.dtype(np.int64): pa.int64(),
+    np.dtype(np.uint64): pa.uint64(),
 }
 _DTYPES: dict[Any, Any] = {arrow: dtype for dtype, arrow in _TYPES.items()}
 

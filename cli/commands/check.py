@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cutline.check.report import CheckReport, Conflict, SnapshotReport
-from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.check.report import CheckReport, Conflict, DifferentRow, SnapshotReport
+from cutline.check.verify import ROWS_NAMED, CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import Increment, command_context
@@ -54,6 +55,14 @@ def check(
             help="Check only commits and object sizes. The result is at best inconclusive (exit code 4).",
         ),
     ] = False,
+    rows: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="K",
+            help="For each partition that differs between copies, name up to K rows, and what each copy has of them.",
+        ),
+    ] = ROWS_NAMED,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -73,7 +82,7 @@ def check(
         fleet = command_context(context).load_fleet()
         with leaving_metrics(context, fleet, "check", metrics):
             name = newest_name(fleet, name) if name is not None else None
-            report = run_check(context, fleet, CheckRequest(name, increment, metadata_only))
+            report = run_check(context, fleet, CheckRequest(name, increment, metadata_only, rows))
             problems = write_report(junit, junit_of(report))
             lines = [*lines_of(report), *(f"warning: {problem}" for problem in problems)]
             code = report.exit_code or (UNWRITTEN if problems else DONE)
@@ -135,11 +144,27 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     if one.large_objects:
         read_back = quantity_text(one.large_objects, "large objects")
         lines.append(f"  read back, no second copy to compare with: {read_back}")
-    lines += [f"  conflict: {conflict_text(conflict)}" for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]]
+    for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]:
+        lines.append(f"  conflict: {conflict_text(conflict)}")
+        lines += [f"    {line}" for row in conflict.rows for line in _row_lines(row)]
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def _row_lines(row: DifferentRow) -> Iterator[str]:
+    """Describe what each copy has of a row, and which copies the others contradict."""
+    yield f"row {row.key}:" if row.key else "a row without a key:"
+    for stored in row.copies:
+        wrong = "; most copies contradict it" if stored.node in row.outvoted else ""
+        if stored.line is None:
+            yield f"  {stored.node}: no such row{wrong}"
+            continue
+        writer = f"increment {stored.increment}, at {stored.position}, xid {stored.xid}" if stored.position else "base"
+        if stored.global_id:
+            writer += f", transaction {stored.global_id}"
+        yield f"  {stored.node}: {stored.line} ({writer}){wrong}"
 
 
 def conflict_text(conflict: Conflict) -> str:

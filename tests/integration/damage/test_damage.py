@@ -160,15 +160,22 @@ def test_a_store_without_fleet_json_is_refused(stored: StoredChain) -> None:
 
 def test_rows_that_a_standby_lacks_or_has_different_are_found_by_comparison_alone(stored: StoredChain) -> None:
     """A row and a transfer are missing in segments with correct digests, and one value differs in a base copy."""
-    changed = changed_keys(stored, "s2-b1")
+    changed, altered, lacking = changed_keys(stored, "s2-b1"), list[str](), list[str]()
 
     def other_balance(table: pa.Table) -> pa.Table:
         row = row_of(stored, table, "account", changed)
         key = table["key"][row].as_py()
+        altered.append(table["row"][row].as_py().decode().strip("\n"))
         return with_value(table, row, "row", key + b"\t999\n")
 
     change_segment(stored.store, NAME, 1, "s1-b1", lambda table: without_row(table, row_of(stored, table, "account")))
-    change_segment(stored.store, NAME, 1, "s2-b1", lambda table: without_row(table, row_of(stored, table, "transfer")))
+
+    def without_transfer(table: pa.Table) -> pa.Table:
+        row = row_of(stored, table, "transfer")
+        lacking.append(table["row"][row].as_py().decode().strip("\n"))
+        return without_row(table, row)
+
+    change_segment(stored.store, NAME, 1, "s2-b1", without_transfer)
     change_base(stored.store, NAME, "s2-b1", other_balance)
     conflicts = stored.conflicts()
     first = {(one.kind, one.group) for one in conflicts if (one.node, one.other_node) == ("s1", "s1-b1")}
@@ -179,6 +186,21 @@ def test_rows_that_a_standby_lacks_or_has_different_are_found_by_comparison_alon
     # One different value is in one partition.
     assert len([one for one in conflicts if one.node == "s2" and one.kind == "row-hash"]) == 1
     assert {(one.node, one.other_node) for one in conflicts} == {("s1", "s1-b1"), ("s2", "s2-b1")}
+    # What each copy has of these rows is named; of two copies, neither is known to be wrong.
+    (hashed,) = [one for one in conflicts if one.node == "s2" and one.kind == "row-hash"]
+    (row,) = hashed.rows
+    key = altered[0].partition("\t")[0]
+    assert (row.key, row.outvoted) == (key, ())
+    assert [(one.node, one.line, one.position) for one in row.copies] == [
+        ("s2", altered[0], None),
+        ("s2-b1", f"{key}\t999", None),
+    ]
+    (counted,) = [one for one in conflicts if one.node == "s2" and one.kind == "row-count"]
+    (row,) = counted.rows
+    (whole, none) = row.copies
+    assert (whole.node, whole.line, whole.increment) == ("s2", lacking[0], 1)
+    assert whole.position
+    assert (none.node, none.line, none.increment) == ("s2-b1", None, None)
 
 
 def test_a_commit_with_a_wrong_cut_is_found(stored: StoredChain) -> None:

@@ -12,7 +12,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Record
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import read_sealed, seal
-from cutline.snapshots.records.proven_chains import commit_key
+from cutline.snapshots.records.proven_chains import NAME, NAMED_MAX, commit_key
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
@@ -48,6 +48,10 @@ class StoreNotInitialisedError(RefusedError):
     """The store has no fleet.json: `init` has not run."""
 
 
+class IdentityLostError(RefusedError):
+    """The store contains snapshots, but no fleet.json."""
+
+
 class StoreOfAnotherFleetError(RefusedError):
     """The store belongs to a fleet with a different name."""
 
@@ -72,10 +76,14 @@ def open_own_store(fleet: Fleet) -> ObjectStore:
 
 
 def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
-    """Read fleet.json; raise StoreNotInitialisedError, StoreOfAnotherFleetError or ManifestError."""
+    """Read fleet.json.
+
+    Raises StoreNotInitialisedError, IdentityLostError, StoreOfAnotherFleetError or ManifestError.
+    """
     try:
         identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError as error:
+        check_not_lost(store)
         raise _not_initialised_error(store) from error
     if identity.name != fleet.name:
         raise StoreOfAnotherFleetError(
@@ -84,6 +92,17 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
             details={"store": store.url},
         )
     return identity
+
+
+def check_not_lost(store: ObjectStore) -> None:
+    """Raise IdentityLostError if the store, which has no fleet.json, contains snapshots."""
+    if names := [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]:
+        raise IdentityLostError(
+            f"object {FLEET_KEY} is missing from store {store.url}, which contains snapshots:"
+            f" {', '.join(names[:NAMED_MAX])}",
+            hint=f"put {FLEET_KEY} back from a copy of the store, or, on S3, restore its last version",
+            details={"store": store.url, "object": FLEET_KEY},
+        )
 
 
 def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
@@ -126,10 +145,14 @@ def foreign_snapshot_error(name: str, fleet_id: str, store_fleet_id: str) -> For
 
 
 def ensure_identity(store: ObjectStore, fleet: Fleet) -> tuple[StoreIdentity, bool]:
-    """Write fleet.json if it is missing. Return the identity, and whether this call wrote it."""
+    """Write fleet.json if the store is new. Return the identity, and whether this call wrote it.
+
+    Raises IdentityLostError if the store is not new: a new id would make all of its snapshots foreign.
+    """
     identity = StoreIdentity(secrets.token_hex(4), fleet.name)
     try:
         if not store.exists(FLEET_KEY):
+            check_not_lost(store)
             create_or_find(store, FLEET_KEY, seal(identity))
             return identity, True
     except ObjectExistsError:

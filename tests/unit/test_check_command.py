@@ -10,7 +10,7 @@ import pytest
 
 from cutline.cli.output.junit import write_report
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.snapshots.records.store_identity import IdentityLostError, ensure_identity
 from cutline.storage.local import LocalStore
 from tests.commands.in_process import run_here
 
@@ -40,6 +40,24 @@ def test_a_missing_folder_is_named_and_an_empty_one_is_not_initialised(
     assert "it has no fleet.json" in document["message"]
     assert "mount" in document["hint"]
     assert document["hint"].endswith(f"run: snapshot --fleet {fleet.path} init")
+
+
+@pytest.mark.parametrize("words", [["list"], ["check"], ["show", "daily"]])
+def test_a_store_that_has_lost_its_identity_is_not_taken_for_a_new_one(
+    fleet: Fleet, tmp_path: Path, words: list[str]
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    ensure_identity(store, fleet)
+    store.create("snapshots/daily/snapshot.json", b"{}")
+    store.delete("fleet.json")
+    code, document = run_here(fleet, *words)
+    assert (code, document["error"]) == (3, "identity-lost"), document
+    assert "which contains snapshots: daily" in document["message"]
+    assert document["hint"].startswith("put fleet.json back from a copy of the store")
+    # `init` would give the store another id, and so make its snapshots another fleet's.
+    with pytest.raises(IdentityLostError):
+        ensure_identity(store, fleet)
+    assert not store.exists("fleet.json")
 
 
 def test_a_junit_file_that_can_not_be_written_ends_a_check_before_its_work(fleet: Fleet, tmp_path: Path) -> None:

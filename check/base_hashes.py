@@ -15,9 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes
-from cutline.check.stored_rows import RowsInvalidError, check_base_rows
+from cutline.check.stored_rows import BaseChecks, RowsInvalidError, TableForm
 from cutline.columns.bytes_column import from_arrow, xxhash64
-from cutline.nodes.groups import Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.sources import BaseSource, converted_to_cut, read_tables
@@ -30,11 +29,11 @@ from cutline.wal.segments.damage import ObjectDamagedError
 class BaseHashTask:
     """A base object to hash; `changed` is a broadcast of the node's changed keys by group.
 
-    `groups` are the definitions under which rows may be stored in the object, keyed by number.
+    `forms` are those of the definitions under which rows may be stored in the object, keyed by number.
     """
 
     base: BaseSource
-    groups: Mapping[int, Group]
+    forms: Mapping[int, TableForm]
     changed: Any
     store: StoreLocation
 
@@ -54,14 +53,24 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     parts: list[Sums] = []
     rows: dict[int, int] = {}
+    checks = BaseChecks(task.forms)
     try:
-        for table in read_tables(task.store.open(), task.base.source, BASE_SCHEMA):
+        for table in _read(task):
             _count_rows(table, rows)
-            parts += [sums for batch in table.to_batches() for sums in _hash_batch(task, batch, changed)]
+            parts += [sums for batch in table.to_batches() for sums in _hash_batch(task, batch, changed, checks)]
         _check_rows(task, rows)
+        checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
+    except RowsInvalidError as error:
+        source = task.base.source
+        damage = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
+        return BaseHashReport(None, problem=report_of(damage))
     except SnapshotError as error:
         return BaseHashReport(None, problem=report_of(error))
     return BaseHashReport(combine_all(parts, 3), sum(rows.values()), task.base.source.size)
+
+
+def _read(task: BaseHashTask) -> Iterator[pa.Table]:
+    return read_tables(task.store.open(), task.base.source, BASE_SCHEMA)
 
 
 def _count_rows(table: pa.Table, rows: dict[int, int]) -> None:
@@ -81,14 +90,12 @@ def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
     return ObjectDamagedError(key=source.key, kind="rows", node=source.node, detail=detail)
 
 
-def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys]) -> Iterator[Sums]:
+def _hash_batch(
+    task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys], checks: BaseChecks
+) -> Iterator[Sums]:
     """Check the rows of a stored batch against the definitions of their tables, and yield their combined hashes."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
-    try:
-        check_base_rows(batch, task.groups, key_hashes)
-    except RowsInvalidError as error:
-        source = task.base.source
-        raise ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error)) from error
+    checks.add(batch, key_hashes)
     if task.base.mapping is None:
         yield _hash(task, batch, changed, key_hashes)
         return

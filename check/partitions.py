@@ -12,6 +12,7 @@ import pyarrow as pa
 from cutline.check.base_hashes import BaseHashTask, hash_base
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
 from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.stored_rows import forms_of
 from cutline.check.streams import StreamHashes, last_by_node
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
@@ -154,12 +155,13 @@ def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
 def _base_tasks(
     copies: Copies, bases: BaseSources, changed: Mapping[int, Any], store: StoreLocation
 ) -> Iterator[BaseHashTask]:
-    definitions = {node: copies.chain.definitions(node) for node in copies.nodes}
+    shards = set(copies.shard.values())
+    forms = {shard: forms_of(copies.chain.definitions(shard)) for shard in shards}
 
     def task(base: BaseSource) -> BaseHashTask:
-        known = definitions[base.source.node]
-        groups = {number: known[number] for number in base.rows if number in known}
-        return BaseHashTask(base, groups, changed.get(base.source.number), store)
+        known = forms[copies.shard[base.source.node]]
+        listed = {number: known[number] for number in base.rows if number in known}
+        return BaseHashTask(base, listed, changed.get(base.source.number), store)
 
     return map(task, bases)
 

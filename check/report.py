@@ -35,13 +35,15 @@ EXAMPLES_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What the copy of `node` has of a row: its `line`, from `object`, which commit `increment` lists; None: no row.
+    """What the copy of `node` has of a row: its `line`, `count` times, from `object`, which `increment` lists.
 
-    `position`, `xid` and `global_id` are those of the transaction that wrote the row; None for a row of a base copy.
+    A `line` that ends with … is longer. If it is None, the copy lacks the row. `position`, `xid` and `global_id` are
+    those of the transaction that wrote the row; None for a row of a base copy, and for a row without a key.
     """
 
     node: str
     line: str | None = None
+    count: int = 0
     object: str | None = None
     increment: int | None = None
     position: str | None = None
@@ -60,7 +62,10 @@ class DifferentRow:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A defect of a snapshot. Fields that do not apply are None. `rows` names some of the rows that differ."""
+    """A defect of a snapshot. Fields that do not apply are None.
+
+    `rows` names some of the rows that differ; `rows_unnamed` is the reason if they were searched for in vain.
+    """
 
     kind: str
     detail: str
@@ -71,10 +76,11 @@ class Conflict:
     object: str | None = None
     global_id: str | None = None
     rows: tuple[DifferentRow, ...] = ()
+    rows_unnamed: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the conflict for the JSON document."""
-        names = ("kind", "node", "other_node", "group", "partition", "object", "global_id", "detail")
+        names = ("kind", "node", "other_node", "group", "partition", "object", "global_id", "detail", "rows_unnamed")
         return {name: getattr(self, name) for name in names} | {"rows": [asdict(row) for row in self.rows]}
 
 
@@ -151,7 +157,7 @@ class SnapshotReport:
             "append_only": self.append_only,
             "large_objects": self.large_objects,
             "warned": to_builtins(self.warned),
-            "skipped": [{"what": skipped.what, "why": skipped.why} for skipped in self.skipped],
+            "skipped": [asdict(skipped) for skipped in self.skipped],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
         }
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
-from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
+from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, forms_of
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import broadcast
@@ -147,14 +147,14 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `groups` is a broadcast of the definitions of the node's tables, keyed by number.
+    from which all copies have them. `forms` is a broadcast of the forms of the node's tables, keyed by number.
     `last` and `with_events` request additional results.
     """
 
     segment: SegmentSource
     since: Lsn
     store: OpensStore
-    groups: Any
+    forms: Any
     last: LastTask | None = None
     with_events: bool = False
 
@@ -190,7 +190,9 @@ def hash_stream(task: StreamTask) -> StreamReport:
     last = LastChanges(task.last) if task.last else None
     try:
         file, open_after = open_object(store.open(), source), task.segment.segment.open
-        checks = SegmentChecks(task.groups.value | own_definitions(file), open_after.lsn if open_after else None)
+        own = own_definitions(file)
+        forms = task.forms.value | forms_of(own) if own else task.forms.value
+        checks = SegmentChecks(forms, open_after.lsn if open_after else None)
         for table in read_opened(file, source, SEGMENT_SCHEMA):
             checks.add(table)
             op = np.asarray(table["op"].to_numpy())
@@ -202,7 +204,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
             if last:
                 last.add(table)
         _check_counts(task, tuple(counts.tolist()))
-        checks.end()
+        checks.end(lambda: read_opened(open_object(store.open(), source), source, SEGMENT_SCHEMA))
         events = _read_events(store.open(), task.segment.segment)
     except RowsInvalidError as error:
         damage = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
@@ -317,9 +319,9 @@ def hash_streams(
         for segment_source in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     since = {node: copies.since(node) for node in copies.nodes}
-    definitions = {shard: copies.chain.definitions(shard) for shard in set(copies.shard.values())}
+    known = {shard: forms_of(copies.chain.definitions(shard)) for shard in set(copies.shard.values())}
     is_here = isinstance(store, HeldObjects)
-    groups = {shard: _Here(known) if is_here else broadcast(session, known) for shard, known in definitions.items()}
+    forms = {shard: InDriver(found) if is_here else broadcast(session, found) for shard, found in known.items()}
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
@@ -328,7 +330,7 @@ def hash_streams(
             segment,
             since[segment.source.node],
             store,
-            groups[copies.shard[segment.source.node]],
+            forms[copies.shard[segment.source.node]],
             wanted.get(segment.source.key),
             with_events and _is_primary(segment, copies),
         )
@@ -342,7 +344,7 @@ def hash_streams(
     try:
         reports = _run_here(tasks, shares) if is_here else _run_tasks(session, tasks, shares)
     finally:
-        for sent in groups.values():
+        for sent in forms.values():
             sent.unpersist()
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
@@ -362,8 +364,8 @@ def hash_streams(
 
 
 @dataclass(frozen=True, slots=True)
-class _Here:
-    """A value for tasks that run in the driver, in place of a broadcast."""
+class InDriver:
+    """A value for tasks that run in the driver, with the attributes of a broadcast that they use."""
 
     value: Any
 

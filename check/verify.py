@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-ROWS_NAMED = 5
-
-
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
     """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None.
@@ -63,7 +60,7 @@ class CheckRequest:
     name: str | None = None
     increment: int | None = None
     metadata_only: bool = False
-    rows: int = ROWS_NAMED
+    rows: int = 0
 
 
 def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
@@ -189,7 +186,7 @@ def check_contents(
     store: StoreLocation,
     findings: Findings,
     progress: Progress,
-    rows: int = ROWS_NAMED,
+    rows: int = 0,
 ) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`."""
     session, copies = spark.session(), Copies.of(chain)
@@ -203,7 +200,7 @@ def check_contents(
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
-    name_rows(session, copies, store, findings, progress, rows)
+    name_rows(session, copies, store, findings, progress, rows, hashes.rows)
     progress.step("compare transactions")
     _compare_transactions(session, copies, store, findings, None if streams.events is None and held is None else events)
 

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.report import CheckReport, Conflict, DifferentRow, SnapshotReport
-from cutline.check.verify import ROWS_NAMED, CheckRequest, check_snapshots
+from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import Increment, command_context
@@ -28,7 +29,8 @@ from cutline.snapshots.records.operation_records import CONFLICTS, ONE_COPY, Che
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
-CONFLICTS_SHOWN_MAX = 20
+CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
+HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
 WHAT_TO_DO = (
     "a restore refuses damaged or missing objects, and names the increments that it can restore instead;"
     " to get a snapshot without conflicts, fix their cause, then take a new full snapshot: snapshot create NAME"
@@ -59,10 +61,11 @@ def check(
         int,
         typer.Option(
             min=0,
+            max=ROWS_MAX,
             metavar="K",
-            help="For each partition that differs between copies, name up to K rows, and what each copy has of them.",
+            help="For each partition that differs between copies, name up to K rows, and show what each copy has.",
         ),
-    ] = ROWS_NAMED,
+    ] = 0,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -121,6 +124,9 @@ def lines_of(report: CheckReport) -> list[str]:
     lines = [line for snapshot in report.snapshots for line in _snapshot_lines(snapshot)]
     if not report.snapshots:
         lines.append("the store contains no snapshots: nothing was compared")
+    conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
+    if any(one.kind in ROWS_DIFFER and not one.rows and not one.rows_unnamed for one in conflicts):
+        lines.append(HOW_TO_NAME_ROWS)
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
@@ -129,7 +135,7 @@ def lines_of(report: CheckReport) -> list[str]:
 
 def result_text(result: CheckResult) -> str:
     """Describe the result of a check."""
-    return "one copy, consistent with itself" if result == ONE_COPY else result
+    return f"{result}: each copy is consistent with itself" if result == ONE_COPY else result
 
 
 def _snapshot_lines(one: SnapshotReport) -> list[str]:
@@ -147,6 +153,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]:
         lines.append(f"  conflict: {conflict_text(conflict)}")
         lines += [f"    {line}" for row in conflict.rows for line in _row_lines(row)]
+        lines += [f"    rows are not named: {conflict.rows_unnamed}"] if conflict.rows_unnamed else []
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
@@ -161,7 +168,11 @@ def _row_lines(row: DifferentRow) -> Iterator[str]:
         if stored.line is None:
             yield f"  {stored.node}: no such row{wrong}"
             continue
-        writer = f"increment {stored.increment}, at {stored.position}, xid {stored.xid}" if stored.position else "base"
+        times = f"{stored.count} times, " * (stored.count > 1)
+        where = "the base copy" if stored.position is None else f"{stored.position}, xid {stored.xid}"
+        writer = f"{times}written at {where}, in increment {stored.increment}"
+        if stored.position is None:
+            writer = f"{times}in {where} of increment {stored.increment}" if stored.increment else f"{times}in {where}"
         if stored.global_id:
             writer += f", transaction {stored.global_id}"
         yield f"  {stored.node}: {stored.line} ({writer}){wrong}"

@@ -45,9 +45,11 @@ from cutline.snapshots.ddl.database_facts import OWN_PUBLICATION
 from cutline.snapshots.ddl.ddl_archive import (
     AFTER_ROWS,
     BEFORE_ROWS,
+    CONSTRAINT,
     EXTENSION,
     FOREIGN_KEY,
     PRIVILEGES,
+    TABLE,
     ArchiveEntry,
     Contents,
     read_contents,
@@ -60,7 +62,6 @@ from cutline.snapshots.ddl.extension_tables import ExtensionsOfShard
 from cutline.snapshots.records.commit import Sequence
 from cutline.storage.errors import RefusedError
 
-TABLE, CONSTRAINT = "TABLE", "CONSTRAINT"
 # Types of entries that move with their table, and types whose names share the namespace of relations or types.
 FOLLOWING = ("SEQUENCE", "INDEX", CONSTRAINT)
 NAMED = (*FOLLOWING, TABLE, "VIEW", "MATERIALIZED VIEW", "FOREIGN TABLE", "TYPE", "SHELL TYPE", "DOMAIN")

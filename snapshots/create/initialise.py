@@ -42,7 +42,7 @@ from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from cutline.snapshots.operations.slot_guard import note_unknown_slots
-from cutline.snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
+from cutline.snapshots.records.store_identity import StoreIdentity, check_not_lost, ensure_identity, read_identity
 from cutline.storage.encryption.key_documents import ensure_data_key
 from cutline.storage.errors import SnapshotError
 from cutline.storage.local import LocalStore
@@ -94,6 +94,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
                 )
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
+        check_not_lost(store)
         progress.step("probe the store")
         refused = probe_store(raw)
         if isinstance(raw, LocalStore) and raw.others_may:

@@ -26,6 +26,7 @@ DATE_PARTS = 7
 # The entries in an archive that pg_restore always reads, even if it runs only a few others.
 SETTINGS = ("ENCODING", "STDSTRINGS", "SEARCHPATH")
 FOREIGN_KEY, PRIVILEGES, EXTENSION, SEQUENCE = "FK CONSTRAINT", "ACL", "EXTENSION", "SEQUENCE"
+TABLE, CONSTRAINT = "TABLE", "CONSTRAINT"
 # Two sections, and the mark of an entry without data.
 BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
 

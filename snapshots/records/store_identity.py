@@ -48,7 +48,7 @@ class StoreNotInitialisedError(RefusedError):
     """The store has no fleet.json: `init` has not run."""
 
 
-class IdentityLostError(RefusedError):
+class IdentityLostError(StoreNotInitialisedError):
     """The store contains snapshots, but no fleet.json."""
 
 
@@ -95,12 +95,17 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
 
 
 def check_not_lost(store: ObjectStore) -> None:
-    """Raise IdentityLostError if the store, which has no fleet.json, contains snapshots."""
+    """Raise IdentityLostError if the store has no fleet.json, but contains snapshots."""
+    if store.exists(FLEET_KEY):
+        return
     if names := [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]:
         raise IdentityLostError(
             f"object {FLEET_KEY} is missing from store {store.url}, which contains snapshots:"
             f" {', '.join(names[:NAMED_MAX])}",
-            hint=f"put {FLEET_KEY} back from a copy of the store, or, on S3, restore its last version",
+            hint=(
+                f"put {FLEET_KEY} back from a copy of the store, or restore its last version; if the snapshots are not"
+                " needed, use a new store"
+            ),
             details={"store": store.url, "object": FLEET_KEY},
         )
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.ended_operations import EndedCheck
-from cutline.snapshots.records.operation_records import CONFLICTS, VALID
+from cutline.snapshots.records.operation_records import CONFLICTS, PASSED
 from cutline.storage.errors import UsageError
 
 FOUND_IN_NEWER = "checks of newer snapshots found conflicts"
@@ -67,7 +67,7 @@ class HeldSnapshot:
     @property
     def is_valid(self) -> bool:
         """Whether a full check found everything valid, and no later check found conflicts."""
-        return self.checked is not None and self.checked.point.result == VALID
+        return self.checked is not None and self.checked.point.result in PASSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, hash_base
+from cutline.check.stored_rows import forms_of
 from cutline.columns.allocator import SYSTEM, VARIABLE
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect
-from cutline.nodes.groups import Group
 from cutline.restore.rows.load import BaseLoadTask, Feed, LoadTarget, SegmentLoadTask, create_ledger, load_task
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyReport, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
@@ -143,7 +143,8 @@ def test_a_large_value_takes_a_few_times_its_row_through_every_task(place: Place
         copied, times["copy"] = run_measured(copy_ranges, copies, printed)
 
     bases = [base_sources(report) for report in copied]
-    hashes = [BaseHashTask(one, partitions(groups), None, store) for one in (*bases[0], *bases[1])]
+    forms = forms_of({one.number: one for one in groups.values()})
+    hashes = [BaseHashTask(one, forms, None, store) for one in (*bases[0], *bases[1])]
     hashed: list[BaseHashReport]
     hashed, times["hash"] = run_measured(hash_base, hashes, printed)
     assert sum(one.rows for one in hashed) == 1 + ROWS
@@ -177,7 +178,3 @@ def base_sources(report: CopyReport) -> list[BaseSource]:
         rows = getattr(one, "rows", {})
         found.append(BaseSource(Source(one.key, one.node, 0, one.size, one.digest, rows), rows))
     return found
-
-
-def partitions(groups: dict[str, Group]) -> dict[int, int]:
-    return {one.number: one.partitions for one in groups.values()}

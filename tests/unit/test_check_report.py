@@ -63,10 +63,13 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
             "append_only": ["public.log"],
             "large_objects": 0,
             "warned": [],
-            "skipped": [{"what": "rows of shard s1", "why": "no backup copy to compare with"}],
+            "skipped": [
+                {"what": "rows of shard s1", "why": "no backup copy to compare with", "is_one_copy": False}
+            ],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
                 "object": "key", "global_id": None, "detail": "its contents differ from those that were committed",
+                "rows": [], "rows_unnamed": "",
             }],
         }],
         "open_operations": [],

@@ -12,10 +12,12 @@ from msgspec.structs import replace
 import cutline.check.streams
 import cutline.wal.segments.segments
 from cutline.check.report import Copies, Findings, SnapshotReport
-from cutline.check.streams import LastTask, StreamReport, StreamTask, hash_stream, hash_streams
+from cutline.check.stored_rows import forms_of
+from cutline.check.streams import InDriver, LastTask, StreamReport, StreamTask, hash_stream, hash_streams
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
+from cutline.nodes.groups import Column, Group
 from cutline.snapshots.fold.changes import ChangeForm
 from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
 from cutline.snapshots.fold.sources import SegmentSource, Source
@@ -35,14 +37,20 @@ GROUP, LINE = 7, b"1\tone\n"
 
 def stored_segment(location: StoreLocation) -> Segment:
     """A segment of a change and an event."""
-    change = event(110, "I") | {"group": GROUP, "partition": 0, "key": b"1", "row": LINE}
+    change = event(120, "U") | {"group": GROUP, "partition": 0, "key": b"1", "row": LINE}
     return create_segment(location.open(), "wal", 1, HELD, (table([change]), table([event(120)]))).segment
+
+
+def forms(width: int = 2) -> InDriver:
+    """Those of the one table, which has text columns and one partition."""
+    columns = tuple(Column(f"c{number}", "text", 25, -1, number) for number in range(width))
+    return InDriver(forms_of({GROUP: Group(GROUP, "public", "t", "default", 1, columns)}))
 
 
 def hashed(location: StoreLocation, segment: Segment, mapping: SchemaMapping | None = None) -> StreamReport:
     source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
     one = SegmentSource(source, segment, Lsn(200), frozenset(), {}, mapping)
-    return hash_stream(StreamTask(one, Lsn(0), location, with_events=True))
+    return hash_stream(StreamTask(one, Lsn(0), location, forms(), with_events=True))
 
 
 @pytest.fixture
@@ -73,7 +81,7 @@ def test_whatever_is_wanted_of_a_segment_is_found_in_one_read(
     source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
     one = SegmentSource(source, segment, Lsn(200), frozenset(), {})
     last = LastTask(one, ChangeForm(frozenset(), hashed=True), 1000)
-    report = hash_stream(StreamTask(one, Lsn(0), location, last, with_events=True))
+    report = hash_stream(StreamTask(one, Lsn(0), location, forms(), last, with_events=True))
     assert report.last is not None
     assert report.events is not None
     assert (len(from_stream(report.last)), len(from_stream(report.events))) == (1, 1)
@@ -120,6 +128,8 @@ def test_positions_of_copies_are_asked_for_once_a_node(
 
     monkeypatch.setattr(cutline.check.streams, "segment_sources", segments)
     monkeypatch.setattr(Copies, "since", since)
+    monkeypatch.setattr(cutline.check.streams, "forms_of", lambda _: forms().value)
+    monkeypatch.setattr(Chain, "definitions", lambda *_: {})
     copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, Chain(counted(commit(0))))
     findings = Findings(SnapshotReport("daily", 0))
     found = hash_streams(cast("SparkSession", None), copies, HeldObjects(location), findings, Silent())

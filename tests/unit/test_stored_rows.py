@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, check_base_rows
+from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks, forms_of
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
@@ -26,7 +26,7 @@ KEYED = Group(
     partitions=4,
 )  # fmt: skip
 BAG = structs.replace(KEYED, number=8, table="bag", identity="full", key_width=0)
-GROUPS = {7: KEYED, 8: BAG}
+FORMS = forms_of({7: KEYED, 8: BAG})
 VALUES = [
     b"-9223372036854775808", b"32767", b"-1", b"4294967295", b"t", b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
     b"0044-03-15 BC", b"2024-02-29 12:00:00.5+05:30", "äöü".encode(), rb"a\tb\\c\n\\N",
@@ -50,8 +50,11 @@ def base(*lines: bytes, group: Group = KEYED, keys: list[bytes] | None = None) -
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=BASE_SCHEMA)
 
 
-def check(batch: pa.RecordBatch) -> None:
-    check_base_rows(batch, GROUPS, xxhash64(from_list(batch.column("key").to_pylist())))
+def check(*batches: pa.RecordBatch) -> None:
+    checks = BaseChecks(FORMS)
+    for batch in batches:
+        checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
+    checks.end(lambda: iter(batches))
 
 
 def test_what_copy_prints_is_accepted() -> None:
@@ -116,13 +119,16 @@ def test_lines_and_keys_that_do_not_fit_are_damage() -> None:
         check(base(line(), keys=[b"1"], group=BAG))
     with pytest.raises(RowsInvalidError, match=r"two rows of public\.t with the same key"):
         check(base(line(), line(number=b"2")))
+    with pytest.raises(RowsInvalidError, match=r"two rows of public\.t with the same key") as raised:
+        check(base(line()), base(line(id=b"5")), base(line(number=b"2")))
+    assert raised.value.kind == "duplicate"
     batch = base(line())
     place = pa.array([(batch["partition"][0].as_py() + 1) % 4], pa.int32())
     moved = batch.set_column(1, BASE_SCHEMA.field(1), place)
     with pytest.raises(RowsInvalidError, match="wrong partition") as raised:
         check(moved)
     assert raised.value.kind == "partition"
-    with pytest.raises(RowsInvalidError, match="group 9, which no commit defines"):
+    with pytest.raises(RowsInvalidError, match="group 9, which its commit does not list"):
         check(base(line(), group=structs.replace(KEYED, number=9)))
 
 
@@ -141,10 +147,11 @@ COMMITTED = {
 
 
 def segment(*rows: dict[str, object], open_at: int | None = None) -> None:
-    checks = SegmentChecks(GROUPS, Lsn(open_at) if open_at else None)
-    for row in rows:
-        checks.add(pa.Table.from_pylist([row], SEGMENT_SCHEMA))
-    checks.end()
+    checks = SegmentChecks(FORMS, Lsn(open_at) if open_at else None)
+    tables = [pa.Table.from_pylist([row], SEGMENT_SCHEMA) for row in rows]
+    for table in tables:
+        checks.add(table)
+    checks.end(lambda: iter(tables))
 
 
 def test_changes_that_a_drain_writes_are_accepted() -> None:
@@ -155,6 +162,8 @@ def test_changes_that_a_drain_writes_are_accepted() -> None:
         change("D", b"2", b"3\n", seq=6),
         change("I", b"", line(), BAG, seq=9),
         change("D", b"", line(), BAG, seq=10),
+        # TRUNCATE t, bag
+        change("T", b"", b"", seq=12),
         change("T", b"", b"", BAG, seq=12),
         COMMITTED,
         change("U", b"5", line(id=b"5"), lsn=20),
@@ -176,7 +185,7 @@ def test_changes_that_a_drain_writes_are_accepted() -> None:
         (change("U", b"", line(), BAG), "change of kind U"),
         (change("T", b"1", b""), "has a key, a row or a partition"),
         (change("U", VALUES[0], line()) | {"partition": 5}, "wrong partition"),
-        (change("U", VALUES[0], line()) | {"group": 9}, "group 9, which no commit defines"),
+        (change("U", VALUES[0], line()) | {"group": 9}, "group 9, which neither it nor a commit defines"),
         (change("U", VALUES[0], line(), lsn=30), "changes at 0/1E, where no transaction ends"),
     ],
 )
@@ -188,3 +197,21 @@ def test_a_change_that_no_drain_writes_is_damage(row: dict[str, object], what: s
 def test_a_change_that_is_there_twice_is_damage() -> None:
     with pytest.raises(RowsInvalidError, match="the same change of a transaction twice"):
         segment(change("U", VALUES[0], line()), change("U", VALUES[0], line(number=b"2")), COMMITTED)
+
+
+def test_lines_are_checked_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutline.check.stored_rows.FIELDS_PER_BLOCK", 20)
+    lines = [line(id=str(number).encode()) for number in range(7)]
+    check(base(*lines))
+    with pytest.raises(RowsInvalidError, match="column flag"):
+        check(base(*lines, line(id=b"8", flag=b"x")))
+
+
+def test_keys_that_only_share_a_hash_are_none_that_occur_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = base(line(), line(id=b"5"))
+    checks = BaseChecks(FORMS)
+    # No such keys are known, so their hashes are made equal; partitions are of the first hash.
+    one = xxhash64(from_list([VALUES[0]]))
+    monkeypatch.setattr("cutline.check.stored_rows._check_places", lambda *_: None)
+    checks.add(batch, np.repeat(one, 2))
+    checks.end(lambda: iter([batch]))

@@ -177,7 +177,9 @@ def test_rows_that_a_standby_lacks_or_has_different_are_found_by_comparison_alon
 
     change_segment(stored.store, NAME, 1, "s2-b1", without_transfer)
     change_base(stored.store, NAME, "s2-b1", other_balance)
-    conflicts = stored.conflicts()
+    report = check_snapshots(stored.fleet, CheckRequest(NAME, rows=5), stored.spark, Silent())
+    conflicts = report.snapshots[0].conflicts
+    assert report.exit_code == 1
     first = {(one.kind, one.group) for one in conflicts if (one.node, one.other_node) == ("s1", "s1-b1")}
     second = {(one.kind, one.group) for one in conflicts if (one.node, one.other_node) == ("s2", "s2-b1")}
     assert ("changes", "public.account") in first

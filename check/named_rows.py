@@ -24,7 +24,6 @@ from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.changes import last_of_every_key
 from cutline.snapshots.fold.sources import (
     BaseSource,
     SegmentSource,
@@ -128,15 +127,24 @@ def _reported(table: pa.Table, task: NamingTask, schema: pa.Schema) -> pa.Table:
     table = table.append_column("identity", pa.array(identity)).append_column("entry", pa.array(xxhash64(rows, keys)))
     if task.identities is not None:
         table = table.filter(to_mask(np.isin(identity, task.identities)))
-        group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-        # A row may have been updated a million times.
-        table = table.filter(to_mask(last_of_every_key(group, column_of(table["key"]), lsn, seq)))
+        table = table.filter(to_mask(_are_last(table)))
         is_cut = pc.greater(pc.binary_length(table["row"]), SHOWN_BYTES)
         shown = pc.binary_slice(table["row"], 0, SHOWN_BYTES)
         table = table.set_column(table.schema.get_field_index("row"), "row", shown)
         objects = pa.array([source.source.key] * len(table), pa.string())
         table = table.append_column("is_cut", is_cut).append_column("object", objects)
     return table.select(schema.names).cast(schema)
+
+
+def _are_last(table: pa.Table) -> Flags:
+    """Flag the last row of each group and identity: a row may have been updated a million times."""
+    group, identity, lsn, seq = (to_numpy(table[name]) for name in ("group", "identity", "lsn", "seq"))
+    order = np.lexsort((seq, lsn, identity, group))
+    is_last = np.zeros(len(table), np.bool_)
+    if len(order):
+        differs = (group[order][1:] != group[order][:-1]) | (identity[order][1:] != identity[order][:-1])
+        is_last[order[np.append(differs, True)]] = True
+    return is_last
 
 
 def _as_changes(table: pa.Table, source: BaseSource, multisets: frozenset[int]) -> pa.Table:

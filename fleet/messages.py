@@ -14,6 +14,13 @@ UNFINISHED_RESTORE = (
 # Shown after a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"
 DRILL_COMMAND = "snapshot drill"
+# A task does not know what it works on. The driver fills in the snapshot and the increment (restore/run/loading.py).
+CHECK_NAMED = "snapshot check NAME"
+
+
+def check_command(snapshot: str, increment: int) -> str:
+    """Return the command that checks the snapshot up to the increment."""
+    return f"snapshot check {snapshot} --increment {increment}"
 
 
 def restore_command(snapshot: str, nodes: Iterable[str] = ()) -> str:

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks, forms_of
+from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
+from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
@@ -26,7 +27,7 @@ KEYED = Group(
     partitions=4,
 )  # fmt: skip
 BAG = structs.replace(KEYED, number=8, table="bag", identity="full", key_width=0)
-FORMS = forms_of({7: KEYED, 8: BAG})
+FORMS = TableForms.of([KEYED, BAG])
 VALUES = [
     b"-9223372036854775808", b"32767", b"-1", b"4294967295", b"t", b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
     b"0044-03-15 BC", b"2024-02-29 12:00:00.5+05:30", "äöü".encode(), rb"a\tb\\c\n\\N",

@@ -247,19 +247,15 @@ def _check_changes(batch: pa.RecordBatch, forms: TableForms) -> None:
         if chosen.all():
             _check_lines(forms, form, rows, keys, unchanged=unchanged)
         elif chosen.any():
-            _check_lines(forms, form[chosen], *_chosen(chosen, rows, keys), unchanged=unchanged)
+            places = np.flatnonzero(chosen)
+            _check_lines(forms, form[places], rows.take(places), keys.take(places), unchanged=unchanged)
     if keyed_delete.any():
-        of_keys, found, (keys, rows) = forms.keys, form[keyed_delete], _chosen(keyed_delete, keys, rows)
-        _check_lines(of_keys, found, _with_newlines(keys), None)
+        places = np.flatnonzero(keyed_delete)
+        _check_lines(forms.keys, form[places], _with_newlines(keys.take(places)), None)
         # The row's new key, if an update changed the key and left values out.
-        renamed = rows.lengths > 0
-        if renamed.any():
-            _check_lines(of_keys, found[renamed], *_chosen(renamed, rows), None)
-
-
-def _chosen(chosen: Flags, *columns: BytesColumn) -> list[BytesColumn]:
-    places = np.flatnonzero(chosen)
-    return [column.take(places) for column in columns]
+        renamed = places[rows.lengths[places] > 0]
+        if len(renamed):
+            _check_lines(forms.keys, form[renamed], rows.take(renamed), None)
 
 
 def _with_newlines(keys: BytesColumn) -> BytesColumn:
@@ -291,7 +287,7 @@ def _check_places(
         hashes = xxhash64(rows)
     elif without_key.any():
         hashes = hashes.copy()
-        hashes[without_key] = xxhash64(*_chosen(without_key, rows))
+        hashes[without_key] = xxhash64(rows.take(np.flatnonzero(without_key)))
     is_wrong = (hashes & forms.masks[form].astype(np.uint64)).astype(np.int64) != partition
     if chosen is not None:
         is_wrong &= chosen
@@ -515,13 +511,14 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
     if limits is not None:
         # A character has at least one byte.
         return lengths <= limits
-    data, words = block.data, block.words
+    words = block.words
     if words is None:
-        values = gather(data, starts, np.where(lengths <= GLANCE_BYTES_MAX, lengths, 0))
-        data, words, starts, lengths = values.data, _words_of(values.data), values.offsets[:-1], values.lengths
+        values = gather(block.data, starts, np.where(lengths <= GLANCE_BYTES_MAX, lengths, 0))
+        words, starts, lengths = _words_of(values.data), values.offsets[:-1], values.lengths
     if oid == BOOL:
-        letters = data[starts]
-        return (lengths == 1) & ((letters == ord("t")) | (letters == ord("f")))
+        letters = words[starts] & _BYTE
+        is_letter: Flags = (letters == ord("t")) | (letters == ord("f"))
+        return is_letter & (lengths == 1)
     if oid == UUID:
         return _are_uuids(words, starts, lengths)
     if oid in TIMES:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,8 @@ class TypedColumns:
 def ranges(starts: Ints, counts: Ints) -> Ints:
     """Concatenate the ranges of `counts[i]` numbers from `starts[i]` on."""
     ends = np.cumsum(counts)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    found: Ints = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return found
 
 
 @dataclass(frozen=True)
@@ -196,13 +197,12 @@ class TableForms:
     @property
     def digest(self) -> bytes:
         """A digest of everything in the forms."""
-        found = hashlib.sha256(repr(self.names).encode())
-        for array in (self.numbers, self.widths, self.key_widths, self.masks):
-            found.update(array)
-        for oid, columns in self.types.items():
-            found.update(str(oid).encode())
-            for array in (columns.offsets, columns.places, columns.limits):
-                found.update(np.ascontiguousarray(array).view(np.uint8))
+        found = hashlib.sha256(repr((self.names, list(self.types))).encode())
+        arrays: list[npt.NDArray[Any]] = [self.numbers, self.widths, self.key_widths, self.masks]
+        for columns in self.types.values():
+            arrays += [columns.offsets, columns.places, columns.limits]
+        for array in arrays:
+            found.update(array.tobytes())
         return found.digest()
 
 

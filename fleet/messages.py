@@ -14,8 +14,9 @@ UNFINISHED_RESTORE = (
 # Shown after a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"
 DRILL_COMMAND = "snapshot drill"
-# A task does not know what it works on. The driver fills in the snapshot and the increment (restore/run/loading.py).
+# A restore fills in the snapshot, the increment and its own options, which tasks don't know (restore/run/loading.py).
 CHECK_NAMED = "snapshot check NAME"
+IN_STEPS = "restore the tables with --schema-only, change them by hand, then load the rows with --data-only"
 
 
 def check_command(snapshot: str, increment: int) -> str:

@@ -1,7 +1,7 @@
 """What to do if a target does not accept rows that the snapshot contains.
 
-COPY reads what COPY has printed, so a table as it is in the snapshot accepts its rows. If it does not, a constraint or a
-function of the table is the cause, or the table differs from the snapshot's, or the stored rows are damaged.
+COPY reads what COPY has printed, so a table as it is in the snapshot accepts its rows. If it does not, a constraint or
+a function of the table is the cause, or the table differs from the snapshot's, or the stored rows are damaged.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Mapping
 
 import psycopg
 
-from cutline.fleet.messages import CHECK_NAMED
+from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
 
 SEE_LOG = "check the server's log, then repeat the command"
-# The driver replaces this line with the commands, as far as there are any (restore/run/loading.py).
-IN_STEPS = "restore the tables with --schema-only, change them by hand, then load the rows with --data-only"
 READS_OTHERS = (
     "a CHECK that reads other rows, which PostgreSQL does not support, may fail until those rows are loaded: drop it"
     " before the load, and add it again afterwards"

@@ -19,7 +19,7 @@ from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import CHECK_NAMED, SAME_TARGET, check_command
+from cutline.fleet.messages import CHECK_NAMED, IN_STEPS, SAME_TARGET, check_command
 from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.free_connections import task_sessions
@@ -41,7 +41,6 @@ from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use,
 from cutline.restore.rows.jobs import find_roots
 from cutline.restore.rows.load import LoadError, LoadTarget, find_load_paths
 from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
-from cutline.restore.rows.refused_rows import IN_STEPS
 from cutline.restore.run.build import (
     FinishedDatabase,
     analyze,
@@ -58,7 +57,7 @@ from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_d
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, check_xml, databases, find_xml_columns, suffix_of
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
-from cutline.snapshots.ddl.ddl_archive import SEQUENCE, read_contents
+from cutline.snapshots.ddl.ddl_archive import SEQUENCE
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.commit import Sequence, count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
@@ -173,7 +172,7 @@ def _find_created(
     store, created = plan.store.open(), set[tuple[str, str]]()
     try:
         for source in target.sources or (target.source,):
-            entries = read_contents(read_stored_ddl(store, plan.chain, source)).entries
+            entries = read_stored_ddl(store, plan.chain, source).contents.entries
             created |= {(entry.schema, entry.name) for entry in entries if entry.kind == SEQUENCE}
     except ObjectDamagedError:
         return set(sequences)

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from cutline.nodes.groups import Group
-from cutline.snapshots.ddl.described_tables import contradictions, read_table
+from cutline.snapshots.ddl.described_tables import Described, contradictions, describe, read_table
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import read_chain
@@ -26,8 +26,8 @@ def chain() -> Chain:
 
 
 @pytest.fixture(scope="module")
-def ddl(chain: Chain) -> bytes:
-    return read_stored_ddl(open_store(f"file://{KEPT}", {}), chain, SHARD)
+def ddl(chain: Chain) -> Described:
+    return describe(read_stored_ddl(open_store(f"file://{KEPT}", {}), chain, SHARD))
 
 
 def with_groups(chain: Chain, change: Callable[[Group], Group | None]) -> Chain:
@@ -43,12 +43,12 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
     return structs.replace(group, columns=columns)
 
 
-def test_a_commit_and_its_ddl_agree(chain: Chain, ddl: bytes) -> None:
+def test_a_commit_and_its_ddl_agree(chain: Chain, ddl: Described) -> None:
     assert contradictions(chain, SHARD, ddl) == []
     assert contradictions(with_groups(chain, lambda group: group), SHARD, ddl) == []
 
 
-def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, ddl: bytes) -> None:
+def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, ddl: Described) -> None:
     names = {"id": "account", "account": "id"}
     exchanged = with_groups(chain, lambda group: renamed(group, names) if group.table == "entry" else group)
     assert contradictions(exchanged, SHARD, ddl) == [
@@ -56,7 +56,7 @@ def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, d
     ]
 
 
-def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: bytes) -> None:
+def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: Described) -> None:
     def other_type(group: Group) -> Group:
         columns = tuple(
             structs.replace(column, type="integer") if column.type == "bigint" else column for column in group.columns

@@ -174,7 +174,7 @@ class SegmentChecks:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
         op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
         is_change = np.isin(op, CHANGES)
-        self._ended.append(_distinct(lsn[np.isin(op, (COMMIT, PREPARE))]))
+        self._ended.append(_without_repeats(lsn[np.isin(op, (COMMIT, PREPARE))]))
         if not is_change.any():
             return
         # Changes and events are in separate row groups, and a row may be 1 GB: copy no rows without need.
@@ -182,7 +182,7 @@ class SegmentChecks:
         for batch in changes.to_batches():
             for at in _slices_of_bytes(from_arrow(batch.column("row")).offsets, PART_BYTES):
                 _check_changes(batch.slice(at.start, at.stop - at.start), self.forms)
-        self._changed.append(_distinct(lsn[is_change]))
+        self._changed.append(_without_repeats(lsn[is_change]))
         # A TRUNCATE of several tables is a change of each of them, all with the same number.
         position, number, group = (to_numpy(changes[name]).astype(np.uint64) for name in ("lsn", "seq", "group"))
         self._changes.append((position * _SALT + number) * _MIX + group)
@@ -197,16 +197,18 @@ class SegmentChecks:
         hashes = np.sort(np.concatenate(self._changes))
         if (hashes[1:] == hashes[:-1]).any() and _has_equal_changes(read_again()):
             raise RowsInvalidError("it contains the same change of a transaction twice")
-        ended = np.concatenate([*self._ended, np.asarray([int(self.open)] if self.open else [], np.int64)])
-        without = np.setdiff1d(np.concatenate(self._changed), ended)
-        if len(without):
-            raise RowsInvalidError(f"it contains changes at {Lsn(int(without[0]))}, where no transaction ends")
+        changed = np.concatenate(self._changed)
+        # No change has the position -1.
+        ended = np.sort(np.concatenate([*self._ended, np.asarray([int(self.open or -1)], np.int64)]))
+        has_end = ended[np.minimum(np.searchsorted(ended, changed), len(ended) - 1)] == changed
+        if not has_end.all():
+            without = Lsn(int(changed[~has_end].min()))
+            raise RowsInvalidError(f"it contains changes at {without}, where no transaction ends")
 
 
-def _distinct(values: Ints) -> Ints:
-    """Return the different values; most are next to their equals."""
-    differs = np.concatenate([[True], values[1:] != values[:-1]]) if len(values) else np.zeros(0, np.bool_)
-    return np.unique(values[differs])
+def _without_repeats(values: Ints) -> Ints:
+    """Drop values that are equal to the one before: a transaction's changes are next to each other."""
+    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def _has_equal_changes(tables: Iterable[pa.Table]) -> bool:
@@ -510,7 +512,8 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
     """Flag values that are valid at a glance. Others, except for booleans and UUIDs, may be valid, too."""
     if limits is not None:
         # A character has at least one byte.
-        return lengths <= limits
+        is_short: Flags = lengths <= limits
+        return is_short
     words = block.words
     if words is None:
         values = gather(block.data, starts, np.where(lengths <= GLANCE_BYTES_MAX, lengths, 0))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cutline.columns.bytes_column import Flags, Ints, offsets_of
-from cutline.nodes.groups import Column, Group
+from cutline.nodes.groups import Group
 from cutline.snapshots.records.chain import Chain
 
 # The built-in types whose values are checked, by oid (PostgreSQL's pg_type.dat).
@@ -99,32 +99,28 @@ class TableForms:
     def of(cls, groups: Iterable[Group]) -> TableForms:
         """Return the forms of definitions with different numbers."""
         ordered = sorted(groups, key=lambda group: group.number)
-        places: dict[int, list[int]] = {}
-        limits: dict[int, list[int]] = {}
-        counts: dict[int, list[int]] = {}
-        for form, group in enumerate(ordered):
-            for place, column in enumerate(group.columns):
-                limit = limit_of(column)
-                if limit is None:
-                    continue
-                oid = column.type_oid
-                places.setdefault(oid, []).append(place)
-                counts.setdefault(oid, [0] * len(ordered))[form] += 1
-                if oid in TEXTS:
-                    limits.setdefault(oid, []).append(limit)
+        widths = np.array([len(group.columns) for group in ordered], np.int64)
+        columns = [column for group in ordered for column in group.columns]
+        oids = np.array([column.type_oid for column in columns], np.int64)
+        modifiers = np.array([column.type_modifier for column in columns], np.int64)
+        places = ranges(np.zeros_like(widths), widths)
+        form = np.repeat(np.arange(len(ordered)), widths)
+        types: dict[int, TypedColumns] = {}
+        for oid in TYPE_NAMES:
+            found = np.flatnonzero((oids == oid) & (modifiers >= MODIFIER_HEADER) if oid in TEXTS else oids == oid)
+            if len(found):
+                limits = modifiers[found] - MODIFIER_HEADER if oid in TEXTS else modifiers[:0]
+                types[oid] = TypedColumns(
+                    offsets_of(np.bincount(form[found], minlength=len(ordered))).astype(np.int32),
+                    places[found].astype(np.int32),
+                    np.minimum(limits, LIMIT_MAX).astype(np.int32),
+                )
         return cls(
             np.array([group.number for group in ordered], np.int64),
-            np.array([len(group.columns) for group in ordered], np.int64),
+            widths,
             np.array([group.key_width for group in ordered], np.int64),
             np.array([group.partitions - 1 for group in ordered], np.int64),
-            {
-                oid: TypedColumns(
-                    offsets_of(np.array(counts[oid], np.int64)).astype(np.int32),
-                    np.array(found, np.int32),
-                    np.array(limits.get(oid, ()), np.int32),
-                )
-                for oid, found in sorted(places.items())
-            },
+            types,
             tuple(NAME_END.join([group.name, *(column.name for column in group.columns)]) for group in ordered),
         )
 
@@ -208,14 +204,6 @@ class TableForms:
 
 def _counts(columns: TypedColumns, forms: int) -> Ints:
     return columns.counts(np.arange(forms)) if len(columns.offsets) > 1 else np.zeros(forms, np.int64)
-
-
-def limit_of(column: Column) -> int | None:
-    """Return the number of characters that a checked column's type allows, -1 if any; None if it is not checked."""
-    if column.type_oid in TEXTS:
-        limit = column.type_modifier - MODIFIER_HEADER
-        return min(limit, LIMIT_MAX) if limit >= 0 else None
-    return -1 if column.type_oid in TYPE_NAMES else None
 
 
 Sent = TypeVar("Sent")

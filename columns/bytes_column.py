@@ -173,7 +173,7 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
     elif len(short):
         values = gather(column.data, column.offsets[short], lengths[short])
         result[short] = _hash_short(values.data, values.offsets[:-1], values.lengths, seeds[short])
-    view = memoryview(column.data)
+    view = column.data.data
     ranges = zip(column.offsets[long].tolist(), column.offsets[long + 1].tolist(), seeds[long].tolist(), strict=True)
     result[long] = np.array([xxh64_intdigest(view[start:end], seed) for start, end, seed in ranges], np.uint64)
     return result

@@ -520,8 +520,8 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
         words, starts, lengths = _words_of(values.data), values.offsets[:-1], values.lengths
     if oid == BOOL:
         letters = words[starts] & _BYTE
-        is_letter: Flags = (letters == ord("t")) | (letters == ord("f"))
-        return is_letter & (lengths == 1)
+        is_letter: Flags = ((letters == ord("t")) | (letters == ord("f"))) & (lengths == 1)
+        return is_letter
     if oid == UUID:
         return _are_uuids(words, starts, lengths)
     if oid in TIMES:

@@ -117,7 +117,7 @@ def _check_chain(
         return
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
-    _check_ddl(store, chain, findings)
+    check_stored_ddl(store, chain, findings)
     check_contents(spark, chain, location, findings, progress, request.rows)
 
 
@@ -153,7 +153,7 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
+def check_stored_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     """Read all stored DDL, globals and extension rows, and count object lists.
 
     A damaged object is a conflict, and so is DDL that contradicts a commit which would be restored with it.

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from cutline.check.report import Findings, SnapshotReport
+from cutline.check.verify import check_stored_ddl
 from cutline.nodes.groups import Group
+from cutline.snapshots.ddl import ddl_archive
 from cutline.snapshots.ddl.described_tables import Described, contradictions, describe, read_table
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import DDL
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.open import open_store
 
@@ -88,6 +92,35 @@ def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: Describe
     sequences = {SHARD: (sequence, structs.replace(sequence, name="other"))}
     more = replace(chain, increments=(*before, structs.replace(last, sequences=last.sequences | sequences)))
     assert contradictions(more, SHARD, ddl) == ["the DDL does not create sequence public.other"]
+
+
+def found_in(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The contradictions that a check of the chain finds. It reads the contents of each DDL once."""
+    read: list[int] = []
+    read_contents = ddl_archive.read_contents
+    monkeypatch.setattr(ddl_archive, "read_contents", lambda body: read.append(1) or read_contents(body))
+    findings = Findings(SnapshotReport(chain.name, chain.last.increment))
+    check_stored_ddl(open_store(f"file://{KEPT}", {}), chain, findings)
+    listed = [entry for commit in chain.commits for entry in commit.own_objects if entry.kind == DDL]
+    assert (len(read), len(listed) > 0) == (len(listed), True)
+    assert {conflict.kind for conflict in findings.report.conflicts} <= {"definition"}
+    return [conflict.detail for conflict in findings.report.conflicts]
+
+
+def test_a_commit_without_ddl_of_its_own_is_compared_with_the_newest(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore would use that DDL, so it would refuse what the check accepts."""
+    assert found_in(chain, monkeypatch) == []
+    before, last = chain.increments[:-1], chain.last
+    valueless = {"sequences": last.sequences | {SHARD: ()}, "definition_changes": None}
+    changed = replace(chain, increments=(*before, structs.replace(last, **valueless)))
+    assert found_in(changed, monkeypatch) == ["the commit has no value for sequence public.entry_id_seq"]
+
+
+def test_a_contradiction_that_stays_is_reported_once(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer = with_groups(chain, lambda group: group if group.table != "long" else None)
+    assert found_in(fewer, monkeypatch).count("the commit lists no rows of table public.long") == 1
 
 
 def test_of_a_statement_only_stored_columns_are_read() -> None:

@@ -74,7 +74,8 @@ def place(
 def test_a_key_that_occurs_twice_after_the_load_is_shown_and_mended_there(place: Place) -> None:
     code, refused = place.run("restore")
     assert (code, refused["error"]) == (10, "ddl-refused"), refused
-    assert 'could not create unique index "item_folded": Key (folded(v))=(a) is duplicated.' in refused["message"]
+    shown = 'could not create unique index "item_folded": Key (public.folded(v))=(a) is duplicated.'
+    assert shown in refused["message"]
     lines = refused["hint"].splitlines()
     (cause,) = [line for line in lines if line.startswith("two rows have the same key")]
     assert cause.endswith(f"snapshot --fleet {place.fleet.path} check snp --increment 0"), cause

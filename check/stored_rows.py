@@ -114,7 +114,7 @@ class BaseChecks:
             return
         group, partition = to_numpy(batch.column("group")), to_numpy(batch.column("partition"))
         rows, keys = from_arrow(batch.column("row")), from_arrow(batch.column("key"))
-        forms = _find_forms(self.forms, group, "rows of group {}, which its commit does not list for it")
+        forms = _find_forms(self.forms, group, "rows of group {}, which no commit defines")
         _check_places(self.forms, forms, rows, key_hashes, partition)
         _check_lines(self.forms, forms, rows, keys)
         has_key = self.forms.key_widths[forms] > 0

@@ -17,7 +17,7 @@ IDENTITY = "fleet.json"
 # Those that don't need a node before they read the store.
 COMMANDS: list[list[str]] = [
     ["list"], ["show", CHAIN], ["check"], ["check", CHAIN, "--metadata-only"], ["restore", CHAIN, "--yes"],
-    ["create", "next"], ["create", CHAIN, "--incremental"], ["status"], ["history"], ["report", "--html", "r.html"],
+    ["create", CHAIN, "--incremental"], ["status"], ["history"], ["report", "--html", "r.html"],
     ["prune", "--keep-full", "1", "--yes"], ["gc", "--yes"], ["delete", CHAIN, "--yes"],
 ]  # fmt: skip
 

@@ -129,7 +129,7 @@ def test_lines_and_keys_that_do_not_fit_are_damage() -> None:
     with pytest.raises(RowsInvalidError, match="wrong partition") as raised:
         check(moved)
     assert raised.value.kind == "partition"
-    with pytest.raises(RowsInvalidError, match="group 9, which its commit does not list"):
+    with pytest.raises(RowsInvalidError, match="group 9, which no commit defines"):
         check(base(line(), group=structs.replace(KEYED, number=9)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from cutline.check.transactions import compare_pairs
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
-from cutline.snapshots.ddl.described_tables import contradictions
+from cutline.snapshots.ddl.described_tables import Described, contradictions, describe
 from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
 from cutline.snapshots.ddl.server_globals_object import read_globals_object
@@ -34,7 +34,7 @@ from cutline.snapshots.operations.open_operations import (
     read_recorded_commits,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
+from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList, StoredObject
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.proven_chains import cut_time
 from cutline.snapshots.records.store_identity import read_identity
@@ -117,7 +117,7 @@ def _check_chain(
         return
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
-    _check_ddl(store, chain, findings)
+    check_stored_ddl(store, chain, findings)
     check_contents(spark, chain, location, findings, progress, request.rows)
 
 
@@ -153,31 +153,53 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
+def check_stored_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     """Read all stored DDL, globals and extension rows, and count object lists.
 
-    A damaged object is a conflict, and so is DDL that contradicts the commit that lists it.
+    A damaged object is a conflict, and so is DDL that contradicts a commit which would be restored with it.
     """
-    entries = ((commit, entry) for commit in chain.commits for entry in commit.own_objects)
-    for listed_by, stored in [(commit, entry) for commit, entry in entries if entry.kind in WITHOUT_ROWS]:
-        try:
-            if stored.kind == GLOBALS:
-                read_globals_object(store, stored)
-            elif stored.kind == EXTENSION_ROWS:
-                read_extension_rows_object(store, stored)
-            else:
-                ddl = read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
-                for detail in contradictions(chain.up_to(listed_by.increment), stored.node, ddl):
-                    findings.conflict(Conflict("definition", detail, node=stored.node, object=stored.key))
-        except ObjectDamagedError as error:
-            # The object contains no table rows, so the copy can still be compared.
-            findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
-            continue
-        findings.count(objects=1, size_bytes=stored.size)
+    newest: dict[str, tuple[StoredObject, Described] | None] = {}
+    for commit in chain.commits:
+        for stored in [entry for entry in commit.own_objects if entry.kind in WITHOUT_ROWS]:
+            try:
+                if stored.kind == GLOBALS:
+                    read_globals_object(store, stored)
+                elif stored.kind == EXTENSION_ROWS:
+                    read_extension_rows_object(store, stored)
+                else:
+                    newest[stored.node] = None
+                    body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
+                    newest[stored.node] = stored, describe(read_ddl(body, stored))
+            except ObjectDamagedError as error:
+                # The object contains no table rows, so the copy can still be compared.
+                findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
+                continue
+            findings.count(objects=1, size_bytes=stored.size)
+        if commit is chain.last or not commit.increment or commit.definition_changes is not None:
+            _compare_ddl(chain.up_to(commit.increment), newest, findings, is_last=commit is chain.last)
     # The bytes of the object lists were verified when the chain was read.
     for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
         if not isinstance(object_list, LostList):
             findings.count(objects=1, size_bytes=object_list.size)
+
+
+def _compare_ddl(
+    chain: Chain, newest: Mapping[str, tuple[StoredObject, Described] | None], findings: Findings, *, is_last: bool
+) -> None:
+    """Compare the chain's last commit with the newest DDL of each shard, unless neither is new.
+
+    Increments without changes of definitions are not compared, except for the last: they have no DDL of their own.
+    """
+    commit, changes = chain.last, chain.last.definition_changes
+    for shard, found in newest.items():
+        is_changed = changes is not None and (shard in changes.groups or shard in changes.gone)
+        if found is None or not (found[0] in commit.own_objects or is_changed or is_last):
+            continue
+        stored, described = found
+        for detail in contradictions(chain, shard, described):
+            conflict = Conflict("definition", detail, node=shard, object=stored.key)
+            if conflict not in findings.report.conflicts:
+                findings.conflict(conflict)
 
 
 def check_contents(

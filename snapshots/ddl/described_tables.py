@@ -21,7 +21,7 @@ from cutline.snapshots.ddl.ddl_archive import (
     EXTENSION,
     SEQUENCE,
     TABLE,
-    read_contents,
+    DdlArchive,
     statements_of_entry,
 )
 from cutline.snapshots.records.chain import Chain
@@ -69,13 +69,14 @@ class Described:
     has_extensions: bool
 
 
-def describe(ddl: bytes) -> Described:
-    """Read the description from a pg_dump archive; raise DumpFormatError if it can't be read."""
+def describe(archive: DdlArchive) -> Described:
+    """Read the description from the statements in an archive."""
     tables: dict[Name, DescribedTable] = {}
     keys: dict[Name, frozenset[str]] = {}
     sequences: set[Name] = set()
     has_extensions = False
-    for entry in read_contents(ddl).entries:
+    ddl = archive.body
+    for entry in archive.contents.entries:
         name = _shown(entry.schema), _shown(entry.name)
         if entry.kind == TABLE:
             text = statements_of_entry(ddl, entry)
@@ -92,13 +93,12 @@ def describe(ddl: bytes) -> Described:
     return Described(tables, keys, frozenset(sequences), has_extensions)
 
 
-def contradictions(chain: Chain, shard: str, ddl: bytes) -> list[str]:
+def contradictions(chain: Chain, shard: str, described: Described) -> list[str]:
     """Return how the chain's last commit and the DDL of `shard` contradict each other, at most NAMED_MAX of each kind.
 
-    Names that are not ASCII are compared only if the database's encoding is UTF8 or SQL_ASCII. Raises DumpFormatError
-    if the DDL can't be read.
+    Names that are not ASCII are compared only if the database's encoding is UTF8 or SQL_ASCII.
     """
-    described, groups = describe(ddl), chain.groups(shard)
+    groups = chain.groups(shard)
     only_ascii = chain.baseline[shard].encoding not in COMPARABLE_ENCODINGS
     found: list[str] = []
     for problems in (_missing_tables, _differing_columns, _differing_types, _differing_keys):

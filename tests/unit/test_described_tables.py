@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from cutline.check.report import Findings, SnapshotReport
+from cutline.check.verify import check_stored_ddl
 from cutline.nodes.groups import Group
-from cutline.snapshots.ddl.described_tables import contradictions, read_table
+from cutline.snapshots.ddl import ddl_archive
+from cutline.snapshots.ddl.described_tables import Described, contradictions, describe, read_table
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import DDL
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.open import open_store
 
@@ -26,8 +30,8 @@ def chain() -> Chain:
 
 
 @pytest.fixture(scope="module")
-def ddl(chain: Chain) -> bytes:
-    return read_stored_ddl(open_store(f"file://{KEPT}", {}), chain, SHARD)
+def ddl(chain: Chain) -> Described:
+    return describe(read_stored_ddl(open_store(f"file://{KEPT}", {}), chain, SHARD))
 
 
 def with_groups(chain: Chain, change: Callable[[Group], Group | None]) -> Chain:
@@ -43,12 +47,12 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
     return structs.replace(group, columns=columns)
 
 
-def test_a_commit_and_its_ddl_agree(chain: Chain, ddl: bytes) -> None:
+def test_a_commit_and_its_ddl_agree(chain: Chain, ddl: Described) -> None:
     assert contradictions(chain, SHARD, ddl) == []
     assert contradictions(with_groups(chain, lambda group: group), SHARD, ddl) == []
 
 
-def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, ddl: bytes) -> None:
+def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, ddl: Described) -> None:
     names = {"id": "account", "account": "id"}
     exchanged = with_groups(chain, lambda group: renamed(group, names) if group.table == "entry" else group)
     assert contradictions(exchanged, SHARD, ddl) == [
@@ -56,7 +60,7 @@ def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, d
     ]
 
 
-def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: bytes) -> None:
+def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: Described) -> None:
     def other_type(group: Group) -> Group:
         columns = tuple(
             structs.replace(column, type="integer") if column.type == "bigint" else column for column in group.columns
@@ -88,6 +92,35 @@ def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: bytes) -
     sequences = {SHARD: (sequence, structs.replace(sequence, name="other"))}
     more = replace(chain, increments=(*before, structs.replace(last, sequences=last.sequences | sequences)))
     assert contradictions(more, SHARD, ddl) == ["the DDL does not create sequence public.other"]
+
+
+def found_in(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The contradictions that a check of the chain finds. It reads the contents of each DDL once."""
+    read: list[int] = []
+    read_contents = ddl_archive.read_contents
+    monkeypatch.setattr(ddl_archive, "read_contents", lambda body: read.append(1) or read_contents(body))
+    findings = Findings(SnapshotReport(chain.name, chain.last.increment))
+    check_stored_ddl(open_store(f"file://{KEPT}", {}), chain, findings)
+    listed = [entry for commit in chain.commits for entry in commit.own_objects if entry.kind == DDL]
+    assert (len(read), len(listed) > 0) == (len(listed), True)
+    assert {conflict.kind for conflict in findings.report.conflicts} <= {"definition"}
+    return [conflict.detail for conflict in findings.report.conflicts]
+
+
+def test_a_commit_without_ddl_of_its_own_is_compared_with_the_newest(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore would use that DDL, so it would refuse what the check accepts."""
+    assert found_in(chain, monkeypatch) == []
+    before, last = chain.increments[:-1], chain.last
+    valueless = {"sequences": last.sequences | {SHARD: ()}, "definition_changes": None}
+    changed = replace(chain, increments=(*before, structs.replace(last, **valueless)))
+    assert found_in(changed, monkeypatch) == ["the commit has no value for sequence public.entry_id_seq"]
+
+
+def test_a_contradiction_that_stays_is_reported_once(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer = with_groups(chain, lambda group: group if group.table != "long" else None)
+    assert found_in(fewer, monkeypatch).count("the commit lists no rows of table public.long") == 1
 
 
 def test_of_a_statement_only_stored_columns_are_read() -> None:

@@ -169,11 +169,7 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     """
     table = filter_effective(table, one)
     is_multiset = np.isin(to_numpy(table["group"]), list(form.multisets))
-    group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-    # A partial image is completed from the images before it, which are under another key if the row was moved.
-    moves = are_moves(table)
-    continues = moves | (to_numpy(table["op"]) == PARTIAL)
-    needed = last_of_every_key(group, column_of(table["key"]), lsn, seq, continues) | moves | is_multiset
+    needed = _are_needed(table, one) | is_multiset
     if not needed.all():
         table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
     entries = None
@@ -189,12 +185,25 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     yield from row_batches(pa.Table.from_arrays(arrays, schema=form.schema))
 
 
+def _are_needed(table: pa.Table, one: SegmentSource) -> Flags:
+    """Flag the changes of groups with a key that the state may need, among those in the table."""
+    if one.segment.partials and one.mapping and one.mapping.conversions:
+        # Converted changes are in another table than the moves between them.
+        return np.ones(len(table), np.bool_)
+    group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+    # A partial image is completed from the images before it, which are under another key if the row was moved.
+    moves = are_moves(table)
+    continues = moves | (to_numpy(table["op"]) == PARTIAL)
+    return last_of_every_key(group, column_of(table["key"]), lsn, seq, continues) | moves
+
+
 def are_moves(changes: pa.Table) -> Flags:
     """Flag the changes that moved a row: DELETEs whose `row` is the new key as a line.
 
     In groups without a key, the `row` of a DELETE is the deleted line, and the flags have no meaning.
     """
-    return (to_numpy(changes["op"]) == DELETE) & (to_numpy(pc.binary_length(changes["row"])) > 0)
+    has_row: Flags = to_numpy(pc.binary_length(changes["row"])) > 0
+    return (to_numpy(changes["op"]) == DELETE) & has_row
 
 
 def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:

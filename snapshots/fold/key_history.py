@@ -63,7 +63,7 @@ def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[n
     lacking = source < 0
     source = np.where(lacking, newest[:, None], source)
     fields = (np.take_along_axis(values, source, axis=0) for values in (starts, lengths))
-    return _lines(images.lines, *fields), ~lacking.any(axis=1)
+    return _lines(images.lines, *fields), np.logical_not(np.any(lacking, axis=1))
 
 
 def merge_in_blocks(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:

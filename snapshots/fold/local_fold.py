@@ -246,45 +246,46 @@ class Histories:
 
 def _find_histories(keyed: pa.Table, rows: pa.Table) -> Histories:
     """Find the histories of `rows` (with a name) among the changes of groups with a key."""
-    history = build_key_history(_named(rows), _moves(keyed))
-    parts = [_named(rows), _named(history, "target"), _named(history), _named(keyed)]
+    periods = build_key_history(_named(rows), _moves(keyed))
+    parts = [_named(rows), _named(periods, "target"), _named(periods), _named(keyed)]
     names = pa.concat_tables(parts)
     code = number_rows(names["key"], *(to_numpy(names[name]) for name in ROW_NAME[:2]))
-    of_row, of_target, of_entry, of_change = np.split(code, np.cumsum([len(part) for part in parts])[:-1])
-    chosen = np.flatnonzero(np.isin(of_change, of_entry))
-    lsn, seq, op = (to_numpy(keyed[name])[chosen].astype(np.int64) for name in ("lsn", "seq", "op"))
-    order = np.lexsort((seq, lsn, of_change[chosen]))
-    places = [of_change[chosen], lsn, seq]
+    of_row, of_target, of_period, of_change = np.split(code, np.cumsum([len(part) for part in parts])[:-1])
+    chosen = np.flatnonzero(np.isin(of_change, of_period))
+    places = [of_change[chosen], *(to_numpy(keyed[name])[chosen].astype(np.int64) for name in ("lsn", "seq"))]
+    # The changes of each key, oldest first, and where those of each period are among them.
+    order = np.lexsort(places[::-1])
+    places = [place[order] for place in places]
     low, high = (
-        _count_before(
-            [place[order] for place in places],
-            [of_entry, *(to_numpy(history[f"{end}_{name}"]) for name in ("lsn", "seq"))],
-        )
+        _count_before(places, [of_period, *(to_numpy(periods[f"{end}_{name}"]) for name in ("lsn", "seq"))])
         for end in ("low", "high")
     )
-    op = op[order]
-    # A change that is not partial has all values, or deletes the row: what was before it does not count.
-    before = np.concatenate([[-1], np.maximum.accumulate(np.where(op != PARTIAL, np.arange(len(op)), -1))])
-    stop = before[high]
-    is_stopped = stop >= low
-    begin = np.where(is_stopped, stop + (op[stop] == DELETE), low)
-    # Each row's entries, oldest first: build_key_history returns the newest first.
+    # The periods of each row, oldest first: build_key_history returns the newest first.
     by_code = np.argsort(of_row)
-    number = by_code[np.searchsorted(of_row[by_code], of_target)]
-    entries = np.lexsort((-np.arange(len(number)), number))
-    number, begin, high, is_stopped = number[entries], begin[entries], high[entries], is_stopped[entries]
-    first = np.searchsorted(number, np.arange(len(rows)))
-    later = np.cumsum(is_stopped[::-1])[::-1] - is_stopped
-    last = np.append(first[1:], len(number)) - 1
-    lengths = np.where(later == later[last][number], high - begin, 0)
+    row = by_code[np.searchsorted(of_row[by_code], of_target)]
+    by_row = np.lexsort((-np.arange(len(row)), row))
+    first = np.searchsorted(row[by_row], np.arange(len(rows)))
+    begin, is_stopped = _begin_periods(to_numpy(keyed["op"])[chosen[order]], low[by_row], high[by_row])
+    # If a period is stopped, the row's earlier periods don't count.
+    later: Ints = np.cumsum(is_stopped[::-1])[::-1] - is_stopped
+    later -= np.repeat(later[np.append(first[1:], len(row)) - 1], np.diff(np.append(first, len(row))))
+    lengths = np.where(later == 0, high[by_row] - begin, 0)
     offsets = offsets_of(lengths)
     changes = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)
-    return Histories(
-        chosen[order[changes]],
-        offsets[np.append(first, len(number))],
-        ~np.logical_or.reduceat(is_stopped, first),
-        _named(history.take(to_arrow(entries[first]))),
-    )
+    is_open = ~np.logical_or.reduceat(is_stopped, first)
+    oldest = _named(periods.take(to_arrow(by_row[first])))
+    return Histories(chosen[order[changes]], offsets[np.append(first, len(row))], is_open, oldest)
+
+
+def _begin_periods(op: Ints, low: Ints, high: Ints) -> tuple[Ints, Flags]:
+    """Return where the changes that count begin in each period [low, high), and whether it is stopped there.
+
+    A change that is not partial stops the search for values: it has all of them, or it deletes the row.
+    """
+    last = np.concatenate([[-1], np.maximum.accumulate(np.where(op != PARTIAL, np.arange(len(op)), -1))])
+    stop = last[high]
+    is_stopped = stop >= low
+    return np.where(is_stopped, stop + (op[stop] == DELETE), low), is_stopped
 
 
 def _moves(keyed: pa.Table) -> pa.Table:

@@ -1,8 +1,8 @@
 """Base copies and segments of drawn changes of tables with and without a key, and the rows that the tables then have.
 
 Each of two nodes has a table with a key and two values, and a table without a key. An UPDATE may leave values unchanged
-and may change the key; both tables are truncated and get another column; some lines are long. Some of the last changes
-are after the cut, and some are of a transaction that the cut excludes.
+and may change the key; a table may be truncated; some lines are long; in half of the histories both tables get another
+column. The last changes are after the cut, and some are of a transaction that the cut excludes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import cutline.wal.segments.segments
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
@@ -45,7 +47,11 @@ MAPPING = SchemaMapping(
     frozenset({KEYED_LATER, LINES_LATER}),
     {KEYED: Conversion(KEYED_LATER, 3, (0, 1, 2, ADDED)), LINES: Conversion(LINES_LATER, 2, (0, 1, ADDED), True)},  # noqa: FBT003
 )
-COLUMN_COUNTS = {(number, group): count for number in range(2) for group, count in ((KEYED_LATER, 4), (LINES_LATER, 3))}
+COLUMN_COUNTS = {
+    (number, group): count
+    for number in range(len(NODES))
+    for group, count in ((KEYED, 3), (LINES, 2), (KEYED_LATER, 4), (LINES_LATER, 3))
+}
 KEYS, TEXTS = [b"", b"k", b"key", b"0"], [b"x", b"y", b"\\N", b"z"]
 LONG = b"long" * (LONG_LINE_BYTES // 4)
 OPERATIONS = (
@@ -133,9 +139,13 @@ class DrawnTables:
     def state(self, node: int) -> State:
         """Return the rows as they are now: node, group and line."""
         found: State = Counter()
-        for group, rows in ((KEYED_LATER, self.rows.values()), (LINES_LATER, self.lines.elements())):
-            found.update((node, group, to_line(row if self.is_altered else (*row, ADDED))) for row in rows)
+        for group, rows in zip(self._groups, (self.rows.values(), self.lines.elements()), strict=True):
+            found.update((node, group, to_line(row)) for row in rows)
         return found
+
+    @property
+    def _groups(self) -> tuple[int, int]:
+        return (KEYED_LATER, LINES_LATER) if self.is_altered else (KEYED, LINES)
 
     def _update(self, key: bytes, to: bytes) -> None:
         old = self.rows.pop(key)[1:]
@@ -154,11 +164,10 @@ class DrawnTables:
         return LONG if self.draw.random() < 0.05 else self.draw.choice(TEXTS[:2])
 
     def _log(self, op: int, key: bytes | None, row: Line, partition: int = 0) -> None:
-        groups = (KEYED_LATER, LINES_LATER) if self.is_altered else (KEYED, LINES)
         self.seq += 1
         self.changes.append(
             {
-                "lsn": self.lsn, "end_lsn": self.lsn + 1, "seq": self.seq, "xid": 1, "group": groups[key is None],
+                "lsn": self.lsn, "end_lsn": self.lsn + 1, "seq": self.seq, "xid": 1, "group": self._groups[key is None],
                 "partition": partition, "key": key or b"", "op": op, "row": to_line(row) if row else b"",
             }
         )  # fmt: skip
@@ -172,6 +181,7 @@ def to_line(row: Line) -> bytes:
 def store_history(store: ObjectStore, seed: int, changes: int = 120) -> tuple[Sources, State]:
     """Store base copies and segments of drawn changes; return them, and the rows at the cut."""
     draw = random.Random(seed)
+    mapping = MAPPING if draw.random() < 0.5 else None
     bases: list[BaseSource] = []
     segments: list[SegmentSource] = []
     expected: State = Counter()
@@ -190,7 +200,7 @@ def store_history(store: ObjectStore, seed: int, changes: int = 120) -> tuple[So
             tables.change()
             if step == truncate_at:
                 tables.truncate(keyed=draw.random() < 0.5)
-            if step == alter_at:
+            if mapping and step == alter_at:
                 tables.commit()
                 tables.alter()
             if step == exclude_at:
@@ -201,9 +211,11 @@ def store_history(store: ObjectStore, seed: int, changes: int = 120) -> tuple[So
         for _ in range(5):
             tables.change()
         found = _store_segments(store, number, tables.changes, position, excluded)
+        found = [replace(one, mapping=mapping) for one in found]
         truncated = truncations(store, found)
         segments += [replace(one, truncated=truncated) for one in found]
-        bases += _store_bases(store, number, base, frozenset(truncated))
+        for one in _store_bases(store, number, base):
+            bases.append(replace(one, truncated=frozenset(truncated), mapping=mapping))
     draw.shuffle(segments)
     return Sources(NODES, BaseSources.of(bases), tuple(segments), MULTISETS, COLUMN_COUNTS), expected
 
@@ -220,16 +232,15 @@ def _store_segments(
         rows = [one for one in changes if after <= one["lsn"] < through]
         tables = (pa.Table.from_pylist(rows, SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
         place = SegmentRange(node, "op", Lsn(after), Lsn(through))
-        segment = create_segment(store, f"wal/{node}", part + 1, place, tables).segment
+        with patch.object(cutline.wal.segments.segments, "ROWS_PER_ROW_GROUP", 20):
+            segment = create_segment(store, f"wal/{node}", part + 1, place, tables).segment
         source = Source(segment.key, node, number, segment.size, segment.digest, segment=segment)
-        found.append(SegmentSource(source, segment, position, excluded, {}, MAPPING))
+        found.append(SegmentSource(source, segment, position, excluded, {}))
         after = through
     return found
 
 
-def _store_bases(
-    store: ObjectStore, number: int, rows: list[dict[str, Any]], truncated: frozenset[int]
-) -> list[BaseSource]:
+def _store_bases(store: ObjectStore, number: int, rows: list[dict[str, Any]]) -> list[BaseSource]:
     """Store the rows of a base copy in two objects."""
     found: list[BaseSource] = []
     for part in range(2):
@@ -241,5 +252,5 @@ def _store_bases(
         key, counts = f"base/{NODES[number]}/{part}", Counter(one["group"] for one in own)
         store.create(key, body)
         source = Source(key, NODES[number], number, len(body), digest(body), counts)
-        found.append(BaseSource(source, counts, truncated, MULTISETS, MAPPING))
+        found.append(BaseSource(source, counts, multisets=MULTISETS))
     return found

@@ -202,8 +202,8 @@ def are_moves(changes: pa.Table) -> Flags:
 
     In groups without a key, the `row` of a DELETE is the deleted line, and the flags have no meaning.
     """
-    has_row: Flags = to_numpy(pc.binary_length(changes["row"])) > 0
-    return (to_numpy(changes["op"]) == DELETE) & has_row
+    are_moved: Flags = (to_numpy(changes["op"]) == DELETE) & (to_numpy(pc.binary_length(changes["row"])) > 0)
+    return are_moved
 
 
 def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:

@@ -96,10 +96,10 @@ def hash_partitions(
             return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3))
         if folded.local is not None:
             images = hash_local(folded.local, copies)
-            return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
-        if folded.images is None:
+        elif folded.images is not None:
+            images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
+        else:
             return PartitionHashes(base, combine_all([], 3))
-        images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
         _note_incomplete(images.rows, copies, findings)
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
     finally:

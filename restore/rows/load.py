@@ -623,7 +623,7 @@ def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], ta
 def _load_images(batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> LoadReport:
     with loading(feeds, task) as loaders:
         for batch in batches:
-            _check_whole(batch, feeds)
+            check_complete(batch, feeds)
             node = np.asarray(batch.column("node").to_numpy())
             for number in np.unique(node):
                 chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
@@ -631,7 +631,8 @@ def _load_images(batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], t
     return LoadReport(loaders.placed)
 
 
-def _check_whole(batch: pa.RecordBatch, feeds: Mapping[int, Feed]) -> None:
+def check_complete(batch: pa.RecordBatch | pa.Table, feeds: Mapping[int, Feed]) -> None:
+    """Raise the error of the first row in the PROBLEM group, if there is one; all nodes have `feeds`."""
     lacking = np.flatnonzero(np.asarray(batch.column("group").to_numpy()) == PROBLEM)
     if len(lacking):
         if report := problem_of(batch.column("row")[int(lacking[0])].as_py()):

@@ -187,13 +187,13 @@ def _differing_keys(group: Group, described: Described, *, only_ascii: bool) -> 
 @lru_cache(maxsize=1 << 15)
 def read_table(text: str) -> DescribedTable | None:
     """Read a CREATE TABLE statement; None if it is a partitioned table, which has no rows of its own."""
-    items, begin, end = _split(text)
-    around = f"{text[:begin]} {text[end:].partition(';')[0]}"
+    columns_list = _split(text)
+    around = f"{text[: columns_list.start]} {text[columns_list.end :].partition(';')[0]}"
     kinds = {match["word"] for match in KIND.finditer(around) if match["word"]}
     if "PARTITION BY" in kinds:
         return None
     columns: list[DescribedColumn] = []
-    for item in items:
+    for item in columns_list.items:
         name = NAME.match(item)
         if name is None:
             # A constraint of the table.
@@ -208,8 +208,17 @@ def read_table(text: str) -> DescribedTable | None:
     return DescribedTable(tuple(columns), is_whole=not kinds)
 
 
-def _split(text: str) -> tuple[list[str], int, int]:
-    """Return the items of the list of columns, and the offsets of its parentheses; no items if there is no list.
+@dataclass(frozen=True, slots=True)
+class _ColumnsList:
+    """The items between the parentheses of a CREATE TABLE statement, and where they start and end."""
+
+    items: list[str]
+    start: int
+    end: int
+
+
+def _split(text: str) -> _ColumnsList:
+    """Return the list of columns; without items if the statement has no list.
 
     A statement without a list, of a typed table, may have parentheses after PARTITION BY.
     """
@@ -222,15 +231,15 @@ def _split(text: str) -> tuple[list[str], int, int]:
             if depth == 1:
                 first = begin = match.end()
                 if any(kind["word"] == "PARTITION BY" for kind in KIND.finditer(f"{text[:first]} ")):
-                    return [], first, first
+                    return _ColumnsList([], first, first)
         elif mark and depth == 1:
             items.append(text[begin : match.start()].strip())
             begin = match.end()
             if mark == ")":
-                return items, first, match.end()
+                return _ColumnsList(items, first, match.end())
         if mark == ")":
             depth -= 1
-    return [], len(text), len(text)
+    return _ColumnsList([], len(text), len(text))
 
 
 def _unquoted(name: str) -> str:

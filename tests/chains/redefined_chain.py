@@ -22,6 +22,7 @@ from cutline.wal.segments.segments import (
     EVERY_PARTITION,
     NO_GROUP,
     SEGMENT_SCHEMA,
+    Definition,
     Segment,
     SegmentRange,
     create_segment,
@@ -30,7 +31,7 @@ from cutline.wal.segments.segments import (
 from tests.unit.made_commits import full_commit, increment_commit
 
 NODES = ("a", "b")
-STRANGER = 77  # a number that no commit lists
+STRANGER = 77  # the table of a failed attempt, which only the segments define
 Change = tuple[int, int, str, str, str]  # (lsn, number, op, key, line without its newline)
 
 
@@ -187,7 +188,9 @@ def build_chain(store: ObjectStore, alter: AlterChanges = lambda node, number, c
         for node in NODES:
             held = SegmentRange(node, "op", Lsn(number * 100), Lsn(number * 100 + 100))
             tables = (change_table(alter(node, number, changes)), commit_table(changes))
-            segments[number][node] = (create_segment(store, f"wal/{node}", number + 1, held, tables).segment,)
+            unlisted = (Definition(STRANGER, group(STRANGER, "stranger", "12")),)
+            stored = create_segment(store, f"wal/{node}", number + 1, held, tables, unlisted)
+            segments[number][node] = (stored.segment,)
     full = replace(
         full_commit(position=100),
         segments=segments[0],

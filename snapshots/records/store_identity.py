@@ -12,7 +12,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Record
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import read_sealed, seal
-from cutline.snapshots.records.proven_chains import NAME, NAMED_MAX, commit_key
+from cutline.snapshots.records.proven_chains import NAMED_MAX, commit_key
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
@@ -98,10 +98,9 @@ def check_not_lost(store: ObjectStore) -> None:
     """Raise IdentityLostError if the store has no fleet.json, but contains snapshots."""
     if store.exists(FLEET_KEY):
         return
-    if names := [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]:
+    if names := own_store.find_commits(store, NAMED_MAX):
         raise IdentityLostError(
-            f"object {FLEET_KEY} is missing from store {store.url}, which contains snapshots:"
-            f" {', '.join(names[:NAMED_MAX])}",
+            f"object {FLEET_KEY} is missing from store {store.url}, which contains snapshots: {', '.join(names)}",
             hint=(
                 f"put {FLEET_KEY} back from a copy of the store, or restore its last version; if the snapshots are not"
                 " needed, use a new store"

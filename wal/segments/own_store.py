@@ -10,8 +10,7 @@ from cutline.storage.store import ObjectMissingError, ObjectStore
 FLEET_KEY, FOLDER_URL = "fleet.json", "file://"
 FLEET_BYTES_MAX = 1 << 16
 AGAIN = "then repeat the command"
-# A snapshot has objects in one of these folders from the beginning of the command that creates it.
-FOLDERS = ("operations", "snapshots")
+SNAPSHOTS = "snapshots"
 
 
 class StoreGoneError(RefusedError):
@@ -23,9 +22,9 @@ def check_own_store(store: ObjectStore, fleet_id: str) -> None:
     try:
         body = store.read_range(FLEET_KEY, 0, FLEET_BYTES_MAX)
     except ObjectMissingError as error:
-        if any(store.list_children(folder) for folder in FOLDERS):
+        if find_commits(store, 1):
             raise StoreGoneError(
-                f"object {FLEET_KEY} was removed from store {store.url}, which still contains other objects",
+                f"object {FLEET_KEY} was removed from store {store.url}, which still contains snapshots",
                 hint=f"put it back from a copy of the store, or restore its last version; {AGAIN}",
                 details={"store": store.url, "object": FLEET_KEY},
             ) from error
@@ -33,6 +32,18 @@ def check_own_store(store: ObjectStore, fleet_id: str) -> None:
     found = _id_in(body)
     if found != fleet_id:
         raise store_gone_error(store, found, AGAIN)
+
+
+def find_commits(store: ObjectStore, most: int) -> list[str]:
+    """Return the names of some snapshots that exist.
+
+    Other objects prove nothing: a command that lost the store may have stored them in the folder where it was mounted.
+    """
+    found: list[str] = []
+    for name in store.list_children(SNAPSHOTS):
+        if len(found) < most and store.exists(f"{SNAPSHOTS}/{name}/snapshot.json"):
+            found.append(name)
+    return found
 
 
 def store_gone_error(store: ObjectStore, found: str | None, then: str) -> StoreGoneError:

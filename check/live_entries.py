@@ -1,0 +1,508 @@
+"""The rows of running databases and of a cut, as hashes that one Spark job compares.
+
+Each row is reduced to its identity (the hash of its key or, without a key, of its line) and its entry (the hash of key
+and line), so lines stay where they are, and Spark's shuffle bounds the memory for any number of rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutline.check.live_horizon import XID_MASK, Horizon
+from cutline.check.live_pages import (
+    AGE,
+    Pace,
+    RangeReader,
+    Reading,
+    fields_after,
+    numbers_at,
+    tids_of,
+)
+from cutline.check.live_snapshots import SnapshotBounds, take_snapshot
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.bytes_column import (
+    BytesColumn,
+    Hashes,
+    Ints,
+    column_of,
+    from_arrow,
+    partition_of,
+    xxhash64,
+)
+from cutline.columns.lines import keys_of
+from cutline.columns.python_workers import broadcast, map_batches
+from cutline.fleet.config import Node
+from cutline.nodes.groups import Group, Table
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, PageRange
+from cutline.snapshots.base_copy.copy_tables import plan_ranges
+from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_bases
+from cutline.snapshots.fold.changes import ENTRY
+from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
+from cutline.snapshots.fold.sources import (
+    PROBLEM,
+    BaseSource,
+    Sources,
+    problem_of,
+    read_at_cut,
+)
+from cutline.spark.spark_jobs import cores_of
+from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.segments import (
+    NO_GROUP,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# The rows of the comparison. `origin` is STORED, or SETTLED or OTHER for versions in a running database; `place` is the
+# page and the item of such a version, else NO_PLACE. Rows in the groups FILES and FAILURES are about tables: their
+# `partition` is the table's number, or PROBLEM if the snapshot is damaged. A row in FILES has the table's file in
+# `identity`, and a row in FAILURES has the report in `problem`.
+ENTRY_DDL = (
+    "node int, `group` int, partition int, identity bigint, entry bigint, origin tinyint, place bigint, problem binary"
+)
+ENTRY_SCHEMA = pa.schema(
+    [
+        ("node", pa.int32()), ("group", pa.int32()), ("partition", pa.int32()), ("identity", pa.int64()),
+        ("entry", pa.int64()), ("origin", pa.int8()), ("place", pa.int64()), ("problem", pa.binary()),
+    ]
+)  # fmt: skip
+STORED, SETTLED, OTHER = range(3)
+FILES, FAILURES = -2, -3
+NO_PLACE = -1
+ITEM_BITS = 16
+TOTALS = ("equal", "settled", "wrong", "unknown", "changed", "gone", "added")
+# The result of one Spark partition: totals of each table, some of the rows that differ, and the rows about tables.
+SUMMARY_SCHEMA = pa.schema(
+    [
+        ("node", pa.int32()), ("group", pa.int32()), ("partition", pa.int32()), ("identity", pa.int64()),
+        ("place", pa.int64()), ("is_total", pa.bool_()), *((name, pa.int64()) for name in TOTALS),
+        ("problem", pa.binary()),
+    ]
+)  # fmt: skip
+SUMMARY_DDL = (
+    "node int, `group` int, partition int, identity bigint, place bigint, is_total boolean,"
+    f" {', '.join(f'{name} bigint' for name in TOTALS)}, problem binary"
+)
+
+
+class CutComparisonError(RefusedError):
+    """The snapshot can't be compared with the databases, because it is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutShard:
+    """A primary that is compared with the cut: its number in the job, its tables and the chain's groups by number."""
+
+    number: int
+    node: Node
+    tables: Mapping[int, Table]
+    groups: Mapping[int, Group]
+    horizon: Horizon
+    # The groups whose rows have the same text as long as nobody writes them.
+    lasting: frozenset[int]
+    whole: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveUnit:
+    """Ranges of a shard's tables that one session reads in a snapshot of its own; `numbers` are those of the groups."""
+
+    shard: int
+    node: Node
+    ranges: tuple[PageRange, ...]
+    numbers: Mapping[int, int]
+    whole: frozenset[int]
+    bytes_per_second: int | None = None
+
+
+def live_units(shards: Sequence[CutShard], task_pages: int, bytes_per_second: int | None) -> list[LiveUnit]:
+    """Divide the tables of the shards into units, alternating between shards."""
+    by_shard: list[list[LiveUnit]] = []
+    for shard in shards:
+        # Rows are read with the columns that they have at the cut.
+        chosen = [replace(table, group=shard.groups[number]) for number, table in shard.tables.items()]
+        numbers = {table.oid: table.group.number for table in chosen}
+        by_shard.append(
+            [
+                LiveUnit(shard.number, shard.node, planned.ranges, numbers, shard.whole, bytes_per_second)
+                for planned in plan_ranges(chosen, task_pages, shard.whole)
+            ]
+        )
+    return [
+        units[turn] for turn in range(max(map(len, by_shard), default=0)) for units in by_shard if turn < len(units)
+    ]
+
+
+def read_unit(unit: LiveUnit, shard: CutShard) -> Iterator[pa.RecordBatch]:
+    """Yield the unit's rows as ENTRY_SCHEMA; a problem is one row for each of its tables."""
+    try:
+        with take_snapshot(unit.node) as snapshot:
+            read = _reader(unit, shard, snapshot.bounds, Reading(unit.node, snapshot.exported)).read(unit.ranges)
+    except SnapshotError as error:
+        numbers = {unit.numbers[part.oid] for part in unit.ranges}
+        yield from _problems(unit.shard, {number: report_of(error) for number in numbers})
+        return
+    yield from (batch for batches in read.found for batch in batches)
+    for oid, filenode in read.filenodes.items():
+        yield fact_batch(unit.shard, FILES, unit.numbers[oid], filenode or 0)
+    damaged = {
+        unit.numbers[bad.oid]: report_of(RefusedError(bad.text, details={"damaged": bad.is_damaged, "page": bad.low}))
+        for bad in read.bad
+    }
+    yield from _problems(unit.shard, damaged)
+
+
+def _reader(unit: LiveUnit, shard: CutShard, bounds: SnapshotBounds, reading: Reading) -> RangeReader:
+    oldest = bounds.xmin & XID_MASK
+
+    def collect(part: PageRange, lines: BytesColumn) -> list[pa.RecordBatch]:
+        number = unit.numbers[part.oid]
+        if part.oid in unit.whole:
+            rows, places, is_settled = lines, np.full(len(lines), NO_PLACE, np.int64), np.zeros(len(lines), np.bool_)
+        else:
+            rows = fields_after(lines, len(AGE))
+            pages, items = tids_of(lines)
+            places = (pages << ITEM_BITS) | items
+            xmin, xmax = ages_of(lines)
+            is_settled = shard.horizon.settled(xmin, xmax, oldest)
+        keys = keys_of(rows, part.group.key_width, len(part.group.columns))
+        key_hashes = xxhash64(keys)
+        identities = xxhash64(rows) if part.group.is_multiset else key_hashes
+        if number not in shard.lasting or number in shard.horizon.truncated:
+            is_settled = np.zeros(len(lines), np.bool_)
+        if number in shard.horizon.touched:
+            is_settled &= ~np.isin(identities, shard.horizon.touched[number])
+        partitions = partition_of(rows if part.group.is_multiset else keys, part.group.partitions)
+        return [
+            entry_batch(
+                unit.shard,
+                np.full(len(lines), number, np.int32),
+                partitions,
+                identities,
+                xxhash64(rows, key_hashes),
+                np.where(is_settled, SETTLED, OTHER),
+                places,
+            )
+        ]
+
+    return RangeReader(reading, unit.whole, Pace(unit.bytes_per_second), collect, AGE)
+
+
+def ages_of(lines: BytesColumn) -> tuple[Ints, Ints]:
+    """Return xmin and xmax of lines that begin with ctid, xmin and xmax."""
+    _, page_ends = numbers_at(lines.data, lines.offsets[:-1] + 1)
+    _, item_ends = numbers_at(lines.data, page_ends + 1)
+    xmin, ends = numbers_at(lines.data, item_ends + 2)
+    xmax, _ = numbers_at(lines.data, ends + 1)
+    return xmin, xmax
+
+
+def entry_batch(
+    node: int,
+    group: Any,
+    partition: Any,
+    identity: Hashes,
+    entry: Hashes,
+    origin: Any,
+    place: Ints | None = None,
+) -> pa.RecordBatch:
+    """Return rows of ENTRY_SCHEMA without problems."""
+    count = len(identity)
+    columns: list[npt.NDArray[Any]] = [
+        np.full(count, node, np.int32),
+        np.asarray(group, np.int32),
+        np.asarray(partition, np.int32),
+        identity.view(np.int64),
+        entry.view(np.int64),
+        np.broadcast_to(np.asarray(origin, np.int8), (count,)),
+        np.full(count, NO_PLACE, np.int64) if place is None else place,
+    ]
+    return pa.record_batch(
+        [*(to_arrow(column) for column in columns), pa.nulls(count, pa.binary())], schema=ENTRY_SCHEMA
+    )
+
+
+def fact_batch(node: int, kind: int, number: int, identity: int = 0, problem: ErrorReport | None = None) -> Any:
+    """Return one row of ENTRY_SCHEMA about the table `number`; `kind` is FILES or FAILURES."""
+    value = np.array([identity], np.int64).view(np.uint64)
+    columns = entry_batch(node, [kind], [number], value, value, OTHER).columns
+    report = None if problem is None else json.dumps(problem).encode()
+    return pa.record_batch([*columns[:-1], pa.array([report], pa.binary())], schema=ENTRY_SCHEMA)
+
+
+def _problems(node: int, reports: Mapping[int, ErrorReport]) -> Iterator[pa.RecordBatch]:
+    for number, report in reports.items():
+        yield fact_batch(node, FAILURES, number, problem=report)
+
+
+def stored_entries(
+    session: SparkSession, sources: Sources, chosen: Mapping[int, frozenset[int]], store: StoreLocation
+) -> tuple[DataFrame, Fold]:
+    """Return the rows at the cut as ENTRY_DDL, and the fold, which the caller must release after the job.
+
+    `sources` are those of the groups in `chosen`, by node number; their objects may contain rows of other groups.
+    Raises CutComparisonError if an object can't be read; objects that can't be read later are rows in FAILURES.
+    """
+    folded = fold(session, sources, store, hashed=True)
+    try:
+        if folded.problems:
+            raise CutComparisonError(folded.problems[0]["message"])
+        sent = broadcast(session, (folded.changed, dict(chosen)))
+        multisets = sources.multisets
+
+        def read(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
+            changed, chosen = sent.value
+            number = base.source.number
+            return base_entries(store.open(), base, changed.get(number, {}), chosen[number])
+
+        entries = read_bases(session, sources.bases, chosen, read, ENTRY_DDL)
+        if folded.local is not None:
+            numbers = to_numpy(folded.local["node"])
+            batches = [
+                stored_batch(folded.local.filter(to_mask(numbers == number)), number, multisets)
+                for number in np.unique(numbers).tolist()
+            ]
+            entries = entries.unionByName(session.createDataFrame(pa.Table.from_batches(batches, ENTRY_SCHEMA)))
+        if folded.images is not None:
+            entries = entries.unionByName(_of_images(folded.images, multisets))
+        if folded.long_images is not None:
+            reader = broadcast(session, long_image_reader(sources, store))
+
+            def read_long(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                return long_entries(batches, reader.value, multisets)
+
+            divided = order_by_place(folded.long_images, lambda rows, by: rows.repartition(cores_of(session).now, by))
+            entries = entries.unionByName(map_batches(divided, read_long, ENTRY_DDL))
+    except BaseException:
+        folded.release()
+        raise
+    return entries, folded
+
+
+def base_entries(
+    store: ObjectStore, base: BaseSource, changed: Mapping[int, Keys], chosen: frozenset[int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the base rows of an object that are part of the state and of the `chosen` groups, as ENTRY_SCHEMA."""
+    try:
+        for table in read_at_cut(store, base, BASE_SCHEMA):
+            for batch in table.to_batches():
+                is_valid = find_valid_rows(batch, base, changed, xxhash64(from_arrow(batch.column("key"))))
+                is_valid &= np.isin(to_numpy(batch.column("group")), list(chosen))
+                valid = pa.Table.from_batches([batch]).filter(to_mask(is_valid))
+                yield stored_batch(valid, base.source.number, base.multisets)
+    except SnapshotError as error:
+        yield from _problems(base.source.number, {PROBLEM: report_of(error)})
+
+
+def stored_batch(rows: pa.Table, node: int, multisets: Collection[int]) -> pa.RecordBatch:
+    """Return stored rows (with group, partition, key and row) of a node as ENTRY_SCHEMA."""
+    group, lines = to_numpy(rows["group"]), column_of(rows["row"])
+    keys = xxhash64(column_of(rows["key"]))
+    identity = np.where(np.isin(group, list(multisets)), xxhash64(lines), keys)
+    return entry_batch(node, group, to_numpy(rows["partition"]), identity, xxhash64(lines, keys), STORED)
+
+
+def long_entries(
+    batches: Iterable[pa.RecordBatch], reader: LongImageReader, multisets: Collection[int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield folded rows that are read from the store again, as ENTRY_SCHEMA."""
+    for batch in reader.read_images(batches):
+        rows = pa.Table.from_batches([batch])
+        group, nodes = to_numpy(rows["group"]), to_numpy(rows["node"])
+        for row in rows.filter(to_mask(group == PROBLEM))["row"].to_pylist():  # at most one object, or a few rows
+            yield from _problems(0, {PROBLEM: problem_of(row) or _incomplete()})
+        for node in np.unique(nodes[group != PROBLEM]).tolist():
+            of_node = rows.filter(to_mask((nodes == node) & (group != PROBLEM)))
+            yield stored_batch(of_node, node, multisets)
+
+
+def _incomplete() -> ErrorReport:
+    return report_of(CutComparisonError("earlier images of changed rows are missing from the snapshot"))
+
+
+def _of_images(images: DataFrame, multisets: Collection[int]) -> DataFrame:
+    """Return folded rows as ENTRY_DDL. Spark's xxhash64 returns the hashes that tasks compute."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    is_problem = F.col("group") == PROBLEM
+    is_multiset = F.col("group").isin(list(multisets))
+    hashed = F.xxhash64("key", "row")
+    entry = F.coalesce(F.col(ENTRY), hashed) if ENTRY in images.columns else hashed
+    failed = json.dumps(_incomplete()).encode()
+    report = F.when(F.col("row").startswith(F.lit(b"{")), F.col("row")).otherwise(F.lit(failed))
+    return images.select(
+        "node",
+        F.when(is_problem, F.lit(FAILURES)).otherwise(F.col("group")).cast("int").alias("group"),
+        F.when(is_problem, F.lit(PROBLEM)).otherwise(F.col("partition")).cast("int").alias("partition"),
+        F.when(is_multiset, F.xxhash64("row")).otherwise(F.xxhash64("key")).alias("identity"),
+        entry.alias("entry"),
+        F.lit(STORED).cast("tinyint").alias("origin"),
+        F.lit(NO_PLACE).cast("bigint").alias("place"),
+        F.when(is_problem, report).alias("problem"),
+    )
+
+
+def compare_entries(entries: DataFrame, summary: Summary) -> pa.Table:
+    """Compare the rows with the same identity, and reduce them; return SUMMARY_SCHEMA.
+
+    Each Spark partition contributes one total and a bounded number of examples of each table.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    row = ["node", "group", "partition", "identity"]
+
+    def count(origin: int) -> Any:
+        return F.sum(F.when(F.col("origin") == origin, 1).otherwise(0))
+
+    # Rows with the same identity go to the same task, once.
+    divided = entries.repartition(*row)
+    by_entry = divided.groupBy(*row, "entry").agg(
+        count(STORED).alias("stored"),
+        count(SETTLED).alias("settled"),
+        count(OTHER).alias("other"),
+        F.max("place").alias("place"),
+        F.max("problem").alias("problem"),
+    )
+    live = F.col("settled") + F.col("other")
+    equal = F.least(F.col("stored"), live)
+    wrong = F.greatest(F.col("settled") - F.col("stored"), F.lit(0))
+    left = F.greatest(F.col("stored") - live, F.lit(0))
+    more = F.greatest(live - F.col("stored"), F.lit(0)) - wrong
+    by_row = by_entry.groupBy(*row).agg(
+        F.sum(equal).alias("equal"),
+        F.sum("settled").alias("settled"),
+        F.sum(wrong).alias("wrong"),
+        F.sum(left).alias("left"),
+        F.sum(more).alias("more"),
+        F.max(F.when((wrong > 0) | (more > 0), F.col("place")).otherwise(F.lit(NO_PLACE))).alias("place"),
+        F.max("problem").alias("problem"),
+    )
+    found: pa.Table = map_batches(by_row, summary.of, SUMMARY_DDL).toArrow()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Reduces compared rows to totals and examples, in one Spark task.
+
+    `own` are the numbers of the nodes that belong to the chain; `append_only` are pairs of node and group.
+    """
+
+    multisets: frozenset[int]
+    own: frozenset[int]
+    append_only: frozenset[tuple[int, int]]
+    rows_max: int
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the totals of each table, and up to `rows_max` examples of each; problems and files stay as they are.
+
+        The batches have the columns of `by_row` in `compare_entries`.
+        """
+        parts: list[pa.Table] = []
+        examples: dict[tuple[int, int], int] = {}
+        for batch in batches:
+            rows = classify(pa.Table.from_batches([batch]), self.multisets)
+            is_row = to_numpy(rows["group"]) > NO_GROUP
+            yield from _as_summary(rows.filter(to_mask(~is_row)), is_total=False)
+            rows = rows.filter(to_mask(is_row))
+            parts.append(totals_of([*parts, rows]))
+            del parts[:-1]
+            yield from _as_summary(self._choose(rows, examples), is_total=False)
+        if parts:
+            yield from _as_summary(parts[0], is_total=True)
+
+    def _choose(self, rows: pa.Table, counted: dict[tuple[int, int], int]) -> pa.Table:
+        """Return the first rows that differ, of each table."""
+        is_own = np.isin(to_numpy(rows["node"]), list(self.own))
+        codes = _table_codes(rows)
+        # In a database of the chain, only settled versions are proven wrong, and gone rows of append-only tables.
+        is_append_only = np.isin(codes, [node << 32 | group for node, group in self.append_only])
+        is_wrong = (to_numpy(rows["wrong"]) > 0) | (is_append_only & (to_numpy(rows["gone"]) > 0))
+        chosen = rows.filter(to_mask(np.where(is_own, is_wrong, _differing(rows) > 0)))
+        kept, codes = np.zeros(len(chosen), np.bool_), _table_codes(chosen)
+        for code in np.unique(codes).tolist():
+            table = code >> 32, code & XID_MASK
+            of_table = np.flatnonzero(codes == code)[: self.rows_max - counted.get(table, 0)]
+            counted[table] = counted.get(table, 0) + len(of_table)
+            kept[of_table] = True
+        return chosen.filter(to_mask(kept))
+
+
+def _table_codes(rows: pa.Table) -> Ints:
+    codes: Ints = to_numpy(rows["node"]).astype(np.int64) << 32 | to_numpy(rows["group"])
+    return codes
+
+
+def _differing(rows: pa.Table) -> Ints:
+    return sum((to_numpy(rows[name]) for name in ("wrong", "changed", "gone", "added")), np.zeros(len(rows), np.int64))
+
+
+def classify(rows: pa.Table, multisets: Collection[int]) -> pa.Table:
+    """Add to compared rows (`by_row`) the columns unknown, changed, gone and added.
+
+    `wrong` versions are settled, but the cut does not have them as they are; it lacks the `unknown` rows altogether. A
+    row with other contents has changed. Equal lines of a table without a key can't be told apart.
+    """
+    equal, wrong, left, more = (to_numpy(rows[name]) for name in ("equal", "wrong", "left", "more"))
+    is_multiset = np.isin(to_numpy(rows["group"]), list(multisets))
+    unknown = np.where(is_multiset | (left == 0), wrong, 0)
+    # A version that was replaced between two readings is read twice.
+    changed = np.where(is_multiset | (wrong > 0), 0, np.minimum(left, np.minimum(more, 1)))
+    gone = np.where(is_multiset | ((wrong == 0) & (changed == 0)), left, 0)
+    added = np.where(is_multiset, more, np.where((left == 0) & (equal == 0) & (wrong == 0), np.minimum(more, 1), 0))
+    columns = {"unknown": unknown, "changed": changed, "gone": gone, "added": added}
+    for name, values in columns.items():
+        rows = rows.append_column(name, to_arrow(values.astype(np.int64)))
+    return rows
+
+
+def totals_of(parts: Sequence[pa.Table]) -> pa.Table:
+    """Sum the amounts by table."""
+    names = ["node", "group", *TOTALS]
+    joined = pa.concat_tables([part.select(names) for part in parts])
+    summed = joined.group_by(["node", "group"]).aggregate([(name, "sum") for name in TOTALS])
+    return summed.rename_columns([name.removesuffix("_sum") for name in summed.column_names]).select(names)
+
+
+def _as_summary(rows: pa.Table, *, is_total: bool) -> Iterator[pa.RecordBatch]:
+    """Return the rows with all columns of SUMMARY_SCHEMA."""
+    if not len(rows):
+        return
+    columns = [
+        rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        for field in SUMMARY_SCHEMA
+    ]
+    columns[SUMMARY_SCHEMA.get_field_index("is_total")] = pa.array([is_total] * len(rows), pa.bool_())
+    yield from pa.Table.from_arrays(columns, schema=SUMMARY_SCHEMA).combine_chunks().to_batches()
+
+
+def live_entries(
+    session: SparkSession, shards: Sequence[CutShard], units: Sequence[LiveUnit], lanes: Mapping[int, int]
+) -> DataFrame:
+    """Return the rows of the running databases as ENTRY_DDL; `lanes` is how many tasks may read from each shard."""
+    dealt = [
+        [unit for unit in units if unit.shard == shard.number][lane :: lanes[shard.number]]
+        for shard in shards
+        for lane in range(lanes[shard.number])
+    ]
+    listed = broadcast(session, (dealt, {shard.number: shard for shard in shards}))
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        dealt, by_number = listed.value
+        for batch in batches:
+            for lane in batch.column(0).to_pylist():
+                for unit in dealt[lane]:
+                    yield from read_unit(unit, by_number[unit.shard])
+
+    return map_batches(session.range(0, len(dealt), 1, max(len(dealt), 1)), read, ENTRY_DDL)

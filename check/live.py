@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psycopg
 
-from cutline.check.live_cut import CutComparison, RowAtCut, match_tables, read_stored
+from cutline.check.live_cut import CutComparison, CutSource, RowAtCut, match_tables, read_stored
 from cutline.check.live_entries import CutShard
-from cutline.check.live_horizon import Horizon, belongs_to, find_horizon, lasting_groups, read_slot
 from cutline.check.live_indexes import check_indexes
 from cutline.check.live_pages import (
     BadRange,
@@ -48,27 +47,28 @@ from cutline.check.live_report import (
     pages_text,
 )
 from cutline.check.live_snapshots import Shard, SnapshotOrderError, Turn, take_turns
+from cutline.check.live_touched import ChangesSince, running_transactions
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.connections import connect, database_name, raising_unreachable
-from cutline.nodes.encodings import encoding_of
+from cutline.nodes.encodings import encoding_of, texts_of
 from cutline.nodes.free_connections import check_free_connections, task_sessions
 from cutline.nodes.groups import Group, Table, read_tables
 from cutline.nodes.left_out import find_planned_code
+from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Sessions, identify, in_parallel, open_sessions
+from cutline.nodes.table_state import read_table_states
 from cutline.snapshots.base_copy.copy_ranges import PageRange
 from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, plan_ranges
-from cutline.snapshots.ddl.database_facts import read_fingerprint
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import Dealing, SparkSource, cores_of, limited_sessions, run_tasks, start_session
 from cutline.storage.errors import ErrorReport
-from cutline.wal.drain.slots import slot_name
 from cutline.wal.drain.waiting import ReplayState
 
 if TYPE_CHECKING:
@@ -98,9 +98,6 @@ CONFLICT_HINT = (
 RECOVERY_CONFLICT = "conflict with recovery"
 WHY_UNPROVEN = (
     "as its indexes call users' functions, it can only be copied whole, which proves nothing: compare it yourself"
-)
-OTHER_DATABASE = (
-    "this is not the database that the snapshot was taken of, so nobody knows whether they were written since"
 )
 
 
@@ -680,40 +677,61 @@ def _describe(finding: _Finding) -> str:
 
 def compare_cut(run: _Run, fleet: Fleet, chain: Chain, live: _LiveNodes) -> None:
     """Compare the primaries with the chain's newest cut; note shards and tables that can't be compared."""
-    store = fleet.store.open()
-    shards: list[CutShard] = []
+    fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
+    sources: list[CutSource] = []
     for check in run.checks:
-        node = check.shard.primary
-        if node.id not in chain.full.groups:
-            run.report.skip(f"rows of shard {node.id}", f"snapshot {chain.name} has no such shard")
-            continue
-        connection = live.connections[node.id]
-        is_own = belongs_to(chain, node.id, live.identities[node.id])
-        horizon = Horizon(None, why=OTHER_DATABASE, is_own=False)
-        with raising_unreachable(node):
-            is_unchanged = read_fingerprint(connection) == chain.fingerprint(node.id)
-            if is_own:
-                horizon = find_horizon(store, chain, node.id, read_slot(connection, slot_name(chain.full.chain)))
-        tables, groups = match_tables(chain, node.id, check.tables.values(), run.report, is_own=is_own)
-        lasting = lasting_groups(groups, is_unchanged=is_unchanged)
-        shards.append(CutShard(len(shards), node, tables, groups, horizon, lasting, check.whole))
+        if check.shard.primary.id in chain.full.groups:
+            with raising_unreachable(check.shard.primary):
+                sources.append(_cut_source(run, check, chain, fleet_id, live, len(sources)))
+        else:
+            run.report.skip(f"rows of shard {check.shard.primary.id}", f"snapshot {chain.name} has no such shard")
     for shard in chain.full.groups:
         if shard not in live.connections:
             run.report.skip(f"rows of shard {shard} in snapshot {chain.name}", "fleet.toml has no such primary")
-    examples = max(run.request.rows, REPAIRED_ROWS_MAX if run.request.repairs else 0)
+    if not sources:
+        return
+    request = run.request
+    examples = max(request.rows, REPAIRED_ROWS_MAX if request.repairs else 0)
     comparison = CutComparison(
-        chain,
-        tuple(shards),
-        fleet.store,
-        run.request.rows,
-        examples,
-        run.request.task_pages,
-        run.request.bytes_per_second,
+        chain, tuple(sources), fleet.store, request.rows, examples, request.task_pages, request.bytes_per_second
     )
     # A unit takes two sessions: one holds the snapshot that the other one imports.
     cores = cores_of(run.session).now
-    lanes = {shard.number: max(min(run.limits.get(shard.node.id, 2 * cores) // 2, cores), 1) for shard in shards}
+    lanes = {
+        source.shard.number: max(min(run.limits.get(source.shard.node.id, 2 * cores) // 2, cores), 1)
+        for source in sources
+    }
     comparison.run(run.session, lanes, run.report, run.progress, run.sessions.watch)
+
+
+def _cut_source(run: _Run, check: _ShardCheck, chain: Chain, fleet_id: str, live: _LiveNodes, number: int) -> CutSource:
+    node, connection = check.shard.primary, live.connections[check.shard.primary.id]
+    is_own = belongs_to(chain, node.id, live.identities[node.id])
+    tables = check.tables.values()
+    states = read_table_states(connection, node.id, fleet_id, tables, unpublished_too=True) if is_own else None
+    matched, groups = match_tables(chain, node.id, tables, states, run.report)
+    since = None
+    if is_own:
+        since = ChangesSince(
+            node,
+            chain,
+            groups,
+            matched,
+            running_transactions(connection),
+            publication_names(fleet_id),
+            run.sessions.fleet.global_id,
+            texts_of(connection),
+        )
+    shard = CutShard(number, node, matched, groups, check.whole)
+    return CutSource(shard, connection, fleet_id, states or {}, since)
+
+
+def belongs_to(chain: Chain, shard: str, identity: NodeIdentity) -> bool:
+    """Whether the running primary is the database that the chain's snapshots were taken of."""
+    was = chain.baseline.get(shard)
+    return was is not None and all(
+        getattr(was, name) == getattr(identity, name) for name in ("system_identifier", "timeline", "database_oid")
+    )
 
 
 def _check_indexes(checks: Sequence[_ShardCheck], request: LiveRequest, report: LiveReport, progress: Progress) -> None:

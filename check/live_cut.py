@@ -1,12 +1,8 @@
 """Compare the rows of running databases with the newest cut of a snapshot.
 
-Rows that were written since the cut differ legitimately. So only settled versions (live_horizon) prove something: they
-existed at the cut, and the snapshot must have them as they are. Other rows are counted as equal, changed, gone or new.
-A row that has disappeared from the database can't be told from a deleted row, except in an append-only table, from
-which no row may disappear.
-
-In a database that does not belong to the chain, such as a restored one, no version is settled: all rows are compared,
-but rows that differ prove nothing.
+Rows that were written since the cut differ legitimately, and live_touched finds out which ones these are. All other
+rows must be those of the cut. In a database that does not belong to the chain, such as a restored one, nobody knows
+what was written: all rows are compared, but rows that differ prove nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
 from cutline.check.live_entries import (
@@ -24,22 +21,16 @@ from cutline.check.live_entries import (
     FILES,
     ITEM_BITS,
     NO_PLACE,
+    OVERFLOW,
     TOTALS,
     CutComparisonError,
     CutShard,
-    Summary,
     compare_entries,
     live_entries,
     live_units,
     stored_entries,
-    totals_of,
 )
-from cutline.check.live_pages import (
-    LineAt,
-    Reading,
-    lines_at,
-    shown,
-)
+from cutline.check.live_pages import LineAt, Reading, lines_at, shown
 from cutline.check.live_report import (
     APPEND_ONLY,
     CUT_ROWS,
@@ -52,72 +43,155 @@ from cutline.check.live_report import (
     Repair,
     amounts_text,
 )
-from cutline.check.live_snapshots import take_snapshot
+from cutline.check.live_snapshots import take_snapshot, write_position
+from cutline.check.live_touched import ChangesSince, Touched
 from cutline.check.named_rows import ROW_SCHEMA, NamingTask, read_rows
 from cutline.check.report import NOT_OF_THE_OBJECT
 from cutline.columns.arrow_numbers import to_mask, to_numpy
-from cutline.columns.bytes_column import (
-    from_list,
-    xxhash64,
-)
+from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.progress import Progress
 from cutline.nodes.groups import Group, Table
+from cutline.nodes.table_state import TableState, read_table_states
 from cutline.nodes.watch import Watch
 from cutline.snapshots.base_copy.copy_ranges import PageRange
-from cutline.snapshots.fold.sources import (
-    PROBLEM,
-    sources_of,
-)
+from cutline.snapshots.fold.sources import PROBLEM, sources_of
 from cutline.snapshots.records.chain import Chain
 from cutline.spark.spark_jobs import Dealing, job_progress, run_tasks
-from cutline.storage.errors import ErrorReport, error_of
+from cutline.storage.errors import ErrorReport, SnapshotError, error_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import (
-    DELETE,
-    NO_GROUP,
-    PARTIAL,
-)
+from cutline.wal.segments.segments import DELETE, NO_GROUP, PARTIAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+OTHER_DATABASE = (
+    "this is not the database that the snapshot was taken of, so nobody knows whether they were written since"
+)
+REDEFINED = "its definition or its publication has changed since the cut: take an increment first"
+
 
 def match_tables(
-    chain: Chain, shard: str, tables: Iterable[Table], report: LiveReport, *, is_own: bool
+    chain: Chain,
+    shard: str,
+    tables: Iterable[Table],
+    states: Mapping[str, TableState] | None,
+    report: LiveReport,
 ) -> tuple[dict[int, Table], dict[int, Group]]:
     """Return the shard's tables and groups, by number, that can be compared; note the others as skipped.
 
-    If the database does not belong to the chain, its columns may have other numbers than at the cut.
+    `states` are the tables' states, None if the database does not belong to the chain: then only names and types of
+    columns must be equal.
     """
     live = {table.group.name: table for table in tables}
+    were = chain.tables(shard)
     matched: dict[int, Table] = {}
     groups: dict[int, Group] = {}
     for group in chain.groups(shard):
         table = live.get(group.name)
         if table is None:
-            report.skip(f"{group.name} on {shard}", "the database has no such table that may be read")
-        elif not _is_same(group, table.group, is_own=is_own):
-            report.skip(f"{group.name} on {shard}", "its definition has changed since the cut: take an increment first")
+            report.skip(f"{group.name} on {shard}", "the database has no such table that our role may read")
+        elif not (
+            is_continued(group, table.group, were.get(group.name), states.get(group.name))
+            if states is not None
+            else _has_same_columns(group, table.group)
+        ):
+            report.skip(f"{group.name} on {shard}", REDEFINED)
         else:
             matched[group.number], groups[group.number] = table, group
     return matched, groups
 
 
-def _is_same(stored: Group, live: Group, *, is_own: bool) -> bool:
-    if is_own:
-        return stored.definition() == live.definition()
+def is_continued(stored: Group, live: Group, was: TableState | None, now: TableState | None) -> bool:
+    """Whether the WAL since the cut has all changes of the table, and its values are still printed in the same way."""
+    if was is None or now is None or stored.definition() != live.definition():
+        return False
+    names = ("oid", "publication", "membership", "attributes", "columns", "printed")
+    return all(getattr(was, name) == getattr(now, name) for name in names)
+
+
+def _has_same_columns(stored: Group, live: Group) -> bool:
     forms = [([(column.name, column.type) for column in group.columns], group.key_width) for group in (stored, live)]
     return forms[0] == forms[1]
 
 
 @dataclass(frozen=True, slots=True)
+class CutSource:
+    """A primary that is compared: its session, and what decides which of its rows were written since the cut.
+
+    `states` are those of its tables before any row was read. `since` is None if the database does not belong to the
+    chain.
+    """
+
+    shard: CutShard
+    connection: psycopg.Connection[Any]
+    fleet_id: str
+    states: Mapping[str, TableState]
+    since: ChangesSince | None
+
+    def redefined(self) -> set[int]:
+        """Return the tables that were changed or altered while the rows were read."""
+        tables = self.shard.tables.values()
+        node = self.shard.node.id
+        now = read_table_states(self.connection, node, self.fleet_id, tables, unpublished_too=True)
+        return {
+            number
+            for number, group in self.shard.groups.items()
+            if not is_continued(group, group, self.states.get(group.name), now.get(group.name))
+        }
+
+
+class TableVerdict(NamedTuple):
+    """How the rows of a table that differ compare with the cut.
+
+    `written` rows were written since. Of the others, `changed` have other contents, `lost` are at the cut only, and
+    `unknown` in the database only.
+    """
+
+    written: int = 0
+    changed: int = 0
+    lost: int = 0
+    unknown: int = 0
+
+    @property
+    def wrong(self) -> int:
+        """How many rows differ although nobody has written them."""
+        return self.changed + self.lost + self.unknown
+
+
+def judge_rows(rows: pa.Table, is_written: Any, *, is_multiset: bool) -> tuple[TableVerdict, pa.Table]:
+    """Judge the rows of a table that differ (SUMMARY_SCHEMA); also return those that nobody has written.
+
+    Equal lines of a table without a key can't be told apart, so none of them has changed.
+    """
+    left, more = to_numpy(rows["left"]), to_numpy(rows["more"])
+    written = int(np.maximum(left, more)[is_written].sum())
+    wrong = rows.filter(to_mask(~is_written))
+    left, more = left[~is_written], more[~is_written]
+    changed = np.zeros(len(wrong), np.int64) if is_multiset else np.minimum(left, more)
+    lost, unknown = left - changed, more - changed
+    return TableVerdict(written, int(changed.sum()), int(lost.sum()), int(unknown.sum())), wrong
+
+
+class _Verdicts(NamedTuple):
+    """The rows that differ; the verdicts, and the rows that nobody has written, by shard and group.
+
+    `unproven` are the tables of which nobody knows what was written.
+    """
+
+    rows: pa.Table
+    of_table: dict[tuple[int, int], TableVerdict]
+    wrong: dict[tuple[int, int], pa.Table]
+    unproven: set[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class CutComparison:
-    """A comparison of running primaries with the last cut of a chain."""
+    """A comparison of running primaries with the last cut of a chain. The sources are numbered from 0."""
 
     chain: Chain
-    shards: tuple[CutShard, ...]
+    sources: tuple[CutSource, ...]
     store: StoreLocation
     rows_max: int
     examples_max: int
@@ -129,15 +203,10 @@ class CutComparison:
         """The name of the cut in the output."""
         return f"{self.chain.name} at increment {self.chain.last.increment}"
 
-    def _summary(self, multisets: frozenset[int]) -> Summary:
-        own = frozenset(shard.number for shard in self.shards if shard.horizon.is_own)
-        append_only = frozenset(
-            (shard.number, number)
-            for shard in self.shards
-            for number, group in shard.groups.items()
-            if group.identity == "append_only"
-        )
-        return Summary(multisets, own, append_only, self.examples_max)
+    @property
+    def shards(self) -> tuple[CutShard, ...]:
+        """The shards, in the order of their numbers."""
+        return tuple(source.shard for source in self.sources)
 
     def run(
         self, session: SparkSession, lanes: Mapping[int, int], report: LiveReport, progress: Progress, watch: Watch
@@ -147,76 +216,126 @@ class CutComparison:
         At most `lanes` tasks read from each shard, by number, at a time. A damaged snapshot is noted as skipped. The
         job is cancelled if `watch` finds that a node does not answer. Raises the errors of the store.
         """
-        nodes = tuple(shard.node.id for shard in self.shards)
         progress.step("compare with the cut", unit="tasks")
         try:
-            chosen = {shard.node.id: frozenset(shard.groups) for shard in self.shards}
-            sources = sources_of(self.chain, nodes, self.store.open(), chosen=chosen)
             with job_progress(session, progress, watch):
-                groups = {shard.number: frozenset(shard.groups) for shard in self.shards}
-                stored, folded = stored_entries(session, sources, groups, self.store)
-                try:
-                    units = live_units(self.shards, self.task_pages, self.bytes_per_second)
-                    live = live_entries(session, self.shards, units, lanes)
-                    found = compare_entries(stored.unionByName(live), self._summary(sources.multisets))
-                finally:
-                    folded.release()
-            self._judge(session, found, report, progress)
+                found = self._compare(session, lanes)
+            group = to_numpy(found["group"])
+            bad = self._note_failures(found.filter(to_mask(group == FAILURES)), report)
+            bad |= self._note_rewritten(found.filter(to_mask(group == FILES)), report)
+            bad |= self._note_overflow(found.filter(to_mask(group == OVERFLOW)), report)
+            progress.step("read the WAL since the cut")
+            verdicts = _Verdicts(found.filter(to_mask(group > NO_GROUP)), {}, {}, set())
+            for source in self.sources:
+                self._judge(source, verdicts, bad, report)
         except (CutComparisonError, ObjectDamagedError) as error:
             report.skip(f"snapshot {self.label}", f"{error.message}; see: snapshot check {self.chain.name}")
+            return
+        equal: dict[tuple[int, int], int] = {}
+        for row in found.filter(to_mask(group == TOTALS)).select(["node", "partition", "equal"]).to_pylist():
+            place = row["node"], row["partition"]
+            equal[place] = equal.get(place, 0) + row["equal"]
+        named = self._name(session, verdicts.wrong, report, progress)
+        for source in self.sources:
+            self._report(source, verdicts, equal, named, report)
 
-    def _judge(self, session: SparkSession, found: pa.Table, report: LiveReport, progress: Progress) -> None:
-        """Turn the summary into conflicts, skipped parts, amounts and repairs."""
-        is_total = to_numpy(found["is_total"].cast(pa.int8())) != 0
-        group = to_numpy(found["group"])
-        totals = {
-            (row["node"], row["group"]): row for row in totals_of([found.filter(to_mask(is_total))]).to_pylist()
-        }  # bounded by the tables
-        bad = self._note_failures(found.filter(to_mask(group == FAILURES)), report)
-        bad |= self._note_rewritten(found.filter(to_mask(group == FILES)), report)
-        examples = found.filter(to_mask(~is_total & (group > NO_GROUP)))
-        named = self._name(session, examples, bad, report, progress)
-        for shard in self.shards:
-            compared = CutCompared()
-            for number, table in shard.groups.items():
-                if (shard.number, number) in bad:
-                    continue
-                amounts = totals.get((shard.number, number), dict.fromkeys(TOTALS, 0))
-                rows = named.get((shard.number, number), ())
-                self._judge_table(shard, table, amounts, rows, report)
-                counted = {name: amounts[name] for name in ("equal", "changed", "gone")}
-                compared.add(CutCompared(tables=1, new=amounts["added"], **counted))
-            report.of(shard.node.id).cut = compared
+    def _compare(self, session: SparkSession, lanes: Mapping[int, int]) -> pa.Table:
+        shards = self.shards
+        nodes = tuple(shard.node.id for shard in shards)
+        chosen = {shard.node.id: frozenset(shard.groups) for shard in shards}
+        sources = sources_of(self.chain, nodes, self.store.open(), chosen=chosen)
+        groups = {shard.number: frozenset(shard.groups) for shard in shards}
+        stored, folded = stored_entries(session, sources, groups, self.store)
+        try:
+            units = live_units(shards, self.task_pages, self.bytes_per_second)
+            return compare_entries(stored.unionByName(live_entries(session, shards, units, lanes)))
+        finally:
+            folded.release()
 
-    def _judge_table(
-        self, shard: CutShard, group: Group, amounts: Mapping[str, int], rows: tuple[LiveRow, ...], report: LiveReport
+    def _judge(
+        self, source: CutSource, verdicts: _Verdicts, bad: Collection[tuple[int, int]], report: LiveReport
     ) -> None:
-        node, place = shard.node.id, f"{group.name} on {shard.node.id}"
-        if group.identity == "append_only" and amounts["gone"] and amounts["settled"]:
-            detail = (
-                f"{amounts['gone']:,} rows of snapshot {self.label} are no longer in the table: they were updated or"
-                " deleted, which increments don't capture; to capture them, give the table a replica identity"
+        """Find out which rows of a shard were written since the cut, and judge the others."""
+        shard = source.shard
+        touched: Touched | None = None
+        skipped = {number for node, number in bad if node == shard.number}
+        why = OTHER_DATABASE
+        if source.since is not None:
+            try:
+                # After the rows were read: all that they show has been written by now.
+                finish = write_position(shard.node, source.connection)
+                touched = source.since.find(self.store.open(), finish)
+                for number in source.redefined() - skipped:
+                    report.skip(f"{shard.groups[number].name} on {shard.node.id}", REDEFINED)
+                    skipped.add(number)
+            except ObjectDamagedError:
+                raise
+            except SnapshotError as error:
+                why = error.message
+        rows = verdicts.rows.filter(to_mask(to_numpy(verdicts.rows["node"]) == shard.number))
+        group = to_numpy(rows["group"])
+        for number, definition in shard.groups.items():
+            if number in skipped:
+                continue
+            of_table = rows.filter(to_mask(group == number))
+            identities = to_numpy(of_table["identity"]).view(np.uint64)
+            is_written = (
+                touched.covers(number, identities) if touched is not None else np.zeros(len(of_table), np.bool_)
             )
-            report.conflicts.append(LiveConflict(APPEND_ONLY, detail, node, group=group.name, rows=rows))
-        elif amounts["wrong"]:
-            claims = {
-                "row has other contents|rows have other contents": amounts["wrong"] - amounts["unknown"],
-                "row is missing|rows are missing": amounts["unknown"],
-            }
+            verdict, wrong = judge_rows(of_table, is_written, is_multiset=definition.is_multiset)
+            verdicts.of_table[shard.number, number] = verdict
+            if len(wrong):
+                verdicts.wrong[shard.number, number] = wrong
+            if verdict.wrong and touched is None:
+                place = f"{definition.name} on {shard.node.id}"
+                report.skip(place, f"{verdict.wrong:,} rows differ from the cut, but {why}")
+                verdicts.unproven.add((shard.number, number))
+
+    def _report(
+        self,
+        source: CutSource,
+        verdicts: _Verdicts,
+        equal: Mapping[tuple[int, int], int],
+        named: Mapping[tuple[int, int], tuple[LiveRow, ...]],
+        report: LiveReport,
+    ) -> None:
+        """Add the conflicts and amounts of a shard to the report."""
+        shard, compared = source.shard, CutCompared()
+        for number, group in shard.groups.items():
+            if (verdict := verdicts.of_table.get((shard.number, number))) is None:
+                continue
+            amount = equal.get((shard.number, number), 0)
+            compared.add(CutCompared(1, amount, verdict.written, verdict.wrong))
+            if verdict.wrong and (shard.number, number) not in verdicts.unproven:
+                rows = named.get((shard.number, number), ())
+                report.conflicts.append(self._conflict(shard, group, verdict, rows))
+        report.of(shard.node.id).cut = compared
+
+    def _conflict(
+        self, shard: CutShard, group: Group, verdict: TableVerdict, rows: tuple[LiveRow, ...]
+    ) -> LiveConflict:
+        if group.identity == "append_only" and verdict.lost:
             detail = (
-                f"rows that have not been written since the cut differ from snapshot {self.label}: there,"
-                f" {amounts_text(claims)}"
+                f"{verdict.lost:,} rows of snapshot {self.label} are no longer in the table: they were updated or"
+                " deleted, which increments don't capture; to capture that, give the table a replica identity"
             )
-            report.conflicts.append(LiveConflict(CUT_ROWS, detail, node, group=group.name, rows=rows))
-        differing = sum(amounts[name] for name in ("changed", "gone", "added"))
-        if not shard.horizon.is_own:
-            if differing:
-                report.skip(place, f"{differing:,} rows differ from the cut, but {shard.horizon.why}")
-        elif not amounts["equal"] and amounts["changed"] + amounts["gone"]:
-            why = shard.horizon.why or "all of them were written since"
-            report.skip(place, f"none of its {amounts['changed'] + amounts['gone']:,} rows could be compared: {why}")
-        elif shard.horizon.before is None and differing:
-            report.skip(place, f"{differing:,} rows differ from the cut, but {shard.horizon.why}")
+            return LiveConflict(APPEND_ONLY, detail, shard.node.id, group=group.name, rows=rows)
+        claims = {
+            "row has other contents than at the cut|rows have other contents than at the cut": verdict.changed,
+            "row of the cut is missing|rows of the cut are missing": verdict.lost,
+            "row is not in the snapshot|rows are not in the snapshot": verdict.unknown,
+        }
+        detail = f"{amounts_text(claims)} of {self.label}, although nobody has written them since"
+        return LiveConflict(CUT_ROWS, detail, shard.node.id, group=group.name, rows=rows)
+
+    def _note_overflow(self, overflow: pa.Table, report: LiveReport) -> set[tuple[int, int]]:
+        """Note and return the tables with more rows that differ than the driver can hold."""
+        full = {(row["node"], row["partition"]) for row in overflow.to_pylist()}  # bounded by the tables
+        for number, group in sorted(full):
+            shard = self.shards[number]
+            why = "too many of its rows differ from the cut: take an increment first"
+            report.skip(f"{shard.groups[group].name} on {shard.node.id}", why)
+        return full
 
     def _note_failures(self, failures: pa.Table, report: LiveReport) -> set[tuple[int, int]]:
         """Note and return the tables that could not be read; raise the store's error or CutComparisonError."""
@@ -250,19 +369,13 @@ class CutComparison:
     def _name(
         self,
         session: SparkSession,
-        examples: pa.Table,
-        bad: Collection[tuple[int, int]],
+        wrong: Mapping[tuple[int, int], pa.Table],
         report: LiveReport,
         progress: Progress,
     ) -> dict[tuple[int, int], tuple[LiveRow, ...]]:
-        """Read the rows of the examples on both sides; add repairs, and return up to `rows_max` rows of each table."""
-        wanted = [row for row in examples.to_pylist() if (row["node"], row["group"]) not in bad]
-        chosen: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        for row in wanted:
-            of_table = chosen.setdefault((row["node"], row["group"]), [])
-            if len(of_table) < self.examples_max:
-                of_table.append(row)
-        if not chosen:
+        """Read some of the wrong rows on both sides; add repairs, and return up to `rows_max` rows of each table."""
+        chosen = {table: rows.slice(0, self.examples_max).to_pylist() for table, rows in wrong.items()}
+        if not self.examples_max or not chosen:
             return {}
         progress.step("name the rows that differ")
         at_cut = [

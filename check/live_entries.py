@@ -15,17 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.live_horizon import XID_MASK, Horizon
 from cutline.check.live_pages import (
-    AGE,
+    VERSION,
     Pace,
     RangeReader,
     Reading,
     fields_after,
-    numbers_at,
     tids_of,
 )
-from cutline.check.live_snapshots import SnapshotBounds, take_snapshot
+from cutline.check.live_snapshots import take_snapshot
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import (
     BytesColumn,
@@ -64,10 +62,10 @@ from cutline.wal.segments.segments import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The rows of the comparison. `origin` is STORED, or SETTLED or OTHER for versions in a running database; `place` is the
-# page and the item of such a version, else NO_PLACE. Rows in the groups FILES and FAILURES are about tables: their
-# `partition` is the table's number, or PROBLEM if the snapshot is damaged. A row in FILES has the table's file in
-# `identity`, and a row in FAILURES has the report in `problem`.
+# The rows of the comparison. `origin` is STORED, or LIVE for versions in a running database; `place` is the page and
+# the item of such a version, else NO_PLACE. Rows in the groups FILES and FAILURES are about tables: their `partition`
+# is the table's number, or PROBLEM if the snapshot is damaged. A row in FILES has the table's file in `identity`, and a
+# row in FAILURES has the report in `problem`.
 ENTRY_DDL = (
     "node int, `group` int, partition int, identity bigint, entry bigint, origin tinyint, place bigint, problem binary"
 )
@@ -77,23 +75,25 @@ ENTRY_SCHEMA = pa.schema(
         ("entry", pa.int64()), ("origin", pa.int8()), ("place", pa.int64()), ("problem", pa.binary()),
     ]
 )  # fmt: skip
-STORED, SETTLED, OTHER = range(3)
-FILES, FAILURES = -2, -3
+STORED, LIVE = range(2)
+FILES, FAILURES, TOTALS, OVERFLOW = range(-2, -6, -1)
 NO_PLACE = -1
 ITEM_BITS = 16
-TOTALS = ("equal", "settled", "wrong", "unknown", "changed", "gone", "added")
-# The result of one Spark partition: totals of each table, some of the rows that differ, and the rows about tables.
+# The result: the rows that differ, the number of equal rows of each table (in TOTALS), and the rows about tables. If
+# too many rows differ in a Spark partition, some are left out, and OVERFLOW has a row for each of their tables.
 SUMMARY_SCHEMA = pa.schema(
     [
         ("node", pa.int32()), ("group", pa.int32()), ("partition", pa.int32()), ("identity", pa.int64()),
-        ("place", pa.int64()), ("is_total", pa.bool_()), *((name, pa.int64()) for name in TOTALS),
+        ("equal", pa.int64()), ("left", pa.int64()), ("more", pa.int64()), ("place", pa.int64()),
         ("problem", pa.binary()),
     ]
 )  # fmt: skip
 SUMMARY_DDL = (
-    "node int, `group` int, partition int, identity bigint, place bigint, is_total boolean,"
-    f" {', '.join(f'{name} bigint' for name in TOTALS)}, problem binary"
+    "node int, `group` int, partition int, identity bigint, equal bigint, left bigint, more bigint, place bigint,"
+    " problem binary"
 )
+# The most rows that differ which the driver holds; each takes 60 bytes.
+DIFFERING_MAX = 4_000_000
 
 
 class CutComparisonError(RefusedError):
@@ -102,15 +102,15 @@ class CutComparisonError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CutShard:
-    """A primary that is compared with the cut: its number in the job, its tables and the chain's groups by number."""
+    """A primary that is compared with the cut: its number in the job, its tables and the chain's groups by number.
+
+    `whole` are the oids of the tables that are copied whole.
+    """
 
     number: int
     node: Node
     tables: Mapping[int, Table]
     groups: Mapping[int, Group]
-    horizon: Horizon
-    # The groups whose rows have the same text as long as nobody writes them.
-    lasting: frozenset[int]
     whole: frozenset[int]
 
 
@@ -124,6 +124,21 @@ class LiveUnit:
     numbers: Mapping[int, int]
     whole: frozenset[int]
     bytes_per_second: int | None = None
+
+    def entries(self, part: PageRange, lines: BytesColumn) -> pa.RecordBatch:
+        """Return lines of a range as ENTRY_SCHEMA."""
+        group, count = part.group, len(lines)
+        rows, places = lines, np.full(count, NO_PLACE, np.int64)
+        if part.oid not in self.whole:
+            rows = fields_after(lines, len(VERSION))
+            pages, items = tids_of(lines)
+            places = (pages << ITEM_BITS) | items
+        keys = keys_of(rows, group.key_width, len(group.columns))
+        key_hashes = xxhash64(keys)
+        identities = xxhash64(rows) if group.is_multiset else key_hashes
+        partitions = partition_of(rows if group.is_multiset else keys, group.partitions)
+        numbers = np.full(count, self.numbers[part.oid], np.int32)
+        return entry_batch(self.shard, numbers, partitions, identities, xxhash64(rows, key_hashes), LIVE, places)
 
 
 def live_units(shards: Sequence[CutShard], task_pages: int, bytes_per_second: int | None) -> list[LiveUnit]:
@@ -144,16 +159,17 @@ def live_units(shards: Sequence[CutShard], task_pages: int, bytes_per_second: in
     ]
 
 
-def read_unit(unit: LiveUnit, shard: CutShard) -> Iterator[pa.RecordBatch]:
+def read_unit(unit: LiveUnit) -> Iterator[pa.RecordBatch]:
     """Yield the unit's rows as ENTRY_SCHEMA; a problem is one row for each of its tables."""
     try:
         with take_snapshot(unit.node) as snapshot:
-            read = _reader(unit, shard, snapshot.bounds, Reading(unit.node, snapshot.exported)).read(unit.ranges)
+            reading = Reading(unit.node, snapshot.exported)
+            read = RangeReader(reading, unit.whole, Pace(unit.bytes_per_second), unit.entries).read(unit.ranges)
     except SnapshotError as error:
         numbers = {unit.numbers[part.oid] for part in unit.ranges}
         yield from _problems(unit.shard, {number: report_of(error) for number in numbers})
         return
-    yield from (batch for batches in read.found for batch in batches)
+    yield from read.found
     for oid, filenode in read.filenodes.items():
         yield fact_batch(unit.shard, FILES, unit.numbers[oid], filenode or 0)
     damaged = {
@@ -161,51 +177,6 @@ def read_unit(unit: LiveUnit, shard: CutShard) -> Iterator[pa.RecordBatch]:
         for bad in read.bad
     }
     yield from _problems(unit.shard, damaged)
-
-
-def _reader(unit: LiveUnit, shard: CutShard, bounds: SnapshotBounds, reading: Reading) -> RangeReader:
-    oldest = bounds.xmin & XID_MASK
-
-    def collect(part: PageRange, lines: BytesColumn) -> list[pa.RecordBatch]:
-        number = unit.numbers[part.oid]
-        if part.oid in unit.whole:
-            rows, places, is_settled = lines, np.full(len(lines), NO_PLACE, np.int64), np.zeros(len(lines), np.bool_)
-        else:
-            rows = fields_after(lines, len(AGE))
-            pages, items = tids_of(lines)
-            places = (pages << ITEM_BITS) | items
-            xmin, xmax = ages_of(lines)
-            is_settled = shard.horizon.settled(xmin, xmax, oldest)
-        keys = keys_of(rows, part.group.key_width, len(part.group.columns))
-        key_hashes = xxhash64(keys)
-        identities = xxhash64(rows) if part.group.is_multiset else key_hashes
-        if number not in shard.lasting or number in shard.horizon.truncated:
-            is_settled = np.zeros(len(lines), np.bool_)
-        if number in shard.horizon.touched:
-            is_settled &= ~np.isin(identities, shard.horizon.touched[number])
-        partitions = partition_of(rows if part.group.is_multiset else keys, part.group.partitions)
-        return [
-            entry_batch(
-                unit.shard,
-                np.full(len(lines), number, np.int32),
-                partitions,
-                identities,
-                xxhash64(rows, key_hashes),
-                np.where(is_settled, SETTLED, OTHER),
-                places,
-            )
-        ]
-
-    return RangeReader(reading, unit.whole, Pace(unit.bytes_per_second), collect, AGE)
-
-
-def ages_of(lines: BytesColumn) -> tuple[Ints, Ints]:
-    """Return xmin and xmax of lines that begin with ctid, xmin and xmax."""
-    _, page_ends = numbers_at(lines.data, lines.offsets[:-1] + 1)
-    _, item_ends = numbers_at(lines.data, page_ends + 1)
-    xmin, ends = numbers_at(lines.data, item_ends + 2)
-    xmax, _ = numbers_at(lines.data, ends + 1)
-    return xmin, xmax
 
 
 def entry_batch(
@@ -236,7 +207,7 @@ def entry_batch(
 def fact_batch(node: int, kind: int, number: int, identity: int = 0, problem: ErrorReport | None = None) -> Any:
     """Return one row of ENTRY_SCHEMA about the table `number`; `kind` is FILES or FAILURES."""
     value = np.array([identity], np.int64).view(np.uint64)
-    columns = entry_batch(node, [kind], [number], value, value, OTHER).columns
+    columns = entry_batch(node, [kind], [number], value, value, LIVE).columns
     report = None if problem is None else json.dumps(problem).encode()
     return pa.record_batch([*columns[:-1], pa.array([report], pa.binary())], schema=ENTRY_SCHEMA)
 
@@ -353,10 +324,10 @@ def _of_images(images: DataFrame, multisets: Collection[int]) -> DataFrame:
     )
 
 
-def compare_entries(entries: DataFrame, summary: Summary) -> pa.Table:
-    """Compare the rows with the same identity, and reduce them; return SUMMARY_SCHEMA.
+def compare_entries(entries: DataFrame) -> pa.Table:
+    """Compare the rows with the same identity; return SUMMARY_SCHEMA.
 
-    Each Spark partition contributes one total and a bounded number of examples of each table.
+    `left` counts the versions that only the cut has, and `more` those that only the database has.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
@@ -369,122 +340,65 @@ def compare_entries(entries: DataFrame, summary: Summary) -> pa.Table:
     divided = entries.repartition(*row)
     by_entry = divided.groupBy(*row, "entry").agg(
         count(STORED).alias("stored"),
-        count(SETTLED).alias("settled"),
-        count(OTHER).alias("other"),
+        count(LIVE).alias("live"),
         F.max("place").alias("place"),
         F.max("problem").alias("problem"),
     )
-    live = F.col("settled") + F.col("other")
-    equal = F.least(F.col("stored"), live)
-    wrong = F.greatest(F.col("settled") - F.col("stored"), F.lit(0))
-    left = F.greatest(F.col("stored") - live, F.lit(0))
-    more = F.greatest(live - F.col("stored"), F.lit(0)) - wrong
+    left = F.greatest(F.col("stored") - F.col("live"), F.lit(0))
+    more = F.greatest(F.col("live") - F.col("stored"), F.lit(0))
     by_row = by_entry.groupBy(*row).agg(
-        F.sum(equal).alias("equal"),
-        F.sum("settled").alias("settled"),
-        F.sum(wrong).alias("wrong"),
+        F.sum(F.least("stored", "live")).alias("equal"),
         F.sum(left).alias("left"),
         F.sum(more).alias("more"),
-        F.max(F.when((wrong > 0) | (more > 0), F.col("place")).otherwise(F.lit(NO_PLACE))).alias("place"),
+        F.max(F.when(more > 0, F.col("place")).otherwise(F.lit(NO_PLACE))).alias("place"),
         F.max("problem").alias("problem"),
     )
+    partitions = int(entries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    summary = Summary(DIFFERING_MAX // partitions)
     found: pa.Table = map_batches(by_row, summary.of, SUMMARY_DDL).toArrow()
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Reduces compared rows to totals and examples, in one Spark task.
+    """Reduces the compared rows of one Spark partition to those that differ, at most `rows_max`, and totals."""
 
-    `own` are the numbers of the nodes that belong to the chain; `append_only` are pairs of node and group.
-    """
-
-    multisets: frozenset[int]
-    own: frozenset[int]
-    append_only: frozenset[tuple[int, int]]
     rows_max: int
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the totals of each table, and up to `rows_max` examples of each; problems and files stay as they are.
-
-        The batches have the columns of `by_row` in `compare_entries`.
-        """
-        parts: list[pa.Table] = []
-        examples: dict[tuple[int, int], int] = {}
+        """Yield the rows that differ and the rows about tables, then the totals; see SUMMARY_SCHEMA."""
+        equal: dict[tuple[int, int], int] = {}
+        overflowing: set[tuple[int, int]] = set()
+        room = self.rows_max
         for batch in batches:
-            rows = classify(pa.Table.from_batches([batch]), self.multisets)
+            rows = pa.Table.from_batches([batch]).select(SUMMARY_SCHEMA.names).cast(SUMMARY_SCHEMA)
             is_row = to_numpy(rows["group"]) > NO_GROUP
-            yield from _as_summary(rows.filter(to_mask(~is_row)), is_total=False)
-            rows = rows.filter(to_mask(is_row))
-            parts.append(totals_of([*parts, rows]))
-            del parts[:-1]
-            yield from _as_summary(self._choose(rows, examples), is_total=False)
-        if parts:
-            yield from _as_summary(parts[0], is_total=True)
-
-    def _choose(self, rows: pa.Table, counted: dict[tuple[int, int], int]) -> pa.Table:
-        """Return the first rows that differ, of each table."""
-        is_own = np.isin(to_numpy(rows["node"]), list(self.own))
-        codes = _table_codes(rows)
-        # In a database of the chain, only settled versions are proven wrong, and gone rows of append-only tables.
-        is_append_only = np.isin(codes, [node << 32 | group for node, group in self.append_only])
-        is_wrong = (to_numpy(rows["wrong"]) > 0) | (is_append_only & (to_numpy(rows["gone"]) > 0))
-        chosen = rows.filter(to_mask(np.where(is_own, is_wrong, _differing(rows) > 0)))
-        kept, codes = np.zeros(len(chosen), np.bool_), _table_codes(chosen)
-        for code in np.unique(codes).tolist():
-            table = code >> 32, code & XID_MASK
-            of_table = np.flatnonzero(codes == code)[: self.rows_max - counted.get(table, 0)]
-            counted[table] = counted.get(table, 0) + len(of_table)
-            kept[of_table] = True
-        return chosen.filter(to_mask(kept))
+            compared = rows.filter(to_mask(is_row))
+            for table, amount in equal_by_table(compared).items():
+                equal[table] = equal.get(table, 0) + amount
+            is_different = is_row & (to_numpy(rows["left"]) + to_numpy(rows["more"]) > 0)
+            different = rows.filter(to_mask(is_different))
+            overflowing |= equal_by_table(different.slice(room)).keys()
+            yield from rows.filter(to_mask(~is_row)).to_batches()
+            yield from different.slice(0, room).to_batches()
+            room = max(room - len(different), 0)
+        for (node, group), amount in equal.items():
+            yield _total(node, TOTALS, group, amount)
+        for node, group in overflowing:
+            yield _total(node, OVERFLOW, group, 0)
 
 
-def _table_codes(rows: pa.Table) -> Ints:
-    codes: Ints = to_numpy(rows["node"]).astype(np.int64) << 32 | to_numpy(rows["group"])
-    return codes
+def equal_by_table(rows: pa.Table) -> dict[tuple[int, int], int]:
+    """Sum the equal rows by node and group."""
+    summed = rows.group_by(["node", "group"]).aggregate([("equal", "sum")]).to_pylist()
+    return {(row["node"], row["group"]): row["equal_sum"] for row in summed}
 
 
-def _differing(rows: pa.Table) -> Ints:
-    return sum((to_numpy(rows[name]) for name in ("wrong", "changed", "gone", "added")), np.zeros(len(rows), np.int64))
-
-
-def classify(rows: pa.Table, multisets: Collection[int]) -> pa.Table:
-    """Add to compared rows (`by_row`) the columns unknown, changed, gone and added.
-
-    `wrong` versions are settled, but the cut does not have them as they are; it lacks the `unknown` rows altogether. A
-    row with other contents has changed. Equal lines of a table without a key can't be told apart.
-    """
-    equal, wrong, left, more = (to_numpy(rows[name]) for name in ("equal", "wrong", "left", "more"))
-    is_multiset = np.isin(to_numpy(rows["group"]), list(multisets))
-    unknown = np.where(is_multiset | (left == 0), wrong, 0)
-    # A version that was replaced between two readings is read twice.
-    changed = np.where(is_multiset | (wrong > 0), 0, np.minimum(left, np.minimum(more, 1)))
-    gone = np.where(is_multiset | ((wrong == 0) & (changed == 0)), left, 0)
-    added = np.where(is_multiset, more, np.where((left == 0) & (equal == 0) & (wrong == 0), np.minimum(more, 1), 0))
-    columns = {"unknown": unknown, "changed": changed, "gone": gone, "added": added}
-    for name, values in columns.items():
-        rows = rows.append_column(name, to_arrow(values.astype(np.int64)))
-    return rows
-
-
-def totals_of(parts: Sequence[pa.Table]) -> pa.Table:
-    """Sum the amounts by table."""
-    names = ["node", "group", *TOTALS]
-    joined = pa.concat_tables([part.select(names) for part in parts])
-    summed = joined.group_by(["node", "group"]).aggregate([(name, "sum") for name in TOTALS])
-    return summed.rename_columns([name.removesuffix("_sum") for name in summed.column_names]).select(names)
-
-
-def _as_summary(rows: pa.Table, *, is_total: bool) -> Iterator[pa.RecordBatch]:
-    """Return the rows with all columns of SUMMARY_SCHEMA."""
-    if not len(rows):
-        return
-    columns = [
-        rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-        for field in SUMMARY_SCHEMA
-    ]
-    columns[SUMMARY_SCHEMA.get_field_index("is_total")] = pa.array([is_total] * len(rows), pa.bool_())
-    yield from pa.Table.from_arrays(columns, schema=SUMMARY_SCHEMA).combine_chunks().to_batches()
+def _total(node: int, kind: int, group: int, amount: int) -> pa.RecordBatch:
+    values = {"node": node, "group": kind, "partition": group, "equal": amount}
+    return pa.RecordBatch.from_pylist(
+        [dict.fromkeys(SUMMARY_SCHEMA.names, 0) | values | {"problem": None}], SUMMARY_SCHEMA
+    )
 
 
 def live_entries(
@@ -496,13 +410,12 @@ def live_entries(
         for shard in shards
         for lane in range(lanes[shard.number])
     ]
-    listed = broadcast(session, (dealt, {shard.number: shard for shard in shards}))
+    listed = broadcast(session, dealt)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        dealt, by_number = listed.value
         for batch in batches:
             for lane in batch.column(0).to_pylist():
-                for unit in dealt[lane]:
-                    yield from read_unit(unit, by_number[unit.shard])
+                for unit in listed.value[lane]:
+                    yield from read_unit(unit)
 
     return map_batches(session.range(0, len(dealt), 1, max(len(dealt), 1)), read, ENTRY_DDL)

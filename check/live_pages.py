@@ -39,8 +39,8 @@ from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 
-# The system columns that precede the columns of a group, for `versions_query` and `ages_query`.
-VERSION, AGE = ("ctid", "xmin"), ("ctid", "xmin", "xmax")
+# The system columns that precede the columns of a group.
+VERSION = ("ctid", "xmin")
 # A whole table's lines are compared in this many parts; a power of two.
 WHOLE_PARTS = 1024
 # With a limit on the rate, a COPY reads this many pages, then pauses.
@@ -61,21 +61,21 @@ SELECT oid, pg_relation_filenode(oid::regclass),
 DAMAGED = ("XX", "58")
 
 
-def versions_query(part: PageRange, system: Sequence[str] = VERSION) -> str:
-    """Return the COPY that prints the range's row versions: the system columns, then the group's columns."""
+def versions_query(part: PageRange) -> str:
+    """Return the COPY that prints the range's row versions: the columns of VERSION, then the group's columns."""
     conditions = [f"ctid >= '({part.low},0)'::tid"] if part.low else []
     conditions += [f"ctid < '({part.high},0)'::tid"] if part.high is not None else []
-    return _query(part.group, system, " AND ".join(conditions))
+    return _query(part.group, " AND ".join(conditions))
 
 
 def places_query(group: Group, places: Sequence[str]) -> str:
     """Return the COPY that prints the row versions at the places (ctid), like `versions_query`."""
     listed = ", ".join(f"'{place}'" for place in places)
-    return _query(group, VERSION, f"ctid = ANY (ARRAY[{listed}]::tid[])")
+    return _query(group, f"ctid = ANY (ARRAY[{listed}]::tid[])")
 
 
-def _query(group: Group, system: Sequence[str], condition: str) -> str:
-    columns = ", ".join([*system, *([column_list(group)] if group.columns else [])])
+def _query(group: Group, condition: str) -> str:
+    columns = ", ".join([*VERSION, *([column_list(group)] if group.columns else [])])
     where = f" WHERE {condition}" if condition else ""
     return f"COPY (SELECT {columns} FROM ONLY {qualify(group)}{where}) TO STDOUT (ENCODING '{RAW}')"
 
@@ -131,7 +131,7 @@ class NodeRead:
 
 @dataclass(frozen=True, slots=True)
 class RangeReader:
-    """Reads ranges in a node's snapshot: `system` columns and rows; the tables in `whole` are copied whole, without.
+    """Reads ranges in a node's snapshot, as `versions_query` prints them; the tables in `whole` are copied whole.
 
     `collect` turns some lines of a range into what is kept of them.
     """
@@ -140,7 +140,6 @@ class RangeReader:
     whole: frozenset[int]
     pace: Pace
     collect: Callable[[PageRange, BytesColumn], Any]
-    system: Sequence[str] = VERSION
 
     def read(self, ranges: Iterable[PageRange]) -> NodeRead:
         """Read the ranges. Ranges that can't be printed are halved until a page is left, which is reported.
@@ -172,7 +171,7 @@ class RangeReader:
         """Read the first range that is left; return False if the session can't be used any more."""
         part = left.popleft()
         is_whole = part.oid in self.whole
-        query = copy_query(part) if is_whole else versions_query(part, self.system)
+        query = copy_query(part) if is_whole else versions_query(part)
         found: list[Any] = []
         size = 0
         end = pages[part.oid] if part.high is None else part.high

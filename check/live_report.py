@@ -95,15 +95,14 @@ class LiveCompared:
 class CutCompared:
     """How the rows of a primary compare with those at the cut.
 
-    `equal` rows are the same. `changed` rows were written since the cut or, if the database does not belong to the
-    snapshot's chain, just differ; `gone` rows are at the cut only, and `new` rows in the database only.
+    `equal` rows are the same, `written` rows differ because they were written since, and the `differing` rows differ
+    without a reason that is known.
     """
 
     tables: int = 0
     equal: int = 0
-    changed: int = 0
-    gone: int = 0
-    new: int = 0
+    written: int = 0
+    differing: int = 0
 
     def add(self, other: CutCompared) -> None:
         """Add the amounts of another table."""

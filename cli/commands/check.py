@@ -321,8 +321,7 @@ def _shard_lines(shard: ShardReport, report: LiveReport) -> Iterator[str]:
     if (cut := shard.cut) is not None:
         yield (
             f"  compared {quantity_text(cut.tables, 'tables')} with {report.snapshot} at increment {report.increment}:"
-            f" {quantity_text(cut.equal, 'rows')} equal, {cut.changed:,} changed, {cut.gone:,} gone and {cut.new:,} new"
-            " since"
+            f" {quantity_text(cut.equal, 'rows')} equal, {cut.written:,} written since, {cut.differing:,} different"
         )
 
 

@@ -1,105 +1,94 @@
-"""Which row versions a cut must have, and what the comparison of a database with a cut tells."""
+"""What was written since a cut, and what the comparison of a database with a cut proves."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
 
-from cutline.check.live_cut import identity_of, place_text
-from cutline.check.live_entries import NO_PLACE, Summary, classify, totals_of
-from cutline.check.live_horizon import Horizon, lasting_groups, precedes
+from cutline.check.live_cut import TableVerdict, identity_of, is_continued, judge_rows, place_text
+from cutline.check.live_entries import NO_PLACE, OVERFLOW, SUMMARY_SCHEMA, TOTALS, Summary
 from cutline.check.live_pages import LineAt
+from cutline.check.live_touched import Touched
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.nodes.groups import Column, Group
-
-KEYED, MULTISET = 1, 2
-NAMES = ("equal", "settled", "wrong", "left", "more")
-
-
-def ints(*values: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return np.array(values, np.int64)
+from cutline.nodes.table_state import TableState
+from cutline.wal.segments.segments import DELETE, SEGMENT_SCHEMA, TRUNCATE, UPSERT
 
 
-def compared(*rows: tuple[int, ...]) -> pa.Table:
-    """Return rows of the comparison: group, and the amounts of NAMES."""
-    columns = {"node": pa.array([0] * len(rows), pa.int32()), "group": pa.array([row[0] for row in rows], pa.int32())}
-    columns |= {"partition": columns["node"], "identity": pa.array(range(len(rows)), pa.int64())}
-    columns |= {name: pa.array([row[at] for row in rows], pa.int64()) for at, name in enumerate(NAMES, start=1)}
-    return pa.table(columns | {"place": columns["identity"], "problem": pa.nulls(len(rows), pa.binary())})
-
-
-def verdicts(rows: pa.Table) -> list[tuple[int, ...]]:
-    found = classify(rows, {MULTISET})
-    return list(zip(*(found[name].to_pylist() for name in ("unknown", "changed", "gone", "added")), strict=True))
-
-
-def test_xids_are_compared_around_the_circle() -> None:
-    assert precedes(ints(5, 10, 11), 10).tolist() == [True, False, False]
-    assert precedes(ints(4294967295, 3), 3).tolist() == [True, False]
-    assert precedes(ints(2_147_483_651), 4).tolist() == [False]
-    assert precedes(ints(2_147_483_652), 4).tolist() == [True]
-
-
-def test_a_version_is_settled_if_its_writer_is_known_and_nobody_has_begun_to_replace_it() -> None:
-    horizon = Horizon(100, ints(105, 107))
-    xmin, xmax = ints(99, 100, 105, 106, 2, 99, 99, 99), ints(0, 0, 0, 0, 0, 98, 199, 200)
-    assert horizon.settled(xmin, xmax, 200).tolist() == [True, False, True, False, True, True, True, False]
-    assert not Horizon(None).settled(xmin, xmax, 200).any()
-
-
-def test_values_of_types_that_name_other_objects_do_not_last() -> None:
-    def group(number: int, type_oid: int) -> Group:
-        return Group(number, "s", "t", "default", 1, (Column("id", "x", type_oid, -1, 0),))
-
-    groups = {1: group(1, 23), 2: group(2, 2205), 3: group(3, 16400)}
-    assert lasting_groups(groups, is_unchanged=True) == {1, 3}
-    assert lasting_groups(groups, is_unchanged=False) == {1}
-
-
-def test_rows_with_a_key_are_wrong_changed_gone_or_new() -> None:
-    rows = compared(
-        (KEYED, 1, 1, 0, 0, 0),  # equal
-        (KEYED, 0, 1, 1, 1, 0),  # settled, and other contents at the cut
-        (KEYED, 0, 1, 1, 0, 0),  # settled, and not at the cut
-        (KEYED, 0, 0, 0, 1, 1),  # written since
-        (KEYED, 0, 0, 0, 1, 0),  # deleted since
-        (KEYED, 0, 0, 0, 0, 1),  # inserted since
-        (KEYED, 1, 1, 0, 0, 1),  # read twice: before and after an update
-    )
-    assert verdicts(rows) == [
-        (0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 0, 0),
+def rows_of(*rows: tuple[int, int, int, int]) -> pa.Table:
+    """Return compared rows, given as group, equal, left and more; the identity is the row's number."""
+    values = [
+        {"node": 0, "group": group, "partition": 0, "identity": number, "equal": equal, "left": left, "more": more,
+         "place": NO_PLACE, "problem": None}
+        for number, (group, equal, left, more) in enumerate(rows)
     ]  # fmt: skip
+    return pa.Table.from_pylist(values, SUMMARY_SCHEMA)
 
 
-def test_lines_of_a_table_without_a_key_are_counted() -> None:
-    assert verdicts(compared((MULTISET, 2, 2, 1, 0, 0), (MULTISET, 1, 0, 0, 3, 0), (MULTISET, 0, 0, 0, 0, 2))) == [
-        (1, 0, 0, 0), (0, 0, 3, 0), (0, 0, 0, 2),
+def test_rows_that_nobody_wrote_have_changed_are_lost_or_unknown() -> None:
+    rows = rows_of((1, 0, 1, 1), (1, 0, 1, 0), (1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 0, 1))
+    written = np.array([False, False, False, True, True])
+    verdict, wrong = judge_rows(rows, written, is_multiset=False)
+    assert verdict == TableVerdict(written=2, changed=1, lost=1, unknown=1)
+    assert (verdict.wrong, wrong["identity"].to_pylist()) == (3, [0, 1, 2])
+
+
+def test_lines_without_a_key_are_counted() -> None:
+    verdict, _ = judge_rows(rows_of((2, 5, 3, 0), (2, 0, 0, 2)), np.zeros(2, np.bool_), is_multiset=True)
+    assert verdict == TableVerdict(lost=3, unknown=2)
+
+
+def test_a_summary_has_the_rows_that_differ_and_the_totals() -> None:
+    first, second = rows_of((1, 1, 0, 0), (1, 0, 1, 0), (2, 3, 0, 1)), rows_of((1, 1, 0, 0), (1, 0, 0, 2))
+    batches = [*first.to_batches(), *second.to_batches()]
+    found = pa.Table.from_batches(list(Summary(10).of(batches))).to_pylist()
+    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 1), (2, 2), (1, 1)]
+    totals = {row["partition"]: row["equal"] for row in found if row["group"] == TOTALS}
+    assert totals == {1: 2, 2: 3}
+    # With room for two rows, the third is left out, and its table is named.
+    found = pa.Table.from_batches(list(Summary(2).of(batches))).to_pylist()
+    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 1), (2, 2)]
+    assert [row["partition"] for row in found if row["group"] == OVERFLOW] == [1]
+
+
+def changes(*rows: tuple[int, int, bytes, bytes]) -> pa.Table:
+    """Return changes, given as op, group, key and row."""
+    values = [
+        {"lsn": 1, "end_lsn": 2, "seq": 1, "xid": 3, "global_id": None, "op": op, "group": group, "partition": 0,
+         "key": key, "row": row}
+        for op, group, key, row in rows
     ]  # fmt: skip
+    return pa.Table.from_pylist(values, SEGMENT_SCHEMA)
 
 
-def summarised(summary: Summary, batches: Iterable[pa.RecordBatch]) -> tuple[dict[int, dict[str, int]], list[int]]:
-    """Return the totals by group, and the identities of the examples."""
-    found = pa.Table.from_batches(list(summary.of(batches)))
-    totals = totals_of([found.filter(found["is_total"])]).to_pylist()
-    examples = found.filter(pa.compute.invert(found["is_total"]))
-    return {row["group"]: row for row in totals}, examples["identity"].to_pylist()
+def test_rows_are_written_by_their_keys_or_lines_and_all_at_once_by_a_truncate() -> None:
+    touched = Touched()
+    touched.add(changes((UPSERT, 1, b"7", b"7\tx\n"), (DELETE, 2, b"", b"line\n")))
+    touched.add(changes((TRUNCATE, 3, b"", b""), (UPSERT, 1, b"8", b"8\ty\n")))
+    touched.add(changes())
+    hashes = xxhash64(from_list([b"7", b"8", b"9", b"line\n"]))
+    assert touched.covers(1, hashes).tolist() == [True, True, False, False]
+    assert touched.covers(2, hashes).tolist() == [False, False, False, True]
+    assert touched.covers(3, hashes).all()
+    assert not touched.covers(4, hashes).any()
 
 
-def test_a_summary_counts_everything_and_shows_only_what_is_proven() -> None:
-    wrong, gone, equal = (KEYED, 0, 1, 1, 1, 0), (KEYED, 0, 0, 0, 1, 0), (KEYED, 1, 1, 0, 0, 0)
-    batches = [*compared(wrong, gone, equal).to_batches(), *compared(wrong, wrong, gone).to_batches()]
-    totals, examples = summarised(Summary(frozenset(), frozenset([0]), frozenset(), 2), batches)
-    assert [totals[KEYED][name] for name in ("equal", "wrong", "gone")] == [1, 3, 2]
-    # Two of the three wrong rows.
-    assert examples == [0, 0]
-    # No row may leave an append-only table.
-    _, examples = summarised(Summary(frozenset(), frozenset([0]), frozenset([(0, KEYED)]), 9), batches)
-    assert examples == [0, 1, 0, 1, 2]
-    # In another database nothing is proven, and every difference is shown.
-    _, examples = summarised(Summary(frozenset(), frozenset(), frozenset(), 9), batches)
-    assert examples == [0, 1, 0, 1, 2]
+def test_a_table_continues_if_all_of_its_changes_are_in_the_wal_and_its_values_look_the_same() -> None:
+    group = Group(1, "s", "t", "default", 1, (Column("id", "integer", 23, -1, 0),))
+    state = TableState("s.t", 7, "p", "m", 100, 1, "1.5", (), None)
+
+    def with_(**fields: object) -> TableState:
+        values = {name: getattr(state, name) for name in state.__struct_fields__}
+        return TableState(**(values | fields))
+
+    # VACUUM FULL and TRUNCATE only give the table a new file.
+    assert is_continued(group, group, state, with_(file=200))
+    for fields in ({"oid": 8}, {"membership": "n"}, {"publication": "q"}, {"attributes": 2}, {"columns": "1.6"},
+                   {"types": ("enum 1 2 a.3",)}):  # fmt: skip
+        assert not is_continued(group, group, state, with_(**fields)), fields
+    other = Group(1, "s", "t", "default", 1, (Column("id", "bigint", 20, -1, 0),))
+    assert not is_continued(group, other, state, state)
+    assert not is_continued(group, group, state, None)
 
 
 def test_a_row_is_identified_by_its_key_or_its_line() -> None:

@@ -7,9 +7,7 @@ import pytest
 
 from cutline.check.hashing import combine_hashes
 from cutline.check.live import GAP_PAGES, Suspects, page_runs, together
-from cutline.check.live_entries import ages_of
 from cutline.check.live_pages import (
-    AGE,
     Pace,
     Versions,
     count_unproven,
@@ -43,15 +41,11 @@ def hashes(found: Versions) -> list[int]:
     return [int(value) for value in found.hashes]
 
 
-def test_places_and_ages_are_read_from_lines() -> None:
-    lines = from_list(
-        [b"(0,1)\t745\t0\t7\tx\n", b"(4294967294,65535)\t3\t4294967295\t8\ty\\tz\n", b"(12,3)\t9\t1\t\\N\t\n"]
-    )
+def test_places_are_read_from_lines() -> None:
+    lines = from_list([b"(0,1)\t745\t7\tx\n", b"(4294967294,65535)\t4294967295\t8\ty\\tz\n", b"(12,3)\t9\t\\N\t\n"])
     pages, items = tids_of(lines)
     assert (pages.tolist(), items.tolist()) == ([0, 4294967294, 12], [1, 65535, 3])
-    xmin, xmax = ages_of(lines)
-    assert (xmin.tolist(), xmax.tolist()) == ([745, 3, 9], [0, 4294967295, 1])
-    assert values_of(fields_after(lines, len(AGE))) == [b"7\tx\n", b"8\ty\\tz\n", b"\\N\t\n"]
+    assert values_of(fields_after(lines, 2)) == [b"7\tx\n", b"8\ty\\tz\n", b"\\N\t\n"]
 
 
 def test_a_table_without_columns_has_empty_lines() -> None:

@@ -33,7 +33,7 @@ KEYED = Group(1, "public", "t", "default", 1, COLUMNS)
 
 
 def report_of(*conflicts: LiveConflict, repairs: tuple[Repair, ...] = ()) -> LiveReport:
-    shard = ShardReport("a", ("b",), LiveCompared(1, 100, 8192), CutCompared(1, 90, 5, 3, 2))
+    shard = ShardReport("a", ("b",), LiveCompared(1, 100, 8192), CutCompared(1, 90, 5, 3))
     report = LiveReport("daily", 2, [shard], list(conflicts), repairs=list(repairs))
     report.databases["a"], report.quoted["public.t"] = "shop", '"public"."t"'
     return report
@@ -102,7 +102,7 @@ def test_conflicts_are_shown_with_their_rows_and_counted_in_junit() -> None:
     report = report_of(LiveConflict(STANDBY_ROWS, "1 row is missing", "a", "b", "public.t", rows=(row,)))
     lines = live_lines(report)
     assert lines[0] == "shard a: compared 1 table with b: 100 rows, 8.0 KiB"
-    assert lines[1].endswith("daily at increment 2: 90 rows equal, 5 changed, 3 gone and 2 new since")
+    assert lines[1].endswith("daily at increment 2: 90 rows equal, 5 written since, 3 different")
     assert lines[2:6] == [
         "  conflict: standby-rows (a and b, public.t): 1 row is missing", "    row 7 at (0,7):", "      a: 7\tx",
         "      b: no such row",

@@ -68,7 +68,7 @@ from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import Dealing, SparkSource, cores_of, limited_sessions, run_tasks, start_session
-from cutline.storage.errors import ErrorReport
+from cutline.storage.errors import ErrorReport, RefusedError
 from cutline.wal.drain.waiting import ReplayState
 
 if TYPE_CHECKING:
@@ -157,6 +157,9 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
             run.conclude(chain, fleet)
         if request.indexes:
             _check_indexes(checks, request, report, progress)
+    # Threads have added them in any order.
+    report.conflicts.sort(key=lambda one: (one.node, one.other_node or "", one.group or "", one.kind, one.index or ""))
+    report.skipped.sort(key=lambda part: part.what)
     report.seconds = time.monotonic() - began
     return report
 
@@ -680,11 +683,16 @@ def compare_cut(run: _Run, fleet: Fleet, chain: Chain, live: _LiveNodes) -> None
     fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
     sources: list[CutSource] = []
     for check in run.checks:
-        if check.shard.primary.id in chain.full.groups:
+        what = f"rows of shard {check.shard.primary.id} and snapshot {chain.name}"
+        if check.shard.primary.id not in chain.full.groups:
+            run.report.skip(what, "the snapshot has no such shard")
+            continue
+        try:
             with raising_unreachable(check.shard.primary):
                 sources.append(_cut_source(run, check, chain, fleet_id, live, len(sources)))
-        else:
-            run.report.skip(f"rows of shard {check.shard.primary.id}", f"snapshot {chain.name} has no such shard")
+        except RefusedError as error:
+            # For example, the publications were dropped.
+            run.report.skip(what, error.message)
     for shard in chain.full.groups:
         if shard not in live.connections:
             run.report.skip(f"rows of shard {shard} in snapshot {chain.name}", "fleet.toml has no such primary")

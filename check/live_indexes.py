@@ -33,7 +33,8 @@ SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') AND has_function_privileg
 """
 # The valid B-tree indexes of the tables and of their TOAST tables. A constraint's index may be checked like any other.
 INDEXES_QUERY = """
-SELECT i.indexrelid::bigint, r.oid::bigint, n.nspname, c.relname, pg_relation_size(c.oid)
+SELECT i.indexrelid::bigint, r.oid::bigint, n.nspname, c.relname,
+       c.relpages * current_setting('block_size')::bigint
   FROM pg_class r JOIN pg_index i ON i.indrelid IN (r.oid, r.reltoastrelid)
   JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_am a ON a.oid = c.relam
@@ -76,7 +77,7 @@ def check_indexes(
             return 0
         rows = connection.execute(INDEXES_QUERY, (list(tables),)).fetchall()
         indexes = [
-            IndexOf(oid, table, f"{quote_identifier(schema)}.{quote_identifier(name)}", size or 0)
+            IndexOf(oid, table, f"{quote_identifier(schema)}.{quote_identifier(name)}", size)
             for oid, table, schema, name, size in rows
         ]
         checked = 0

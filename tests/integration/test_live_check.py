@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from cutline.check import live
 from cutline.check.live import LiveRequest, check_live
@@ -26,6 +27,7 @@ from cutline.embedded.server import EmbeddedNode, stop_server
 from cutline.fleet.progress import Silent
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.integration.documented_roles import BACKUP, DATABASE, grant, statements
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import require_server
 
@@ -176,8 +178,8 @@ def page_of(dsn: str, table: str, condition: str) -> tuple[int, str]:
     """Return the page of the row, and the table's file; everything is written to disk first."""
     query = f"SELECT (ctid::text::point)[0]::int, pg_relation_filepath('{table}') FROM {table} WHERE {condition}"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        # The first reader sets hint bits. After the checkpoint, that would write the whole page into the WAL, from which
-        # a restarted standby would repair it.
+        # The first reader sets hint bits. After the checkpoint, that would write the whole page into the WAL, from
+        # which a restarted standby would repair it.
         connection.execute(f"SELECT count(*) FROM {table}".encode())
         connection.execute("CHECKPOINT")
         return connection.execute(query.encode()).fetchall()[0]
@@ -354,6 +356,25 @@ def test_reading_is_slow_if_it_shall_be(runs: Runs) -> None:
     # Both nodes are read one after the other.
     assert slow.seconds >= 2 * size / 4_000_000 > 0
     assert fast.shards[0].compared.rows == slow.shards[0].compared.rows
+
+
+def test_the_role_that_takes_snapshots_suffices(runs: Runs, servers: EmbeddedFleet) -> None:
+    name = "by-role"
+    runs.full(name)
+    grant(servers.dsns(), (line.replace(f'"{DATABASE}"', '"bank"') for line in statements("create")))
+    try:
+        replayed(runs)
+        nodes = tuple(replace(node, dsn=make_conninfo(node.dsn, user=BACKUP)) for node in runs.fleet.nodes)
+        report = check(Runs(replace(runs.fleet, nodes=nodes), runs.spark), name, indexes=True)
+    finally:
+        for dsn in servers.dsns():
+            execute(dsn, f"DROP OWNED BY {BACKUP}", f"DROP ROLE {BACKUP}")
+    # amcheck needs a grant of its own.
+    assert {part.what for part in report.skipped} == {f"indexes on {node.id}" for node in runs.fleet.nodes}
+    assert all("GRANT EXECUTE ON FUNCTION" in part.why for part in report.skipped)
+    assert (report.conflicts, [shard.cut.equal for shard in report.shards if shard.cut]) == (
+        [], [shard.compared.rows for shard in report.shards]
+    )  # fmt: skip
 
 
 def test_a_restored_database_is_compared_by_its_contents(runs: Runs, servers: EmbeddedFleet) -> None:

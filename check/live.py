@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psycopg
@@ -28,8 +28,8 @@ from cutline.check.live_pages import (
     CompareTask,
     ConfirmReport,
     ConfirmTask,
+    ImportedSnapshot,
     NamedVersion,
-    Reading,
     TableDifference,
     compare_ranges,
     confirm_ranges,
@@ -46,7 +46,7 @@ from cutline.check.live_report import (
     amounts_text,
     pages_text,
 )
-from cutline.check.live_snapshots import Shard, SnapshotOrderError, Turn, take_turns
+from cutline.check.live_snapshots import Shard, SnapshotOrderError, SnapshotTurn, take_turns
 from cutline.check.live_touched import ChangesSince, running_transactions
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.config import Fleet, KnownServer, Node
@@ -150,7 +150,7 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
             if request.bytes_per_second is not None:
                 # Tasks on a node pause on their own, so there must be one at a time.
                 limits |= {check.shard.primary.id: 1 for check in checks}
-            run = _Run(request, session, sessions, progress, report, limits, tuple(checks))
+            run = _LiveRun(request, session, sessions, progress, report, limits, tuple(checks))
             run.compare_standbys()
             if chain is not None:
                 compare_cut(run, fleet, chain, live)
@@ -331,8 +331,16 @@ def page_runs(pages: Ints, most: int) -> list[tuple[int, int]]:
     return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
 
+class _NamedRow(NamedTuple):
+    """A row of the table `oid` on a primary; `identity` is the hash of its key."""
+
+    primary: str
+    oid: int
+    identity: int
+
+
 @dataclass(slots=True)
-class _Run:
+class _LiveRun:
     """One check of running databases, its Spark session, and the shards that it compares."""
 
     request: LiveRequest
@@ -377,16 +385,15 @@ class _Run:
             if units_failed := failed.get(check.shard.primary.id):
                 self._try_again(check, units_failed)
 
-    def _compare_task(self, check: _ShardCheck, unit: _Unit, turn: Turn) -> CompareTask:
-        standbys = tuple(
-            Reading(node, turn.standbys[node.id].exported) for node in check.standbys if node.id in turn.standbys
-        )
-        primary = Reading(check.shard.primary, turn.primary.exported)
+    def _compare_task(self, check: _ShardCheck, unit: _Unit, turn: SnapshotTurn) -> CompareTask:
+        taken = turn.standbys
+        standbys = tuple(ImportedSnapshot(node, taken[node.id].exported) for node in check.standbys if node.id in taken)
+        primary = ImportedSnapshot(check.shard.primary, turn.primary.exported)
         whole = check.whole & {part.oid for part in unit.ranges}
         return CompareTask(primary, standbys, unit.ranges, whole, unit.size, self.request.bytes_per_second)
 
     @contextmanager
-    def _turns(self, checks: Sequence[_ShardCheck], turns: int) -> Iterator[dict[str, list[Turn]]]:
+    def _turns(self, checks: Sequence[_ShardCheck], turns: int) -> Iterator[dict[str, list[SnapshotTurn]]]:
         """Take snapshots on all of these shards by turns, for the block; the result is keyed by primary.
 
         Shards none of whose standbys keeps up are missing, and have no units left.
@@ -395,19 +402,19 @@ class _Run:
             # Closing the stack waits for nothing, so the stacks may be entered before their snapshots exist.
             stacks = [stack.enter_context(ExitStack()) for _ in checks]
 
-            def take(one: tuple[_ShardCheck, ExitStack]) -> list[Turn]:
+            def take(one: tuple[_ShardCheck, ExitStack]) -> list[SnapshotTurn]:
                 check, own = one
                 return own.enter_context(
                     take_turns(check.shard, check.standbys, turns, self.progress, partial(self._drop, check))
                 )
 
-            def try_to_take(one: tuple[_ShardCheck, ExitStack]) -> list[Turn] | SnapshotOrderError:
+            def try_to_take(one: tuple[_ShardCheck, ExitStack]) -> list[SnapshotTurn] | SnapshotOrderError:
                 try:
                     return take(one)
                 except SnapshotOrderError as error:
                     return error
 
-            taken: dict[str, list[Turn]] = {}
+            taken: dict[str, list[SnapshotTurn]] = {}
             results = in_parallel(try_to_take, zip(checks, stacks, strict=True))
             for check, result in zip(checks, results, strict=True):
                 if isinstance(result, SnapshotOrderError):
@@ -527,7 +534,7 @@ class _Run:
         return chosen
 
     def _confirm_task(
-        self, check: _ShardCheck, standby: Node, some: Sequence[Suspects], turns: Sequence[Turn]
+        self, check: _ShardCheck, standby: Node, some: Sequence[Suspects], turns: Sequence[SnapshotTurn]
     ) -> ConfirmTask:
         ranges: list[PageRange] = []
         parts = [np.empty((0, 2), np.int64)]
@@ -542,13 +549,12 @@ class _Run:
             reading
             for turn in turns
             for reading in (
-                Reading(check.shard.primary, turn.primary.exported),
-                Reading(standby, turn.standbys[standby.id].exported),
+                ImportedSnapshot(check.shard.primary, turn.primary.exported),
+                ImportedSnapshot(standby, turn.standbys[standby.id].exported),
             )
         ]
-        first, second, third, fourth = readings
         return ConfirmTask(
-            (first, second, third, fourth),
+            tuple(readings),
             tuple(ranges),
             check.whole & {one.oid for one in some},
             np.concatenate(parts),
@@ -580,7 +586,7 @@ class _Run:
                 finding.add(difference, self.request.rows)
 
     def conclude(self, chain: Chain | None, fleet: Fleet) -> None:
-        """Turn the findings about standbys and unreadable pages into conflicts."""
+        """SnapshotTurn the findings about standbys and unreadable pages into conflicts."""
         evidence = self._evidence(chain, fleet) if chain is not None else {}
         for check in self.checks:
             primary = check.shard.primary.id
@@ -605,10 +611,10 @@ class _Run:
         detail = f"{pages_text(pages, len(pages))} can't be read: {damaged[0].text}"
         self.report.conflicts.append(LiveConflict(UNREADABLE, detail, node, group=check.name(oid), pages=pages))
 
-    def _evidence(self, chain: Chain, fleet: Fleet) -> dict[tuple[str, int, int], str]:
-        """Return what the cut has of the named rows, keyed by primary, oid and identity."""
+    def _evidence(self, chain: Chain, fleet: Fleet) -> dict[_NamedRow, str]:
+        """Return what the cut has of the named rows."""
         wanted = {
-            (primary, oid, row.identity): at
+            _NamedRow(primary, oid, row.identity): at
             for check in self.checks
             for (_, oid), finding in check.findings.items()
             for row in finding.rows
@@ -627,13 +633,13 @@ class _Run:
         standby: str,
         oid: int,
         finding: _Finding,
-        evidence: Mapping[tuple[str, int, int], str],
+        evidence: Mapping[_NamedRow, str],
     ) -> tuple[LiveRow, ...]:
         primary = check.shard.primary.id
         rows: list[LiveRow] = []
         for row in finding.rows:
             copies = [LiveCopy(primary, row.primary), LiveCopy(standby, row.standby)]
-            if row.identity is not None and (text := evidence.get((primary, oid, row.identity))) is not None:
+            if row.identity is not None and (text := evidence.get(_NamedRow(primary, oid, row.identity))):
                 copies.append(LiveCopy(f"{self.report.snapshot} at increment {self.report.increment}", text))
             rows.append(LiveRow(row.key, row.place, tuple(copies)))
         return tuple(rows)
@@ -678,7 +684,7 @@ def _describe(finding: _Finding) -> str:
     return f"{least}{amounts_text(claims)} on the standby, {pages_text(pages, len(pages))}"
 
 
-def compare_cut(run: _Run, fleet: Fleet, chain: Chain, live: _LiveNodes) -> None:
+def compare_cut(run: _LiveRun, fleet: Fleet, chain: Chain, live: _LiveNodes) -> None:
     """Compare the primaries with the chain's newest cut; note shards and tables that can't be compared."""
     fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
     sources: list[CutSource] = []
@@ -712,7 +718,9 @@ def compare_cut(run: _Run, fleet: Fleet, chain: Chain, live: _LiveNodes) -> None
     comparison.run(run.session, lanes, run.report, run.progress, run.sessions.watch)
 
 
-def _cut_source(run: _Run, check: _ShardCheck, chain: Chain, fleet_id: str, live: _LiveNodes, number: int) -> CutSource:
+def _cut_source(
+    run: _LiveRun, check: _ShardCheck, chain: Chain, fleet_id: str, live: _LiveNodes, number: int
+) -> CutSource:
     node, connection = check.shard.primary, live.connections[check.shard.primary.id]
     is_own = belongs_to(chain, node.id, live.identities[node.id])
     tables = check.tables.values()

@@ -30,7 +30,7 @@ from cutline.check.live_entries import (
     live_units,
     stored_entries,
 )
-from cutline.check.live_pages import LineAt, Reading, lines_at, shown
+from cutline.check.live_pages import ImportedSnapshot, LineAt, lines_at, shown
 from cutline.check.live_report import (
     APPEND_ONLY,
     CUT_ROWS,
@@ -401,7 +401,7 @@ class CutComparison:
         live: dict[str, LineAt] = {}
         if any(places.values()):
             with take_snapshot(shard.node) as snapshot:
-                reading = Reading(shard.node, snapshot.exported)
+                reading = ImportedSnapshot(shard.node, snapshot.exported)
                 live = lines_at(reading, part, [place for place in places.values() if place])
         for row in rows:
             identity, place = row["identity"], places[row["identity"]]

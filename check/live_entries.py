@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from cutline.check.live_pages import (
     VERSION,
-    Pace,
+    ImportedSnapshot,
     RangeReader,
-    Reading,
+    ReadPace,
     fields_after,
     tids_of,
 )
@@ -163,8 +163,8 @@ def read_unit(unit: LiveUnit) -> Iterator[pa.RecordBatch]:
     """Yield the unit's rows as ENTRY_SCHEMA; a problem is one row for each of its tables."""
     try:
         with take_snapshot(unit.node) as snapshot:
-            reading = Reading(unit.node, snapshot.exported)
-            read = RangeReader(reading, unit.whole, Pace(unit.bytes_per_second), unit.entries).read(unit.ranges)
+            reading = ImportedSnapshot(unit.node, snapshot.exported)
+            read = RangeReader(reading, unit.whole, ReadPace(unit.bytes_per_second), unit.entries).read(unit.ranges)
     except SnapshotError as error:
         numbers = {unit.numbers[part.oid] for part in unit.ranges}
         yield from _problems(unit.shard, {number: report_of(error) for number in numbers})

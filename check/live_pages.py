@@ -81,7 +81,7 @@ def _query(group: Group, condition: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ImportedSnapshot:
     """A node and its exported snapshot."""
 
     node: Node
@@ -104,7 +104,7 @@ class BadRange:
 
 
 @dataclass(slots=True)
-class Pace:
+class ReadPace:
     """Limits how fast pages are read; None means no limit."""
 
     bytes_per_second: int | None
@@ -136,9 +136,9 @@ class RangeReader:
     `collect` turns some lines of a range into what is kept of them.
     """
 
-    reading: Reading
+    reading: ImportedSnapshot
     whole: frozenset[int]
-    pace: Pace
+    pace: ReadPace
     collect: Callable[[PageRange, BytesColumn], Any]
 
     def read(self, ranges: Iterable[PageRange]) -> NodeRead:
@@ -206,7 +206,7 @@ def begin_reading(
     Raises the errors of `lock_tables`.
     """
     parts = list(ranges)
-    # Reading is slow on purpose, and lines come in the order of their places.
+    # ImportedSnapshot is slow on purpose, and lines come in the order of their places.
     connection.execute("SET LOCAL max_parallel_workers_per_gather = 0")
     lock_tables(connection, node, parts)
     rows = connection.execute(FACTS_QUERY, (sorted({part.oid for part in parts}),)).fetchall()
@@ -265,8 +265,8 @@ class CompareTask:
     `whole` are the oids of the tables that are copied whole.
     """
 
-    primary: Reading
-    standbys: tuple[Reading, ...]
+    primary: ImportedSnapshot
+    standbys: tuple[ImportedSnapshot, ...]
     ranges: tuple[PageRange, ...]
     whole: frozenset[int]
     size: int
@@ -314,13 +314,13 @@ def compare_ranges(task: CompareTask) -> CompareReport:
     return CompareReport(differing, int(primary.values[:, 0].sum()), found.bytes, found.filenodes, tuple(bad))
 
 
-def _sums_by_page(task: CompareTask, reading: Reading) -> NodeRead:
+def _sums_by_page(task: CompareTask, reading: ImportedSnapshot) -> NodeRead:
     def collect(part: PageRange, lines: BytesColumn) -> Sums:
         hashes = xxhash64(lines)
         pages = _whole_parts(hashes) if part.oid in task.whole else tids_of(lines)[0]
         return combine_hashes(np.stack([np.full(len(lines), part.oid, np.int64), pages], axis=1), hashes)
 
-    return RangeReader(reading, task.whole, Pace(task.bytes_per_second), collect).read(task.ranges)
+    return RangeReader(reading, task.whole, ReadPace(task.bytes_per_second), collect).read(task.ranges)
 
 
 def _whole_parts(hashes: Hashes) -> Ints:
@@ -353,7 +353,7 @@ class ConfirmTask:
     table are named.
     """
 
-    turns: tuple[Reading, Reading, Reading, Reading]
+    turns: tuple[ImportedSnapshot, ...]
     ranges: tuple[PageRange, ...]
     whole: frozenset[int]
     parts: Ints
@@ -469,7 +469,7 @@ def confirm_ranges(task: ConfirmTask) -> ConfirmReport:
     return ConfirmReport(tuple(differences), tuple(sorted(moved)), everything_bad)
 
 
-def _versions(task: ConfirmTask, reading: Reading) -> NodeRead:
+def _versions(task: ConfirmTask, reading: ImportedSnapshot) -> NodeRead:
     def collect(part: PageRange, lines: BytesColumn) -> Versions:
         hashes = xxhash64(lines)
         is_whole = part.oid in task.whole
@@ -480,7 +480,7 @@ def _versions(task: ConfirmTask, reading: Reading) -> NodeRead:
             found = found.take(np.isin(pages, wanted))
         return found
 
-    return RangeReader(reading, task.whole, Pace(task.bytes_per_second), collect).read(task.ranges)
+    return RangeReader(reading, task.whole, ReadPace(task.bytes_per_second), collect).read(task.ranges)
 
 
 def _difference(oid: int, missing: Versions, extra: Versions) -> TableDifference:
@@ -533,7 +533,7 @@ class LineAt:
     line: bytes
 
 
-def lines_at(reading: Reading, part: PageRange, places: Sequence[str]) -> dict[str, LineAt]:
+def lines_at(reading: ImportedSnapshot, part: PageRange, places: Sequence[str]) -> dict[str, LineAt]:
     """Return the versions at the places (ctid) of a table, a bounded number; raise the errors of `RangeReader.read`."""
     group = part.group
 

@@ -131,9 +131,10 @@ def _page_section(report: LiveReport, conflict: LiveConflict) -> Iterator[str]:
     standby = conflict.other_node or conflict.node
     yield ""
     if standby == shard.shard:
+        what = f"{_place(report, standby)}: {conflict.group}, {conflict.detail}"
         yield comment(
-            f"{_place(report, standby)}: {conflict.group}, {conflict.detail}. A page of a primary can't be repaired by"
-            " SQL: fail over to a standby that can read it, or restore the table (snapshot restore --group)"
+            f"{what}. A page of a primary can't be repaired by SQL: fail over to a standby that can read it; or restore"
+            " the table: snapshot restore NAME --group SCHEMA.TABLE"
         )
         return
     yield comment(

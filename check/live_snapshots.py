@@ -101,7 +101,7 @@ def take_snapshot(node: Node) -> Iterator[LiveSnapshot]:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SnapshotTurn:
     """A snapshot of the primary, and later snapshots of its standbys, keyed by node."""
 
     primary: LiveSnapshot
@@ -125,13 +125,13 @@ class Shard:
 @contextmanager
 def take_turns(
     shard: Shard, standbys: Sequence[Node], turns: int, progress: Progress, behind: Callable[[ReplayState], None]
-) -> Iterator[list[Turn]]:
+) -> Iterator[list[SnapshotTurn]]:
     """Take snapshots of the primary and of these standbys by turns; the snapshots last for the block.
 
     If a standby does not replay in time, calls `behind` and goes on without it. Raises SnapshotOrderError and
     NodeUnreachableError.
     """
-    left, taken = list(standbys), list[Turn]()
+    left, taken = list(standbys), list[SnapshotTurn]()
     with ExitStack() as stack:
         for _ in range(turns):
             before = taken[-1].standbys if taken else {}
@@ -144,9 +144,9 @@ def take_turns(
                     left.remove(standby)
                     continue
                 found[standby.id] = stack.enter_context(take_snapshot(standby))
-            taken.append(Turn(primary, found))
+            taken.append(SnapshotTurn(primary, found))
         complete = taken[-1].standbys.keys()
-        yield [Turn(turn.primary, {node: turn.standbys[node] for node in complete}) for turn in taken]
+        yield [SnapshotTurn(turn.primary, {node: turn.standbys[node] for node in complete}) for turn in taken]
 
 
 def write_position(node: Node, connection: psycopg.Connection[Any]) -> Lsn:

@@ -146,13 +146,13 @@ def test_a_busy_fleet_raises_no_alarm(runs: Runs, servers: EmbeddedFleet, monkey
     monkeypatch.setattr(live, "ROUND_BYTES", 400_000)
     monkeypatch.setattr(LiveRequest, "task_pages", 20)
     suspects: list[int] = []
-    confirm = live._Run._confirm_round
+    confirm = live._LiveRun._confirm_round
 
-    def counting(run: live._Run) -> None:
+    def counting(run: live._LiveRun) -> None:
         suspects.append(sum(len(one.pages) for check in run.checks for one in check.suspects))
         confirm(run)
 
-    monkeypatch.setattr(live._Run, "_confirm_round", counting)
+    monkeypatch.setattr(live._LiveRun, "_confirm_round", counting)
     runs.full(NAME)
     with loaded(servers.dsns()) as done, BankWorkload(servers.dsns(), clients=2, pause_seconds=0.005):
         first = check(runs)
@@ -330,6 +330,40 @@ def test_an_index_that_does_not_fit_its_table_is_named_where_amcheck_is(runs: Ru
     run_script(dsn, report)
     replayed(runs)
     assert check(runs, indexes=True).result == "valid"
+
+
+def test_a_commit_that_waits_for_a_synchronous_standby_is_no_difference(
+    runs: Runs, servers: EmbeddedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standby shows the transaction already, and its primary, which can't know when, does not."""
+    monkeypatch.setattr("cutline.check.live_snapshots.AHEAD_SECONDS_MAX", 1.0)
+    name, dsn = "waiting", servers.dsns()[0]
+    runs.full(name)
+    execute(dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+    writer = threading.Thread(target=execute, args=[dsn, "UPDATE item SET name = 'waits' WHERE id = 500"])
+    writer.start()
+    try:
+        awaited = "SELECT count(*) FROM item WHERE name = 'waits'"
+        with psycopg.connect(servers.node("s1-b1").dsn(), autocommit=True) as standby:
+            while standby.execute(awaited).fetchone() != (1,):
+                time.sleep(0.05)
+        with psycopg.connect(dsn, autocommit=True) as primary:
+            assert primary.execute(awaited).fetchone() == (0,)
+        report = check(runs, name)
+    finally:
+        execute(dsn, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+        writer.join()
+    assert (report.result, report.conflicts) == ("inconclusive", [])
+    (part,) = report.skipped
+    assert (part.what, "committed on s1-b1 is still running" in part.why) == ("rows of shard s1", True)
+    (shard, _) = report.shards
+    # The old row, which is that of the cut.
+    assert shard.cut is not None
+    assert (shard.cut.written, shard.cut.differing) == (0, 0)
+    report = check(runs, name)
+    cut = report.shards[0].cut
+    assert cut is not None
+    assert (report.result, cut.written, cut.differing) == ("valid", 1, 0)
 
 
 def test_a_standby_that_does_not_replay_is_left_out_by_name(

@@ -8,7 +8,7 @@ import pytest
 from cutline.check.hashing import combine_hashes
 from cutline.check.live import GAP_PAGES, Suspects, page_runs, together
 from cutline.check.live_pages import (
-    Pace,
+    ReadPace,
     Versions,
     count_unproven,
     differing_keys,
@@ -125,11 +125,11 @@ def test_a_snapshot_hides_what_still_runs_and_what_has_not_begun() -> None:
 def test_a_pace_waits_until_the_bytes_fit_into_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("cutline.check.live_pages.time.sleep", slept.append)
-    pace = Pace(1000)
+    pace = ReadPace(1000)
     pace.spend(500)
     pace.spend(500)
     assert slept == [pytest.approx(0.5, abs=0.1), pytest.approx(1.0, abs=0.1)]
-    Pace(None).spend(1 << 40)
+    ReadPace(None).spend(1 << 40)
     assert len(slept) == 2
 
 

@@ -248,7 +248,10 @@ class CutComparison:
         stored, folded = stored_entries(session, sources, groups, self.store)
         try:
             units = live_units(shards, self.task_pages, self.bytes_per_second)
-            return compare_entries(stored.unionByName(live_entries(session, shards, units, lanes)))
+            entries = stored.unionByName(live_entries(session, shards, units, lanes))
+            # About as many rows in the databases as at the cut.
+            rows = sum(sum(self.chain.base_rows(node).values()) for node in nodes) + sources.changes
+            return compare_entries(entries, 2 * rows)
         finally:
             folded.release()
 

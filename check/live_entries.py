@@ -62,20 +62,21 @@ from cutline.wal.segments.segments import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The rows of the comparison. `origin` is STORED, or LIVE for versions in a running database; `place` is the page and
-# the item of such a version, else NO_PLACE. Rows in the groups FILES and FAILURES are about tables: their `partition`
-# is the table's number, or PROBLEM if the snapshot is damaged. A row in FILES has the table's file in `identity`, and a
-# row in FAILURES has the report in `problem`.
+# The rows of the comparison: `stored` and `live` count how often a row is at the cut and in a running database. `place`
+# is the page and the item of a version in the database, else NO_PLACE. Rows in the groups FILES and FAILURES are about
+# tables: their `partition` is the table's number, or PROBLEM if the snapshot is damaged. A row in FILES has the table's
+# file in `identity`, and a row in FAILURES has the report in `problem`.
 ENTRY_DDL = (
-    "node int, `group` int, partition int, identity bigint, entry bigint, origin tinyint, place bigint, problem binary"
+    "node int, `group` int, partition int, identity bigint, entry bigint, stored int, live int, place bigint,"
+    " problem binary"
 )
 ENTRY_SCHEMA = pa.schema(
     [
         ("node", pa.int32()), ("group", pa.int32()), ("partition", pa.int32()), ("identity", pa.int64()),
-        ("entry", pa.int64()), ("origin", pa.int8()), ("place", pa.int64()), ("problem", pa.binary()),
+        ("entry", pa.int64()), ("stored", pa.int32()), ("live", pa.int32()), ("place", pa.int64()),
+        ("problem", pa.binary()),
     ]
 )  # fmt: skip
-STORED, LIVE = range(2)
 FILES, FAILURES, TOTALS, OVERFLOW = range(-2, -6, -1)
 NO_PLACE = -1
 ITEM_BITS = 16
@@ -94,6 +95,8 @@ SUMMARY_DDL = (
 )
 # The most rows that differ which the driver holds; each takes 60 bytes.
 DIFFERING_MAX = 4_000_000
+# A task holds about this many rows, which take 50 bytes each, and as much again while they are sorted.
+ROWS_PER_TASK = 1_000_000
 
 
 class CutComparisonError(RefusedError):
@@ -138,7 +141,8 @@ class LiveUnit:
         identities = xxhash64(rows) if group.is_multiset else key_hashes
         partitions = partition_of(rows if group.is_multiset else keys, group.partitions)
         numbers = np.full(count, self.numbers[part.oid], np.int32)
-        return entry_batch(self.shard, numbers, partitions, identities, xxhash64(rows, key_hashes), LIVE, places)
+        batch = entry_batch(self.shard, numbers, partitions, identities, xxhash64(rows, key_hashes), live=places)
+        return merged(batch) if group.is_multiset else batch
 
 
 def live_units(shards: Sequence[CutShard], task_pages: int, bytes_per_second: int | None) -> list[LiveUnit]:
@@ -180,34 +184,41 @@ def read_unit(unit: LiveUnit) -> Iterator[pa.RecordBatch]:
 
 
 def entry_batch(
-    node: int,
-    group: Any,
-    partition: Any,
-    identity: Hashes,
-    entry: Hashes,
-    origin: Any,
-    place: Ints | None = None,
+    node: int, group: Any, partition: Any, identity: Hashes, entry: Hashes, live: Ints | None = None
 ) -> pa.RecordBatch:
-    """Return rows of ENTRY_SCHEMA without problems."""
+    """Return rows of ENTRY_SCHEMA without problems: stored rows, or rows at the places `live` of a database."""
     count = len(identity)
+    is_live = int(live is not None)
     columns: list[npt.NDArray[Any]] = [
         np.full(count, node, np.int32),
         np.asarray(group, np.int32),
         np.asarray(partition, np.int32),
         identity.view(np.int64),
         entry.view(np.int64),
-        np.broadcast_to(np.asarray(origin, np.int8), (count,)),
-        np.full(count, NO_PLACE, np.int64) if place is None else place,
+        np.full(count, 1 - is_live, np.int32),
+        np.full(count, is_live, np.int32),
+        np.full(count, NO_PLACE, np.int64) if live is None else live,
     ]
-    return pa.record_batch(
-        [*(to_arrow(column) for column in columns), pa.nulls(count, pa.binary())], schema=ENTRY_SCHEMA
-    )
+    arrays = [to_arrow(column) for column in columns]
+    return pa.record_batch([*arrays, pa.nulls(count, pa.binary())], schema=ENTRY_SCHEMA)
+
+
+def merged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Count equal rows of tables without a key: a table may consist of a billion equal lines, which go to one task."""
+    keys = ["node", "group", "partition", "identity", "entry"]
+    counted = pa.Table.from_batches([batch]).group_by(keys)
+    summed = counted.aggregate([("stored", "sum"), ("live", "sum"), ("place", "max")])
+    columns = {name: summed[name] for name in keys}
+    columns |= {name: summed[f"{name}_sum"] for name in ("stored", "live")} | {"place": summed["place_max"]}
+    columns["problem"] = pa.nulls(len(summed), pa.binary())
+    table = pa.table([columns[name] for name in ENTRY_SCHEMA.names], names=ENTRY_SCHEMA.names).cast(ENTRY_SCHEMA)
+    return table.combine_chunks().to_batches()[0] if len(table) else batch
 
 
 def fact_batch(node: int, kind: int, number: int, identity: int = 0, problem: ErrorReport | None = None) -> Any:
     """Return one row of ENTRY_SCHEMA about the table `number`; `kind` is FILES or FAILURES."""
     value = np.array([identity], np.int64).view(np.uint64)
-    columns = entry_batch(node, [kind], [number], value, value, LIVE).columns
+    columns = entry_batch(node, [kind], [number], value, value).columns
     report = None if problem is None else json.dumps(problem).encode()
     return pa.record_batch([*columns[:-1], pa.array([report], pa.binary())], schema=ENTRY_SCHEMA)
 
@@ -280,8 +291,10 @@ def stored_batch(rows: pa.Table, node: int, multisets: Collection[int]) -> pa.Re
     """Return stored rows (with group, partition, key and row) of a node as ENTRY_SCHEMA."""
     group, lines = to_numpy(rows["group"]), column_of(rows["row"])
     keys = xxhash64(column_of(rows["key"]))
-    identity = np.where(np.isin(group, list(multisets)), xxhash64(lines), keys)
-    return entry_batch(node, group, to_numpy(rows["partition"]), identity, xxhash64(lines, keys), STORED)
+    is_multiset = np.isin(group, list(multisets))
+    identity = np.where(is_multiset, xxhash64(lines), keys)
+    batch = entry_batch(node, group, to_numpy(rows["partition"]), identity, xxhash64(lines, keys))
+    return merged(batch) if is_multiset.any() else batch
 
 
 def long_entries(
@@ -318,74 +331,99 @@ def _of_images(images: DataFrame, multisets: Collection[int]) -> DataFrame:
         F.when(is_problem, F.lit(PROBLEM)).otherwise(F.col("partition")).cast("int").alias("partition"),
         F.when(is_multiset, F.xxhash64("row")).otherwise(F.xxhash64("key")).alias("identity"),
         entry.alias("entry"),
-        F.lit(STORED).cast("tinyint").alias("origin"),
+        F.lit(1).alias("stored"),
+        F.lit(0).alias("live"),
         F.lit(NO_PLACE).cast("bigint").alias("place"),
         F.when(is_problem, report).alias("problem"),
     )
 
 
-def compare_entries(entries: DataFrame) -> pa.Table:
+def compare_entries(entries: DataFrame, rows: int) -> pa.Table:
     """Compare the rows with the same identity; return SUMMARY_SCHEMA.
 
-    `left` counts the versions that only the cut has, and `more` those that only the database has.
+    `left` counts the versions that only the cut has, and `more` those that only the database has. `rows` is about how
+    many rows there are.
     """
-    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
-
-    row = ["node", "group", "partition", "identity"]
-
-    def count(origin: int) -> Any:
-        return F.sum(F.when(F.col("origin") == origin, 1).otherwise(0))
-
-    # Rows with the same identity go to the same task, once.
-    divided = entries.repartition(*row)
-    by_entry = divided.groupBy(*row, "entry").agg(
-        count(STORED).alias("stored"),
-        count(LIVE).alias("live"),
-        F.max("place").alias("place"),
-        F.max("problem").alias("problem"),
-    )
-    left = F.greatest(F.col("stored") - F.col("live"), F.lit(0))
-    more = F.greatest(F.col("live") - F.col("stored"), F.lit(0))
-    by_row = by_entry.groupBy(*row).agg(
-        F.sum(F.least("stored", "live")).alias("equal"),
-        F.sum(left).alias("left"),
-        F.sum(more).alias("more"),
-        F.max(F.when(more > 0, F.col("place")).otherwise(F.lit(NO_PLACE))).alias("place"),
-        F.max("problem").alias("problem"),
-    )
+    # Rows with the same identity go to the same task. Sorting them in whole columns there is several times as fast as
+    # an aggregation by Spark.
     partitions = int(entries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    summary = Summary(DIFFERING_MAX // partitions)
-    found: pa.Table = map_batches(by_row, summary.of, SUMMARY_DDL).toArrow()
+    partitions = max(partitions, -(-rows // ROWS_PER_TASK))
+    divided = entries.repartition(partitions, "node", "group", "identity")
+    summary = Summary(max(DIFFERING_MAX // partitions, 1))
+    found: pa.Table = map_batches(divided, summary.of, SUMMARY_DDL).toArrow()
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Reduces the compared rows of one Spark partition to those that differ, at most `rows_max`, and totals."""
+    """Compares the rows of one Spark task: reduces them to those that differ, at most `rows_max`, and totals."""
 
     rows_max: int
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows that differ and the rows about tables, then the totals; see SUMMARY_SCHEMA."""
-        equal: dict[tuple[int, int], int] = {}
-        overflowing: set[tuple[int, int]] = set()
-        room = self.rows_max
-        for batch in batches:
-            rows = pa.Table.from_batches([batch]).select(SUMMARY_SCHEMA.names).cast(SUMMARY_SCHEMA)
-            is_row = to_numpy(rows["group"]) > NO_GROUP
-            compared = rows.filter(to_mask(is_row))
-            for table, amount in equal_by_table(compared).items():
-                equal[table] = equal.get(table, 0) + amount
-            is_different = is_row & (to_numpy(rows["left"]) + to_numpy(rows["more"]) > 0)
-            different = rows.filter(to_mask(is_different))
-            overflowing |= equal_by_table(different.slice(room)).keys()
-            yield from rows.filter(to_mask(~is_row)).to_batches()
-            yield from different.slice(0, room).to_batches()
-            room = max(room - len(different), 0)
-        for (node, group), amount in equal.items():
-            yield _total(node, TOTALS, group, amount)
-        for node, group in overflowing:
-            yield _total(node, OVERFLOW, group, 0)
+        held = [pa.Table.from_batches([batch]).cast(ENTRY_SCHEMA) for batch in batches]
+        entries = pa.concat_tables([ENTRY_SCHEMA.empty_table(), *held])
+        del held
+        is_row = to_numpy(entries["group"]) > NO_GROUP
+        facts = entries.filter(to_mask(~is_row)).select(["node", "group", "partition", "identity", "place", "problem"])
+        yield from _as_summary(facts).to_batches()
+        rows = compared_rows(entries.filter(to_mask(is_row)))
+        del entries
+        for table, amount in equal_by_table(rows).items():
+            yield _total(table, TOTALS, amount)
+        different = rows.filter(to_mask(to_numpy(rows["left"]) + to_numpy(rows["more"]) > 0))
+        for table in equal_by_table(different.slice(self.rows_max)):
+            yield _total(table, OVERFLOW, 0)
+        yield from different.slice(0, self.rows_max).to_batches()
+
+
+def compared_rows(entries: pa.Table) -> pa.Table:
+    """Compare rows of ENTRY_SCHEMA; return SUMMARY_SCHEMA, with one row for each identity."""
+    names = ("node", "group", "partition", "identity", "entry", "stored", "live", "place")
+    values = {name: to_numpy(entries[name]).astype(np.int64) for name in names}
+    order = np.lexsort((values["entry"], values["identity"], values["group"], values["node"]))
+    values = {name: column[order] for name, column in values.items()}
+    # The versions of each entry, then the entries of each row.
+    of_entry = _starts(values, ("node", "group", "identity", "entry"))
+    if not len(of_entry):
+        return SUMMARY_SCHEMA.empty_table()
+    counts = {name: np.add.reduceat(values[name], of_entry) for name in ("stored", "live")}
+    left = np.maximum(counts["stored"] - counts["live"], 0)
+    more = np.maximum(counts["live"] - counts["stored"], 0)
+    # The place of a version that only the database has.
+    place = np.where(more > 0, np.maximum.reduceat(values["place"], of_entry), NO_PLACE)
+    heads = {name: values[name][of_entry] for name in ("node", "group", "partition", "identity")}
+    of_row = _starts(heads, ("node", "group", "identity"))
+    columns = {name: column[of_row] for name, column in heads.items()}
+    equal = np.minimum(counts["stored"], counts["live"])
+    for name, amounts in (("equal", equal), ("left", left), ("more", more)):
+        columns[name] = np.add.reduceat(amounts, of_row)
+    columns["place"] = np.maximum.reduceat(place, of_row)
+    return _as_summary(pa.table({name: to_arrow(column) for name, column in columns.items()}))
+
+
+def _starts(columns: Mapping[str, Ints], names: Sequence[str]) -> Ints:
+    """Return where each run of rows begins that are equal in these columns."""
+    count = len(columns[names[0]])
+    begins = np.zeros(count, np.bool_)
+    begins[:1] = True
+    for name in names:
+        begins[1:] |= columns[name][1:] != columns[name][:-1]
+    return np.flatnonzero(begins)
+
+
+def _as_summary(rows: pa.Table) -> pa.Table:
+    """Return the rows in SUMMARY_SCHEMA; amounts that they lack are 0, and problems None."""
+    columns = [
+        rows[field.name].cast(field.type)
+        if field.name in rows.column_names
+        else pa.nulls(len(rows), field.type)
+        if field.name == "problem"
+        else to_arrow(np.zeros(len(rows), np.int64))
+        for field in SUMMARY_SCHEMA
+    ]
+    return pa.Table.from_arrays(columns, schema=SUMMARY_SCHEMA)
 
 
 def equal_by_table(rows: pa.Table) -> dict[tuple[int, int], int]:
@@ -394,11 +432,10 @@ def equal_by_table(rows: pa.Table) -> dict[tuple[int, int], int]:
     return {(row["node"], row["group"]): row["equal_sum"] for row in summed}
 
 
-def _total(node: int, kind: int, group: int, amount: int) -> pa.RecordBatch:
-    values = {"node": node, "group": kind, "partition": group, "equal": amount}
-    return pa.RecordBatch.from_pylist(
-        [dict.fromkeys(SUMMARY_SCHEMA.names, 0) | values | {"problem": None}], SUMMARY_SCHEMA
-    )
+def _total(table: tuple[int, int], kind: int, amount: int) -> pa.RecordBatch:
+    zeros = dict.fromkeys(SUMMARY_SCHEMA.names, 0)
+    values = {"node": table[0], "group": kind, "partition": table[1], "equal": amount, "problem": None}
+    return pa.RecordBatch.from_pylist([zeros | values], SUMMARY_SCHEMA)
 
 
 def live_entries(

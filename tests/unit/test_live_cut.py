@@ -6,7 +6,18 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.check.live_cut import TableVerdict, identity_of, is_continued, judge_rows, place_text
-from cutline.check.live_entries import NO_PLACE, OVERFLOW, SUMMARY_SCHEMA, TOTALS, Summary
+from cutline.check.live_entries import (
+    ENTRY_SCHEMA,
+    FILES,
+    NO_PLACE,
+    OVERFLOW,
+    SUMMARY_SCHEMA,
+    TOTALS,
+    Summary,
+    compared_rows,
+    fact_batch,
+    merged,
+)  # fmt: skip
 from cutline.check.live_pages import LineAt
 from cutline.check.live_touched import Touched
 from cutline.columns.bytes_column import from_list, xxhash64
@@ -38,17 +49,51 @@ def test_lines_without_a_key_are_counted() -> None:
     assert verdict == TableVerdict(lost=3, unknown=2)
 
 
+def entries_of(*rows: tuple[int, int, int, int, int]) -> list[pa.RecordBatch]:
+    """Return entries, given as group, identity, entry, stored and live, in batches of two rows."""
+    values = [
+        {"node": 0, "group": group, "partition": 0, "identity": identity, "entry": entry, "stored": stored,
+         "live": live, "place": 7 if live else NO_PLACE, "problem": None}
+        for group, identity, entry, stored, live in rows
+    ]  # fmt: skip
+    return pa.Table.from_pylist(values, ENTRY_SCHEMA).to_batches(max_chunksize=2)
+
+
+def test_rows_are_compared_by_their_identity() -> None:
+    batches = entries_of(
+        (1, 5, 50, 1, 0), (1, 5, 50, 0, 1),  # equal
+        (1, 6, 60, 1, 0), (1, 6, 61, 0, 1),  # other contents
+        (1, 7, 70, 1, 0), (1, 8, 80, 0, 1),  # on one side only
+        (2, 5, 50, 3, 0), (2, 5, 50, 0, 1), (2, 5, 50, 0, 4),  # a line that occurs more often
+    )  # fmt: skip
+    found = compared_rows(pa.Table.from_batches(batches)).to_pylist()
+    names = ("group", "identity", "equal", "left", "more", "place")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (1, 5, 1, 0, 0, NO_PLACE), (1, 6, 0, 1, 1, 7), (1, 7, 0, 1, 0, NO_PLACE), (1, 8, 0, 0, 1, 7),
+        (2, 5, 3, 0, 2, 7),
+    ]  # fmt: skip
+    assert len(compared_rows(ENTRY_SCHEMA.empty_table())) == 0
+
+
+def test_equal_lines_are_counted_before_they_are_sent() -> None:
+    (batch,) = pa.Table.from_batches(entries_of((2, 5, 50, 1, 0), (2, 5, 50, 1, 0), (2, 6, 60, 1, 0))).combine_chunks(
+    ).to_batches()  # fmt: skip
+    found = sorted((row["identity"], row["stored"], row["live"]) for row in merged(batch).to_pylist())
+    assert found == [(5, 2, 0), (6, 1, 0)]
+
+
 def test_a_summary_has_the_rows_that_differ_and_the_totals() -> None:
-    first, second = rows_of((1, 1, 0, 0), (1, 0, 1, 0), (2, 3, 0, 1)), rows_of((1, 1, 0, 0), (1, 0, 0, 2))
-    batches = [*first.to_batches(), *second.to_batches()]
+    batches = entries_of((1, 1, 10, 1, 1), (1, 2, 20, 1, 0), (2, 3, 30, 3, 4), (1, 4, 40, 1, 1), (1, 5, 50, 0, 2))
+    batches.append(fact_batch(0, FILES, 1, 16384))
     found = pa.Table.from_batches(list(Summary(10).of(batches))).to_pylist()
-    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 1), (2, 2), (1, 1)]
+    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 2), (1, 5), (2, 3)]
     totals = {row["partition"]: row["equal"] for row in found if row["group"] == TOTALS}
     assert totals == {1: 2, 2: 3}
+    assert [(row["partition"], row["identity"]) for row in found if row["group"] == FILES] == [(1, 16384)]
     # With room for two rows, the third is left out, and its table is named.
     found = pa.Table.from_batches(list(Summary(2).of(batches))).to_pylist()
-    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 1), (2, 2)]
-    assert [row["partition"] for row in found if row["group"] == OVERFLOW] == [1]
+    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 2), (1, 5)]
+    assert [row["partition"] for row in found if row["group"] == OVERFLOW] == [2]
 
 
 def changes(*rows: tuple[int, int, bytes, bytes]) -> pa.Table:

@@ -331,6 +331,22 @@ def page_runs(pages: Ints, most: int) -> list[tuple[int, int]]:
     return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
 
+class _Comparison(NamedTuple):
+    """A task, and the unit of a shard that it compares."""
+
+    check: _ShardCheck
+    unit: _Unit
+    task: CompareTask
+
+
+class _Confirmation(NamedTuple):
+    """A task, and the pages of a shard's standby that it reads again."""
+
+    check: _ShardCheck
+    suspects: list[Suspects]
+    task: ConfirmTask
+
+
 class _NamedRow(NamedTuple):
     """A row of the table `oid` on a primary; `identity` is the hash of its key."""
 
@@ -367,20 +383,20 @@ class _LiveRun:
     def _compare_round(self) -> None:
         taken = [(check, check.take(self.request.round_bytes)) for check in self.checks if check.left]
         with self._turns([check for check, _ in taken], 1) as turns:
-            work: list[tuple[_ShardCheck, _Unit, CompareTask]] = []
+            work: list[_Comparison] = []
             for check, units in taken:
                 # A shard without turns has no standby that keeps up.
                 for turn in turns.get(check.shard.primary.id, ()):
-                    work += [(check, unit, self._compare_task(check, unit, turn)) for unit in units]
+                    work += [_Comparison(check, unit, self._compare_task(check, unit, turn)) for unit in units]
             dealing = Dealing[CompareTask](lambda task: task.size, lambda task: task.nodes, self.limits)
-            tasks = [task for _, _, task in work]
+            tasks = [one.task for one in work]
             reports = run_tasks(self.session, compare_ranges, tasks, self.progress, dealing, self.sessions.watch)
         failed: dict[str, list[tuple[_Unit, CompareReport]]] = {}
-        for (check, unit, _), found in zip(work, reports, strict=True):
+        for one, found in zip(work, reports, strict=True):
             if found.problem is not None:
-                failed.setdefault(check.shard.primary.id, []).append((unit, found))
+                failed.setdefault(one.check.shard.primary.id, []).append((one.unit, found))
             else:
-                self._take_in(check, found)
+                self._take_in(one.check, found)
         for check in self.checks:
             if units_failed := failed.get(check.shard.primary.id):
                 self._try_again(check, units_failed)
@@ -499,7 +515,7 @@ class _LiveRun:
         """Read the pages that differ again in snapshots by turns; keep what is proven to differ."""
         busy = [check for check in self.checks if check.suspects]
         chosen = {check.shard.primary.id: self._choose(check) for check in busy}
-        work: list[tuple[_ShardCheck, list[Suspects], ConfirmTask]] = []
+        work: list[_Confirmation] = []
         with self._turns(busy, 2) as turns:
             for check in busy:
                 taken = turns.get(check.shard.primary.id)
@@ -509,12 +525,12 @@ class _LiveRun:
                 for node in check.standbys:
                     for some in together(by_standby.get(node.id, [])):
                         if taken and node.id in taken[0].standbys:
-                            work.append((check, some, self._confirm_task(check, node, some, taken)))
+                            work.append(_Confirmation(check, some, self._confirm_task(check, node, some, taken)))
             dealing = Dealing[ConfirmTask](lambda _: 1, lambda task: task.nodes, self.limits)
-            tasks = [task for _, _, task in work]
+            tasks = [one.task for one in work]
             reports = run_tasks(self.session, confirm_ranges, tasks, Silent(), dealing, self.sessions.watch)
-        for (check, some, _), found in zip(work, reports, strict=True):
-            self._conclude_pages(check, some, found)
+        for confirmation, found in zip(work, reports, strict=True):
+            self._conclude_pages(confirmation.check, confirmation.suspects, found)
 
     def _choose(self, check: _ShardCheck) -> list[Suspects]:
         """Take the suspects of the next job, without pages of tables about which enough is known."""

@@ -289,9 +289,7 @@ def copy_query(part: PageRange) -> str:
     return f"COPY ({rows}) TO STDOUT (ENCODING '{RAW}')"
 
 
-def copy_lines(
-    connection: psycopg.Connection[Any], node: Node, part: PageRange, query: str
-) -> Iterator[BytesColumn]:
+def copy_lines(connection: psycopg.Connection[Any], node: Node, part: PageRange, query: str) -> Iterator[BytesColumn]:
     """Yield the lines of a COPY `query` that reads the range, in columns of bounded size.
 
     Raises StoppedAtRowError if the server can't print a row, RelationLockedError if it waits too long for a lock, and

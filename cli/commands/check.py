@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cutline.check.live import LiveRequest, check_live
+from cutline.check.live_repair import repair_script
+from cutline.check.live_report import LiveConflict, LiveReport, LiveRow, ShardReport
 from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.report import CheckReport, Conflict, DifferentRow, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
@@ -18,18 +22,26 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import Increment, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import DONE, UNWRITTEN
-from cutline.cli.output.junit import junit_of, reporting_errors, write_report
+from cutline.cli.output.junit import junit_of, junit_of_live, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
+from cutline.fleet.own_files import replaced_file
+from cutline.fleet.units import Size
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.operation_records import CONFLICTS, ONE_COPY, CheckedPoint, CheckResult
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
+# The kind of operation in `history`: it does not count as a check of snapshots.
+LIVE_KIND = "check-live"
+WHAT_TO_DO_LIVE = (
+    "find out which side is right before you change anything; to see rows: --rows 20, to get statements for repairs:"
+    " --repair-script FILE"
+)
 HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
 WHAT_TO_DO = (
     "a restore refuses damaged or missing objects, and names the increments that it can restore instead;"
@@ -66,6 +78,34 @@ def check(
             help="For each partition that differs between copies, name up to K rows, and show what each copy has.",
         ),
     ] = 0,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Compare the running primaries with their standbys and, if a NAME is given, with its newest cut.",
+        ),
+    ] = False,
+    max_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--max-rate",
+            metavar="SIZE",
+            help="With --live, read at most SIZE per second from each node, such as 20MB. Default: no limit.",
+            show_default=False,
+        ),
+    ] = None,
+    indexes: Annotated[
+        bool,
+        typer.Option("--indexes", help="With --live, also check B-tree indexes with the extension amcheck."),
+    ] = False,
+    repair_script: Annotated[
+        Path | None,
+        typer.Option(
+            "--repair-script",
+            metavar="FILE",
+            help="With --live, write statements to FILE with which an operator can repair rows. Nothing is changed.",
+        ),
+    ] = None,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -76,10 +116,17 @@ def check(
 ) -> None:
     """Read snapshots back from the store and verify that they are complete and consistent.
 
+    With --live, compare the running databases instead; nothing is stopped, changed or stored.
+
     Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared. The rows of
     shards without a standby need not be compared if the fleet file's check table allows one-copy.
     """
     with reporting_errors(junit):
+        options = LiveOptions(live, max_rate, indexes, repair_script)
+        options.refuse_misuse(increment=increment, metadata_only=metadata_only)
+        if live:
+            run_live(context, options, name, rows, junit)
+            return
         if increment is not None and name is None:
             raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
         fleet = command_context(context).load_fleet()
@@ -91,6 +138,63 @@ def check(
             code = report.exit_code or (UNWRITTEN if problems else DONE)
             emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
             raise typer.Exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """The options that belong to --live."""
+
+    live: bool
+    max_rate: str | None
+    indexes: bool
+    repair_script: Path | None
+
+    def refuse_misuse(self, *, increment: int | None, metadata_only: bool) -> None:
+        """Raise UsageError if options don't go together."""
+        others = {
+            "--max-rate": self.max_rate is not None,
+            "--indexes": self.indexes,
+            "--repair-script": self.repair_script is not None,
+        }
+        if not self.live and (used := [option for option, is_used in others.items() if is_used]):
+            raise UsageError(f"{used[0]} needs --live", hint=f"snapshot check --live {used[0]} …")
+        if self.live and (increment is not None or metadata_only):
+            option = "--metadata-only" if metadata_only else "--increment"
+            raise UsageError(f"--live and {option} are mutually exclusive", hint="--live NAME compares the newest cut")
+
+    @property
+    def bytes_per_second(self) -> int | None:
+        """The limit on the rate; raises UsageError if it is not a size."""
+        if self.max_rate is None:
+            return None
+        try:
+            return int(Size.from_document(self.max_rate))
+        except ValueError as error:
+            raise UsageError(f"--max-rate: {error}", hint="for example: --max-rate 20MB") from None
+
+
+def run_live(context: typer.Context, options: LiveOptions, name: str | None, rows: int, junit: Path | None) -> None:
+    """Run a check of running databases, and report its result."""
+    bytes_per_second = options.bytes_per_second
+    fleet = command_context(context).load_fleet()
+    name = newest_name(fleet, name) if name is not None else None
+    script = options.repair_script
+    request = LiveRequest(name, rows, bytes_per_second, options.indexes, script is not None)
+    # A file that can't be written is refused before the work.
+    with nullcontext() if script is None else replaced_file(script) as write:
+        with (
+            SparkOnDemand(fleet, f"check live {name or ''}") as spark,
+            recorded_activity(context, fleet, LIVE_KIND, name or "") as recorded,
+        ):
+            report = check_live(fleet, request, spark, recorded.activity)
+            recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, report.volumes
+        if write is not None:
+            write(repair_script(report))
+    problems = write_report(junit, junit_of_live(report))
+    lines = [*live_lines(report, script), *(f"warning: {problem}" for problem in problems)]
+    code = report.exit_code or (UNWRITTEN if problems else DONE)
+    emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
+    raise typer.Exit(code)
 
 
 def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:
@@ -186,3 +290,50 @@ def conflict_text(conflict: Conflict) -> str:
         place += f" partition {conflict.partition}"
     names = [name for name in (nodes, place, conflict.global_id or "") if name]
     return f"{conflict.kind}" + (f" ({', '.join(names)})" if names else "") + f": {conflict.detail}"
+
+
+def live_lines(report: LiveReport, script: Path | None = None) -> list[str]:
+    """Return the human-readable output of a check of running databases."""
+    lines = [line for shard in report.shards for line in _shard_lines(shard, report)]
+    for conflict in report.conflicts[:CONFLICTS_SHOWN_MAX]:
+        lines.append(f"  conflict: {live_conflict_text(conflict)}")
+        lines += [f"    {line}" for row in conflict.rows for line in _live_row_lines(row)]
+    if len(report.conflicts) > CONFLICTS_SHOWN_MAX:
+        lines.append(f"  … {len(report.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
+    lines += [f"  skipped: {skipped.what} ({skipped.why})" for skipped in report.skipped]
+    if report.conflicts:
+        lines.append(WHAT_TO_DO_LIVE)
+    if script is not None:
+        lines.append(f"statements for repairs: {script}")
+    return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
+
+
+def _shard_lines(shard: ShardReport, report: LiveReport) -> Iterator[str]:
+    compared = shard.compared
+    if shard.standbys:
+        amounts = f"{quantity_text(compared.rows, 'rows')}, {size_text(compared.bytes)}"
+        tables = quantity_text(compared.tables, "tables")
+        yield f"shard {shard.shard}: compared {tables} with {', '.join(shard.standbys)}: {amounts}"
+    else:
+        yield f"shard {shard.shard}: no standby"
+    if compared.indexes:
+        yield f"  checked {quantity_text(compared.indexes, 'indexes')}"
+    if (cut := shard.cut) is not None:
+        yield (
+            f"  compared {quantity_text(cut.tables, 'tables')} with {report.snapshot} at increment {report.increment}:"
+            f" {quantity_text(cut.equal, 'rows')} equal, {cut.written:,} written since, {cut.differing:,} different"
+        )
+
+
+def live_conflict_text(conflict: LiveConflict) -> str:
+    """Describe a conflict in a running database on one line."""
+    nodes = " and ".join(node for node in (conflict.node, conflict.other_node) if node)
+    names = ", ".join(name for name in (nodes, conflict.group or "") if name)
+    return f"{conflict.kind} ({names}): {conflict.detail}"
+
+
+def _live_row_lines(row: LiveRow) -> Iterator[str]:
+    where = f" at {row.place}" if row.place else ""
+    yield f"row {row.key}{where}:" if row.key else f"a row without a key{where}:"
+    for copy in row.copies:
+        yield f"  {copy.of}: {'no such row' if copy.line is None else copy.line}"

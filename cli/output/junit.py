@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cutline.check.live_report import LiveReport
 from cutline.check.report import CheckReport, SnapshotReport
 from cutline.cli.output.tables import printable
 from cutline.fleet.own_files import replaced_file
@@ -27,6 +28,24 @@ def junit_of(report: CheckReport) -> str:
     suites = ElementTree.Element("testsuites", name=CHECK, time=f"{report.seconds:.3f}")
     for snapshot in report.snapshots:
         suites.append(_suite(snapshot))
+    return _xml_of(suites)
+
+
+def junit_of_live(report: LiveReport) -> str:
+    """Return the report on a check of running databases as XML: one suite, with a case for each finding."""
+    suites = ElementTree.Element("testsuites", name=CHECK, time=f"{report.seconds:.3f}")
+    found = [(f"{one.kind}: {one.node} {one.group or ''}".rstrip(), one.kind, one.detail) for one in report.conflicts]
+    name, count = "running databases", max(len(found) + len(report.skipped), 1)
+    texts = {"tests": str(count), "failures": str(len(found)), "skipped": str(len(report.skipped))}
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **texts})
+    for title, kind, detail in found:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=title)
+        ElementTree.SubElement(case, "failure", message=detail, type=kind)
+    for left in report.skipped:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=left.what)
+        ElementTree.SubElement(case, "skipped", message=left.why)
+    if not found and not report.skipped:
+        ElementTree.SubElement(suite, "testcase", classname=name, name="everything compared")
     return _xml_of(suites)
 
 

@@ -139,8 +139,8 @@ class RowUnreadableError(RefusedError):
     """PostgreSQL can't print a row of a table as COPY text: the row is too large, or damaged."""
 
 
-class _StoppedAtRowError(Exception):
-    """The server could not print the row after the first `rows` rows of `part`; `text` is the reason."""
+class StoppedAtRowError(Exception):
+    """The server could not print the row after the first `rows` rows of `part`; the error's text is the reason."""
 
     def __init__(self, part: PageRange, rows: int, text: str, sqlstate: str) -> None:
         super().__init__(text)
@@ -195,7 +195,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
             rows = _Rows(objects)
             lock_tables(connection, task.node, task.ranges)
             for part in task.ranges:
-                for lines in _copy(connection, task.node, part):
+                for lines in copy_lines(connection, task.node, part, copy_query(part)):
                     rows.add(part.group, lines)
                     # A line may be 1 GB: release it before the next line is read.
                     del lines
@@ -208,14 +208,14 @@ def copy_ranges(task: CopyTask) -> CopyReport:
 
 @contextmanager
 def _naming_rows(task: CopyTask) -> Iterator[None]:
-    """Turn _StoppedAtRowError into RowUnreadableError, which names the row."""
+    """Turn StoppedAtRowError into RowUnreadableError, which names the row."""
     try:
         yield
-    except _StoppedAtRowError as stopped:
+    except StoppedAtRowError as stopped:
         part, rows = stopped.part, stopped.rows
         where = f"row {rows + 1}, counted from page {part.low}; the table has no key"
         # The transaction has failed. A new session in the same snapshot reads the keys in the same order.
-        with suppress(SnapshotError, _StoppedAtRowError), open_exported(task.node, task.exported) as connection:
+        with suppress(SnapshotError, StoppedAtRowError), open_exported(task.node, task.exported) as connection:
             lock_tables(connection, task.node, [part])
             where = _key_text(connection, task.node, part, rows) or where
         table = part.group.name
@@ -232,7 +232,7 @@ def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, 
     if not key:
         return ""
     keys = replace(part, group=structs.replace(part.group, columns=key))
-    for lines in _copy(connection, node, keys):
+    for lines in copy_lines(connection, node, keys, copy_query(keys)):
         if rows < len(lines):
             # The COPY has not ended, so the session can't be reused.
             connection.close()
@@ -290,10 +290,14 @@ def copy_query(part: PageRange) -> str:
     return f"COPY ({rows}) TO STDOUT (ENCODING '{RAW}')"
 
 
-def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> Iterator[BytesColumn]:
-    """Yield the range's lines in columns of bounded size. libpq returns one line per call."""
+def copy_lines(connection: psycopg.Connection[Any], node: Node, part: PageRange, query: str) -> Iterator[BytesColumn]:
+    """Yield the lines of a COPY `query` that reads the range, in columns of bounded size.
+
+    Raises StoppedAtRowError if the server can't print a row, RelationLockedError if it waits too long for a lock, and
+    CopyError, whose details have the server's `sqlstate`, for any other error.
+    """
     raw = connection.pgconn
-    result = raw.exec_(copy_query(part).encode())
+    result = raw.exec_(query.encode())
     if result.status != libpq.ExecStatus.COPY_OUT:
         if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
             raise locked_error(node, f"copying {part.group.name}", [qualify(part.group)])
@@ -316,7 +320,10 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
 
 
 def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
-    """Yield the lines of a running COPY in chunks; a line above CHUNK_BYTES is a chunk by itself and is not copied."""
+    """Yield the lines of a running COPY in chunks; a line above CHUNK_BYTES is a chunk by itself and is not copied.
+
+    libpq returns one line per call.
+    """
     length = 1
     while length > 0:
         data = bytearray()
@@ -351,7 +358,7 @@ def _copy_error(node: Node, part: PageRange, result: PGresult, rows: int | None 
     if rows is None or not is_row_error(state):
         return _stopped(node, part, result.error_message, state)
     text = (result.error_field(libpq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-    return _StoppedAtRowError(part, rows, text, state)
+    return StoppedAtRowError(part, rows, text, state)
 
 
 def _stopped(node: Node, part: PageRange, message: bytes, sqlstate: str = "") -> CopyError:

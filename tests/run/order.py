@@ -38,6 +38,7 @@ LONG = (
     "tests/simulation/test_repository_mutants.py",
     "tests/simulation/test_shrinking.py",
     "tests/integration/test_background.py",
+    "tests/integration/test_live_check.py",
     "tests/integration/test_refusals_tables.py",
     "tests/integration/parts",
     "tests/integration/routing",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import secrets
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -173,11 +175,73 @@ def _ask(connection: adbc.AdbcConnection, query: str) -> list[Any]:
 
 def peek_query(slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int) -> str:
     """Return the query for `peek`."""
-    names = ",".join(f'"{name}"' for name in publications)
     return (
         f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', '{finish}', {messages_max},"
-        f" 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
+        f" {_plugin_options(publications)})"
     )
+
+
+def _plugin_options(publications: tuple[str, ...]) -> str:
+    names = ",".join(f'"{name}"' for name in publications)
+    return f"'proto_version', '3', 'publication_names', '{names}', 'messages', 'true'"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """A temporary copy of a slot, which its session drops when it ends. The slot itself is not used or moved.
+
+    The copy begins at `confirmed`, and decodes prepared transactions at their COMMIT PREPARED.
+    """
+
+    node: Node
+    name: str
+    confirmed: Lsn
+    connection: adbc.AdbcConnection
+
+    def read(
+        self, publications: tuple[str, ...], finish: Lsn, messages_max: int
+    ) -> Generator[pa.Array[Any], None, int]:
+        """Yield the messages of some transactions that end before `finish`, as `peek` does, and move the copy on.
+
+        Returns how many messages there were: fewer than `messages_max` if no more are left.
+        """
+        query = (
+            f"SELECT data FROM pg_logical_slot_get_binary_changes('{self.name}', '{finish}', {messages_max},"
+            f" {_plugin_options(publications)})"
+        )
+        count = 0
+        try:
+            with adbc.AdbcStatement(self.connection) as statement:
+                statement.set_options(
+                    **{adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
+                )
+                statement.set_sql_query(query)
+                stream, _ = statement.execute_query()
+                for batch in pa.RecordBatchReader._import_from_c(stream.address):
+                    count += batch.num_rows
+                    yield _messages_of(batch)
+        except (adbc.Error, pa.ArrowException, OSError) as error:
+            raise _peek_error(self.node, self.name, str(error), getattr(error, "sqlstate", None)) from error
+        return count
+
+
+@contextmanager
+def copied_slot(node: Node, slot: str) -> Iterator[SlotCopy]:
+    """Copy the slot for the block; while the copy exists, it retains WAL like the slot.
+
+    Raises UnreachableError if the slot can't be copied, and the errors of `open_reader`.
+    """
+    name = f"check_live_{secrets.token_hex(6)}"
+    with open_reader(node) as connection:
+        try:
+            _ask(connection, f"SELECT pg_copy_logical_replication_slot('{slot}', '{name}', true)::text")
+            (confirmed,) = _ask(
+                connection,
+                f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{name}'",
+            )
+        except (adbc.Error, pa.ArrowException, OSError) as error:
+            raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+        yield SlotCopy(node, name, Lsn.parse(str(confirmed)), connection)
 
 
 def _messages_of(batch: Any) -> pa.Array[Any]:

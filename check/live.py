@@ -1,0 +1,781 @@
+"""`check --live`: compare running primaries with their running standbys, and with the newest cut of a snapshot.
+
+The tables of a shard are read in rounds of bounded size. In each round, the shards' primaries and standbys export
+snapshots for a few seconds, so that no snapshot holds up VACUUM on a primary or replay on a standby for long. Pages
+that differ between two nodes are read again in snapshots by turns (live_snapshots), which prove what differs and what
+was only in motion. Nothing is stopped or stored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import psycopg
+
+from cutline.check.live_cut import CutComparison, CutSource, RowAtCut, match_tables, read_stored
+from cutline.check.live_entries import CutShard
+from cutline.check.live_indexes import check_indexes
+from cutline.check.live_pages import (
+    BadRange,
+    CompareReport,
+    CompareTask,
+    ConfirmReport,
+    ConfirmTask,
+    ImportedSnapshot,
+    NamedVersion,
+    TableDifference,
+    compare_ranges,
+    confirm_ranges,
+)
+from cutline.check.live_repair import qualified
+from cutline.check.live_report import (
+    STANDBY_ROWS,
+    UNREADABLE,
+    LiveConflict,
+    LiveCopy,
+    LiveReport,
+    LiveRow,
+    ShardReport,
+    amounts_text,
+    pages_text,
+)
+from cutline.check.live_snapshots import Shard, SnapshotOrderError, SnapshotTurn, take_turns
+from cutline.check.live_touched import ChangesSince, running_transactions
+from cutline.columns.bytes_column import Ints
+from cutline.fleet.config import Fleet, KnownServer, Node
+from cutline.fleet.messages import list_some
+from cutline.fleet.progress import Progress, Silent
+from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.connections import connect, database_name, raising_unreachable
+from cutline.nodes.encodings import encoding_of, texts_of
+from cutline.nodes.free_connections import check_free_connections, task_sessions
+from cutline.nodes.groups import Group, Table, read_tables
+from cutline.nodes.left_out import find_planned_code
+from cutline.nodes.publications import publication_names
+from cutline.nodes.sessions import Sessions, identify, in_parallel, open_sessions
+from cutline.nodes.table_state import read_table_states
+from cutline.snapshots.base_copy.copy_ranges import PageRange
+from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, plan_ranges
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.spark.needs import ExecutorNeeds
+from cutline.spark.spark_jobs import Dealing, SparkSource, cores_of, limited_sessions, run_tasks, start_session
+from cutline.storage.errors import ErrorReport, RefusedError
+from cutline.wal.drain.waiting import ReplayState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How much of a shard is read in one round. With a limit on the rate, a round takes ROUND_SECONDS, and a task, which
+# locks tables against DDL, UNIT_SECONDS.
+ROUND_BYTES = 1 << 30
+ROUND_SECONDS, UNIT_SECONDS = 20, 5
+PIECE_PAGES_MIN = 256
+# A range that a node could not read is tried this often, in other rounds.
+TRIES = 3
+# Pages that are read again by one task, and in one job of a shard.
+CONFIRMED_PAGES, CONFIRMED_AT_ONCE = 256, 4096
+# Pages closer than this are read as one range.
+GAP_PAGES = 4
+# Once this many rows of a table are known to differ on a standby, its other pages are not read again.
+ROWS_ENOUGH = 10_000
+# The most pages that a conflict lists.
+LISTED_PAGES_MAX = 1000
+# The most rows that a repair script contains of one table.
+REPAIRED_ROWS_MAX = 1000
+NAMED_TABLES_MAX = 5
+CONFLICT_HINT = (
+    "if replay cancelled the query, set hot_standby_feedback = on there, or raise max_standby_streaming_delay"
+)
+RECOVERY_CONFLICT = "conflict with recovery"
+WHY_UNPROVEN = (
+    "as its indexes call users' functions, it can only be copied whole, which proves nothing: compare it yourself"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRequest:
+    """The options of a check of running databases.
+
+    `name` is the snapshot whose newest cut is compared as well. Up to `rows` rows are named for each table that
+    differs. Each node is read at up to `bytes_per_second`. `indexes`: check indexes, too. `repairs`: collect rows for a
+    script.
+    """
+
+    name: str | None = None
+    rows: int = 0
+    bytes_per_second: int | None = None
+    indexes: bool = False
+    repairs: bool = False
+
+    @property
+    def task_pages(self) -> int:
+        """How many pages one task reads of a table."""
+        if self.bytes_per_second is None:
+            return TASK_PAGES
+        pages = self.bytes_per_second * UNIT_SECONDS // PAGE_BYTES
+        return min(max(pages, PIECE_PAGES_MIN), TASK_PAGES)
+
+    @property
+    def round_bytes(self) -> int:
+        """How many bytes of a shard are read in one round."""
+        return ROUND_BYTES if self.bytes_per_second is None else self.bytes_per_second * ROUND_SECONDS
+
+
+def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress: Progress) -> LiveReport:
+    """Check the running databases; start Spark only if there is something to compare.
+
+    Raises NodeUnreachableError if a node can't be reached, FleetTopologyError, and the errors of reading the snapshot.
+    """
+    began = time.monotonic()
+    report = LiveReport(allows_one_copy=fleet.allows_one_copy)
+    chain = _read_snapshot(fleet, request.name, report)
+    progress.step("connect", total=len(fleet.nodes), unit="nodes")
+    with open_sessions(fleet, fleet.nodes, needs_all=True) as sessions, _live_nodes(sessions) as live:
+        check_free_connections(live.by_node)
+        checks = _plan(live, fleet, request, report)
+        needs = ExecutorNeeds(fleet.store, tuple(live.by_node))
+        if any(check.left for check in checks) or chain is not None:
+            spark.begin(needs, progress)
+            session = start_session(spark, progress)
+            limits = limited_sessions(session, task_sessions(live.by_node))
+            if request.bytes_per_second is not None:
+                # Tasks on a node pause on their own, so there must be one at a time.
+                limits |= {check.shard.primary.id: 1 for check in checks}
+            run = _LiveRun(request, session, sessions, progress, report, limits, tuple(checks))
+            run.compare_standbys()
+            if chain is not None:
+                compare_cut(run, fleet, chain, live)
+            run.conclude(chain, fleet)
+        if request.indexes:
+            _check_indexes(checks, request, report, progress)
+    # Threads have added them in any order.
+    report.conflicts.sort(key=lambda one: (one.node, one.other_node or "", one.group or "", one.kind, one.index or ""))
+    report.skipped.sort(key=lambda part: part.what)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _read_snapshot(fleet: Fleet, name: str | None, report: LiveReport) -> Chain | None:
+    """Read the chain whose newest cut the databases are compared with, if any."""
+    if name is None:
+        return None
+    store = fleet.store.open()
+    read_identity(store, fleet)
+    chain = read_chain(store, name)
+    check_has_rows(chain, "name a snapshot with rows: snapshot list")
+    report.snapshot, report.increment = chain.name, chain.last.increment
+    return chain
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveNodes:
+    """All nodes of the fleet, with a session on each of them, and their identities."""
+
+    by_node: Mapping[Node, psycopg.Connection[Any]]
+    identities: Mapping[str, NodeIdentity]
+
+    @property
+    def connections(self) -> dict[str, psycopg.Connection[Any]]:
+        """The sessions by id."""
+        return {node.id: connection for node, connection in self.by_node.items()}
+
+
+@contextmanager
+def _live_nodes(sessions: Sessions) -> Iterator[_LiveNodes]:
+    """Also open sessions on the standbys that can't decode their WAL: they have no slots, but they can be read."""
+    by_node, identities = dict(sessions.by_node), dict(sessions.identities)
+    with ExitStack() as stack:
+        for node in sessions.too_old:
+            connection = connect(node)
+            stack.callback(connection.close)
+            identity = identify(node, connection).identity
+            server = KnownServer(identity.system_identifier, identity.in_recovery)
+            by_node[replace(node, server=server)], identities[node.id] = connection, identity
+        yield _LiveNodes(by_node, identities)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Ranges that one task reads, and how often that has failed."""
+
+    ranges: tuple[PageRange, ...]
+    size: int
+    tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Pages of a table that differed on a standby, and how often they could not be read again."""
+
+    standby: str
+    oid: int
+    pages: Ints
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Finding:
+    """The rows of a table that are proven to differ on a standby."""
+
+    changed: int = 0
+    missing: int = 0
+    extra: int = 0
+    pages: list[int] = field(default_factory=list)
+    rows: list[NamedVersion] = field(default_factory=list)
+    is_cut_short: bool = False
+
+    @property
+    def total(self) -> int:
+        """How many rows differ."""
+        return self.changed + self.missing + self.extra
+
+    def add(self, more: TableDifference, rows_max: int) -> None:
+        """Add what another task has found."""
+        self.changed += more.changed
+        self.missing += more.missing
+        self.extra += more.extra
+        self.pages += more.pages
+        self.rows += more.rows[: rows_max - len(self.rows)]
+
+
+@dataclass(slots=True)
+class _ShardCheck:
+    """A shard, the units that are left to read, and what was found about it.
+
+    `whole` are the oids of tables that are copied whole. `standbys` are those that keep up with their primary.
+    """
+
+    shard: Shard
+    report: ShardReport
+    tables: dict[int, Table]
+    whole: frozenset[int]
+    standbys: list[Node]
+    left: deque[_Unit] = field(default_factory=deque)
+    suspects: list[Suspects] = field(default_factory=list)
+    findings: dict[tuple[str, int], _Finding] = field(default_factory=dict)
+    bad: dict[tuple[str, int], list[BadRange]] = field(default_factory=dict)
+    filenodes: dict[int, set[int | None]] = field(default_factory=dict)
+    restarted: set[int] = field(default_factory=set)
+    skipped: set[int] = field(default_factory=set)
+
+    def name(self, oid: int) -> str:
+        """Return the table's name."""
+        return self.tables[oid].group.name
+
+    def take(self, bytes_max: int) -> list[_Unit]:
+        """Take the units of the next round."""
+        taken: list[_Unit] = []
+        size = 0
+        while self.left and (not taken or size + self.left[0].size <= bytes_max):
+            taken.append(self.left.popleft())
+            size += taken[-1].size
+        return taken
+
+
+def _plan(live: _LiveNodes, fleet: Fleet, request: LiveRequest, report: LiveReport) -> list[_ShardCheck]:
+    """Read the primaries' tables, and divide them into units; shards without standbys get none."""
+
+    def plan(primary: Node) -> _ShardCheck:
+        standbys = tuple(node for node in live.by_node if node.backup_of == primary.id)
+        shard = Shard(primary, standbys, {node.id: live.connections[node.id] for node in (primary, *standbys)})
+        connection = live.connections[primary.id]
+        with raising_unreachable(primary):
+            tables = read_tables(connection, fleet.groups)
+            whole = find_planned_code(connection, [table.oid for table in tables])
+        found = ShardReport(primary.id, tuple(node.id for node in standbys))
+        readable = {table.oid: table for table in tables if table.readable and not table.hides_rows}
+        for table in tables:
+            if table.oid not in readable:
+                report.skip(f"{table.group.name} on {primary.id}", "our role can't read all of its rows")
+        check = _ShardCheck(shard, found, readable, whole, list(standbys))
+        if standbys:
+            check.left.extend(_units(readable.values(), request, whole))
+        elif request.name is None:
+            report.skip(f"rows of shard {primary.id}", "it has no standby", is_one_copy=True)
+        return check
+
+    checks = in_parallel(plan, [node for node in live.by_node if node.backup_of is None])
+    for check in checks:
+        report.shards.append(check.report)
+        report.quoted |= {table.group.name: qualified(table.group) for table in check.tables.values()}
+    for node, connection in live.by_node.items():
+        report.encodings[node.id] = encoding_of(connection)
+        report.databases[node.id] = database_name(node.dsn)
+    return checks
+
+
+def _units(tables: Iterable[Table], request: LiveRequest, whole: frozenset[int]) -> list[_Unit]:
+    return [_Unit(planned.ranges, planned.size) for planned in plan_ranges(list(tables), request.task_pages, whole)]
+
+
+def page_runs(pages: Ints, most: int) -> list[tuple[int, int]]:
+    """Combine pages, in order, into ranges (low, high) of at most `most` pages; GAP_PAGES may lie between them."""
+    if not len(pages):
+        return []
+    starts_run = np.append(True, np.diff(pages) > GAP_PAGES)
+    # Pages of one run that are `most` pages apart belong to different ranges.
+    first = np.maximum.accumulate(np.where(starts_run, pages, -1))
+    block = (pages - first) // most
+    starts = starts_run | np.append(True, np.diff(block) != 0)
+    lows = pages[starts]
+    highs = pages[np.append(np.flatnonzero(starts)[1:] - 1, len(pages) - 1)] + 1
+    return list(zip(lows.tolist(), highs.tolist(), strict=True))
+
+
+class _Comparison(NamedTuple):
+    """A task, and the unit of a shard that it compares."""
+
+    check: _ShardCheck
+    unit: _Unit
+    task: CompareTask
+
+
+class _Confirmation(NamedTuple):
+    """A task, and the pages of a shard's standby that it reads again."""
+
+    check: _ShardCheck
+    suspects: list[Suspects]
+    task: ConfirmTask
+
+
+class _NamedRow(NamedTuple):
+    """A row of the table `oid` on a primary; `identity` is the hash of its key."""
+
+    primary: str
+    oid: int
+    identity: int
+
+
+@dataclass(slots=True)
+class _LiveRun:
+    """One check of running databases, its Spark session, and the shards that it compares."""
+
+    request: LiveRequest
+    session: SparkSession
+    sessions: Sessions
+    progress: Progress
+    report: LiveReport
+    limits: Mapping[str, int]
+    checks: tuple[_ShardCheck, ...]
+
+    def compare_standbys(self) -> None:
+        """Compare all standbys with their primaries; note what could not be compared."""
+        if not any(check.left for check in self.checks):
+            return
+        self.progress.step("compare standbys", total=sum(len(check.left) for check in self.checks), unit="tasks")
+        while any(check.left for check in self.checks):
+            self._compare_round()
+            while any(check.suspects for check in self.checks):
+                self._confirm_round()
+            for check in self.checks:
+                if not check.left:
+                    self._restart_rewritten(check)
+
+    def _compare_round(self) -> None:
+        taken = [(check, check.take(self.request.round_bytes)) for check in self.checks if check.left]
+        with self._turns([check for check, _ in taken], 1) as turns:
+            work: list[_Comparison] = []
+            for check, units in taken:
+                # A shard without turns has no standby that keeps up.
+                for turn in turns.get(check.shard.primary.id, ()):
+                    work += [_Comparison(check, unit, self._compare_task(check, unit, turn)) for unit in units]
+            dealing = Dealing[CompareTask](lambda task: task.size, lambda task: task.nodes, self.limits)
+            tasks = [one.task for one in work]
+            reports = run_tasks(self.session, compare_ranges, tasks, self.progress, dealing, self.sessions.watch)
+        failed: dict[str, list[tuple[_Unit, CompareReport]]] = {}
+        for one, found in zip(work, reports, strict=True):
+            if found.problem is not None:
+                failed.setdefault(one.check.shard.primary.id, []).append((one.unit, found))
+            else:
+                self._take_in(one.check, found)
+        for check in self.checks:
+            if units_failed := failed.get(check.shard.primary.id):
+                self._try_again(check, units_failed)
+
+    def _compare_task(self, check: _ShardCheck, unit: _Unit, turn: SnapshotTurn) -> CompareTask:
+        taken = turn.standbys
+        standbys = tuple(ImportedSnapshot(node, taken[node.id].exported) for node in check.standbys if node.id in taken)
+        primary = ImportedSnapshot(check.shard.primary, turn.primary.exported)
+        whole = check.whole & {part.oid for part in unit.ranges}
+        return CompareTask(primary, standbys, unit.ranges, whole, unit.size, self.request.bytes_per_second)
+
+    @contextmanager
+    def _turns(self, checks: Sequence[_ShardCheck], turns: int) -> Iterator[dict[str, list[SnapshotTurn]]]:
+        """Take snapshots on all of these shards by turns, for the block; the result is keyed by primary.
+
+        Shards none of whose standbys keeps up are missing, and have no units left.
+        """
+        with ExitStack() as stack:
+            # Closing the stack waits for nothing, so the stacks may be entered before their snapshots exist.
+            stacks = [stack.enter_context(ExitStack()) for _ in checks]
+
+            def take(one: tuple[_ShardCheck, ExitStack]) -> list[SnapshotTurn]:
+                check, own = one
+                return own.enter_context(
+                    take_turns(check.shard, check.standbys, turns, self.progress, partial(self._drop, check))
+                )
+
+            def try_to_take(one: tuple[_ShardCheck, ExitStack]) -> list[SnapshotTurn] | SnapshotOrderError:
+                try:
+                    return take(one)
+                except SnapshotOrderError as error:
+                    return error
+
+            taken: dict[str, list[SnapshotTurn]] = {}
+            results = in_parallel(try_to_take, zip(checks, stacks, strict=True))
+            for check, result in zip(checks, results, strict=True):
+                if isinstance(result, SnapshotOrderError):
+                    self.report.skip(f"rows of shard {check.shard.primary.id}", result.message)
+                elif result[-1].standbys:
+                    taken[check.shard.primary.id] = result
+                    continue
+                check.left.clear()
+                check.suspects.clear()
+            yield taken
+
+    def _drop(self, check: _ShardCheck, state: ReplayState) -> None:
+        """Go on without a standby that does not keep up with its primary."""
+        check.standbys = [node for node in check.standbys if node.id != state.node]
+        check.suspects = [one for one in check.suspects if one.standby != state.node]
+        self.report.skip(f"standby {state.node}", state.text)
+
+    def _take_in(self, check: _ShardCheck, found: CompareReport) -> None:
+        check.report.compared.rows += found.rows
+        check.report.compared.bytes += found.bytes
+        self._note_bad(check, found.bad)
+        for oid, filenode in found.filenodes.items():
+            check.filenodes.setdefault(oid, set()).add(filenode)
+        for standby, pages in found.differing.items():
+            for oid in np.unique(pages[:, 0]).tolist():
+                check.suspects.append(Suspects(standby, oid, pages[pages[:, 0] == oid, 1]))
+
+    def _note_bad(self, check: _ShardCheck, bad: Iterable[BadRange]) -> None:
+        for one in bad:
+            known = check.bad.setdefault((one.node, one.oid), [])
+            if one not in known:
+                known.append(one)
+
+    def _try_again(self, check: _ShardCheck, failed: Sequence[tuple[_Unit, CompareReport]]) -> None:
+        """Put units that could not be read back, with the tables' present definitions; give up after TRIES."""
+        with raising_unreachable(check.shard.primary):
+            tables = {
+                table.oid: table
+                for table in read_tables(check.shard.connections[check.shard.primary.id], self.sessions.fleet.groups)
+            }
+            check.whole |= find_planned_code(check.shard.connections[check.shard.primary.id], list(tables))
+        for unit, found in failed:
+            # Dropped tables are not missing: their standbys drop them, too.
+            ranges = [
+                PageRange(tables[part.oid].group, part.oid)
+                if part.oid in check.whole
+                else replace(part, group=tables[part.oid].group)
+                for part in unit.ranges
+                if part.oid in tables
+            ]
+            check.tables |= {part.oid: tables[part.oid] for part in ranges}
+            if unit.tries + 1 < TRIES:
+                # The next attempt finds out which of several tables can't be read.
+                parts = [tuple(ranges)] if unit.tries == 0 or len(ranges) == 1 else [(part,) for part in ranges]
+                size = unit.size // max(len(parts), 1)
+                check.left.extend(_Unit(part, size, unit.tries + 1) for part in parts if part)
+            elif ranges and found.problem is not None:
+                self._give_up(check, [part.oid for part in ranges], found.problem, found.failed)
+
+    def _give_up(self, check: _ShardCheck, oids: Sequence[int], problem: ErrorReport, failed: str) -> None:
+        names = list_some((check.name(oid) for oid in dict.fromkeys(oids)), NAMED_TABLES_MAX)
+        hint = f"; {CONFLICT_HINT}" if RECOVERY_CONFLICT in problem["message"] else ""
+        self.report.skip(f"{names} on {failed or check.shard.primary.id}", f"{problem['message']}{hint}")
+        check.skipped.update(oids)
+
+    def _restart_rewritten(self, check: _ShardCheck) -> None:
+        """Compare tables again whose rows have moved to another file between two rounds."""
+        rewritten = [oid for oid, filenodes in check.filenodes.items() if len(filenodes) > 1]
+        again = [check.tables[oid] for oid in rewritten if oid not in check.restarted and oid not in check.skipped]
+        for oid in rewritten:
+            if oid in check.restarted and oid not in check.skipped:
+                check.skipped.add(oid)
+                self.report.skip(f"{check.name(oid)} on {check.shard.primary.id}", "it was rewritten during the check")
+            check.filenodes[oid] = set()
+            check.restarted.add(oid)
+            # What was found in the former file is found again if it still differs.
+            for place in [place for place in check.findings if place[1] == oid]:
+                del check.findings[place]
+        check.left.extend(_units(again, self.request, check.whole))
+
+    def _confirm_round(self) -> None:
+        """Read the pages that differ again in snapshots by turns; keep what is proven to differ."""
+        busy = [check for check in self.checks if check.suspects]
+        chosen = {check.shard.primary.id: self._choose(check) for check in busy}
+        work: list[_Confirmation] = []
+        with self._turns(busy, 2) as turns:
+            for check in busy:
+                taken = turns.get(check.shard.primary.id)
+                by_standby: dict[str, list[Suspects]] = {}
+                for one in chosen[check.shard.primary.id] if taken else ():
+                    by_standby.setdefault(one.standby, []).append(one)
+                for node in check.standbys:
+                    for some in together(by_standby.get(node.id, [])):
+                        if taken and node.id in taken[0].standbys:
+                            work.append(_Confirmation(check, some, self._confirm_task(check, node, some, taken)))
+            dealing = Dealing[ConfirmTask](lambda _: 1, lambda task: task.nodes, self.limits)
+            tasks = [one.task for one in work]
+            reports = run_tasks(self.session, confirm_ranges, tasks, Silent(), dealing, self.sessions.watch)
+        for confirmation, found in zip(work, reports, strict=True):
+            self._conclude_pages(confirmation.check, confirmation.suspects, found)
+
+    def _choose(self, check: _ShardCheck) -> list[Suspects]:
+        """Take the suspects of the next job, without pages of tables about which enough is known."""
+        chosen: list[Suspects] = []
+        left: list[Suspects] = []
+        pages = 0
+        for one in check.suspects:
+            finding = check.findings.get((one.standby, one.oid))
+            if finding is not None and finding.total >= ROWS_ENOUGH:
+                finding.is_cut_short = True
+                continue
+            some = one.pages[: max(CONFIRMED_AT_ONCE - pages, 0)]
+            pages += len(some)
+            chosen += [replace(one, pages=some)] if len(some) else []
+            left += [replace(one, pages=one.pages[len(some) :])] if len(some) < len(one.pages) else []
+        check.suspects = left
+        return chosen
+
+    def _confirm_task(
+        self, check: _ShardCheck, standby: Node, some: Sequence[Suspects], turns: Sequence[SnapshotTurn]
+    ) -> ConfirmTask:
+        ranges: list[PageRange] = []
+        parts = [np.empty((0, 2), np.int64)]
+        for one in some:
+            group = check.tables[one.oid].group
+            if one.oid in check.whole:
+                ranges.append(PageRange(group, one.oid))
+                parts.append(np.stack([np.full(len(one.pages), one.oid, np.int64), one.pages], axis=1))
+            else:
+                ranges += [PageRange(group, one.oid, low, high) for low, high in page_runs(one.pages, CONFIRMED_PAGES)]
+        readings = [
+            reading
+            for turn in turns
+            for reading in (
+                ImportedSnapshot(check.shard.primary, turn.primary.exported),
+                ImportedSnapshot(standby, turn.standbys[standby.id].exported),
+            )
+        ]
+        return ConfirmTask(
+            tuple(readings),
+            tuple(ranges),
+            check.whole & {one.oid for one in some},
+            np.concatenate(parts),
+            self.request.rows,
+            self.request.bytes_per_second,
+        )
+
+    def _conclude_pages(self, check: _ShardCheck, some: Sequence[Suspects], found: ConfirmReport) -> None:
+        unproven = {one.oid for one in found.differences if one.unproven}
+        for one in some:
+            is_unknown = found.problem is not None or one.oid in found.moved
+            if not is_unknown and one.oid not in unproven:
+                continue
+            if one.tries + 1 < TRIES:
+                check.suspects.append(replace(one, tries=one.tries + 1))
+            elif one.oid in unproven:
+                lines = next(difference.unproven for difference in found.differences if difference.oid == one.oid)
+                why = f"{lines:,} rows differ from {check.shard.primary.id} in every reading; {WHY_UNPROVEN}"
+                self.report.skip(f"{check.name(one.oid)} on {one.standby}", why)
+            elif found.problem is not None:
+                self._give_up(check, [one.oid], found.problem, found.failed)
+            else:
+                self.report.skip(f"{check.name(one.oid)} on {one.standby}", "it was rewritten during the check")
+        if found.problem is None:
+            self._note_bad(check, found.bad)
+        for difference in found.differences:
+            if not difference.unproven:
+                finding = check.findings.setdefault((some[0].standby, difference.oid), _Finding())
+                finding.add(difference, self.request.rows)
+
+    def conclude(self, chain: Chain | None, fleet: Fleet) -> None:
+        """SnapshotTurn the findings about standbys and unreadable pages into conflicts."""
+        evidence = self._evidence(chain, fleet) if chain is not None else {}
+        for check in self.checks:
+            primary = check.shard.primary.id
+            if check.report.standbys:
+                check.report.compared.tables = len(set(check.filenodes) - check.skipped)
+            for (standby, oid), finding in check.findings.items():
+                detail, rows = _describe(finding), self._rows_of(check, standby, oid, finding, evidence)
+                pages = tuple(sorted(set(finding.pages)))[:LISTED_PAGES_MAX]
+                self.report.conflicts.append(
+                    LiveConflict(STANDBY_ROWS, detail, primary, standby, check.name(oid), pages=pages, rows=rows)
+                )
+            for (node, oid), bad in check.bad.items():
+                self._note_unreadable(check, node, oid, bad)
+
+    def _note_unreadable(self, check: _ShardCheck, node: str, oid: int, bad: Sequence[BadRange]) -> None:
+        damaged = [one for one in bad if one.is_damaged]
+        if not damaged:
+            what = f"{check.name(oid)}, {pages_text([one.low for one in bad], len(bad))} on {node}"
+            self.report.skip(what, f"PostgreSQL can't print a row: {bad[0].text}")
+            return
+        pages = tuple(sorted(one.low for one in damaged))[:LISTED_PAGES_MAX]
+        detail = f"{pages_text(pages, len(pages))} can't be read: {damaged[0].text}"
+        self.report.conflicts.append(LiveConflict(UNREADABLE, detail, node, group=check.name(oid), pages=pages))
+
+    def _evidence(self, chain: Chain, fleet: Fleet) -> dict[_NamedRow, str]:
+        """Return what the cut has of the named rows."""
+        wanted = {
+            _NamedRow(primary, oid, row.identity): at
+            for check in self.checks
+            for (_, oid), finding in check.findings.items()
+            for row in finding.rows
+            if row.identity is not None
+            and (at := row_at_cut(chain, primary := check.shard.primary.id, check.tables[oid].group, row.identity))
+        }
+        if not wanted:
+            return {}
+        self.progress.step("name the rows that differ")
+        found = read_stored(self.session, chain, fleet.store, wanted.values(), self.progress)
+        return {place: found[at].text for place, at in wanted.items() if at in found}
+
+    def _rows_of(
+        self,
+        check: _ShardCheck,
+        standby: str,
+        oid: int,
+        finding: _Finding,
+        evidence: Mapping[_NamedRow, str],
+    ) -> tuple[LiveRow, ...]:
+        primary = check.shard.primary.id
+        rows: list[LiveRow] = []
+        for row in finding.rows:
+            copies = [LiveCopy(primary, row.primary), LiveCopy(standby, row.standby)]
+            if row.identity is not None and (text := evidence.get(_NamedRow(primary, oid, row.identity))):
+                copies.append(LiveCopy(f"{self.report.snapshot} at increment {self.report.increment}", text))
+            rows.append(LiveRow(row.key, row.place, tuple(copies)))
+        return tuple(rows)
+
+
+def row_at_cut(chain: Chain, shard: str, live: Group, identity: int) -> RowAtCut | None:
+    """Identify a row of the database by the hash of its key in the chain's state; None if the chain lacks the table."""
+    if shard not in chain.baseline:
+        return None
+    for group in chain.groups(shard):
+        if group.name == live.name and group.key_width == live.key_width:
+            signed = int(np.array([identity], np.uint64).view(np.int64)[0])
+            return RowAtCut(shard, group.number, identity & (group.partitions - 1), signed)
+    return None
+
+
+def together(suspects: Iterable[Suspects]) -> Iterator[list[Suspects]]:
+    """Divide the suspects of a standby into tasks of at most CONFIRMED_AT_ONCE / 4 pages."""
+    most = CONFIRMED_AT_ONCE // 4
+    some: list[Suspects] = []
+    room = most
+    for one in suspects:
+        left = one.pages
+        while len(left):
+            some.append(replace(one, pages=left[:room]))
+            left, room = left[room:], room - len(left[:room])
+            if room == 0:
+                yield some
+                some, room = [], most
+    if some:
+        yield some
+
+
+def _describe(finding: _Finding) -> str:
+    claims = {
+        "row has other contents|rows have other contents": finding.changed,
+        "row is missing|rows are missing": finding.missing,
+        "row should not be there|rows should not be there": finding.extra,
+    }
+    pages = sorted(set(finding.pages))
+    least = "at least: " if finding.is_cut_short else ""
+    return f"{least}{amounts_text(claims)} on the standby, {pages_text(pages, len(pages))}"
+
+
+def compare_cut(run: _LiveRun, fleet: Fleet, chain: Chain, live: _LiveNodes) -> None:
+    """Compare the primaries with the chain's newest cut; note shards and tables that can't be compared."""
+    fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
+    sources: list[CutSource] = []
+    for check in run.checks:
+        what = f"rows of shard {check.shard.primary.id} and snapshot {chain.name}"
+        if check.shard.primary.id not in chain.full.groups:
+            run.report.skip(what, "the snapshot has no such shard")
+            continue
+        try:
+            with raising_unreachable(check.shard.primary):
+                sources.append(_cut_source(run, check, chain, fleet_id, live, len(sources)))
+        except RefusedError as error:
+            # For example, the publications were dropped.
+            run.report.skip(what, error.message)
+    for shard in chain.full.groups:
+        if shard not in live.connections:
+            run.report.skip(f"rows of shard {shard} in snapshot {chain.name}", "fleet.toml has no such primary")
+    if not sources:
+        return
+    request = run.request
+    examples = max(request.rows, REPAIRED_ROWS_MAX if request.repairs else 0)
+    comparison = CutComparison(
+        chain, tuple(sources), fleet.store, request.rows, examples, request.task_pages, request.bytes_per_second
+    )
+    # A unit takes two sessions: one holds the snapshot that the other one imports.
+    cores = cores_of(run.session).now
+    lanes = {
+        source.shard.number: max(min(run.limits.get(source.shard.node.id, 2 * cores) // 2, cores), 1)
+        for source in sources
+    }
+    comparison.run(run.session, lanes, run.report, run.progress, run.sessions.watch)
+
+
+def _cut_source(
+    run: _LiveRun, check: _ShardCheck, chain: Chain, fleet_id: str, live: _LiveNodes, number: int
+) -> CutSource:
+    node, connection = check.shard.primary, live.connections[check.shard.primary.id]
+    is_own = belongs_to(chain, node.id, live.identities[node.id])
+    tables = check.tables.values()
+    states = read_table_states(connection, node.id, fleet_id, tables, unpublished_too=True) if is_own else None
+    matched, groups = match_tables(chain, node.id, tables, states, run.report)
+    since = None
+    if is_own:
+        since = ChangesSince(
+            node,
+            chain,
+            groups,
+            matched,
+            running_transactions(connection),
+            publication_names(fleet_id),
+            run.sessions.fleet.global_id,
+            texts_of(connection),
+        )
+    shard = CutShard(number, node, matched, groups, check.whole)
+    return CutSource(shard, connection, fleet_id, states or {}, since)
+
+
+def belongs_to(chain: Chain, shard: str, identity: NodeIdentity) -> bool:
+    """Whether the running primary is the database that the chain's snapshots were taken of."""
+    was = chain.baseline.get(shard)
+    return was is not None and all(
+        getattr(was, name) == getattr(identity, name) for name in ("system_identifier", "timeline", "database_oid")
+    )
+
+
+def _check_indexes(checks: Sequence[_ShardCheck], request: LiveRequest, report: LiveReport, progress: Progress) -> None:
+    """Check the indexes of all nodes, one at a time on each."""
+    nodes = [(check, node) for check in checks for node in check.shard.nodes]
+    progress.step("check indexes", unit="indexes")
+
+    def check_one(one: tuple[_ShardCheck, Node]) -> int:
+        check, node = one
+        tables = {oid: table.group.name for oid, table in check.tables.items()}
+        connection = check.shard.connections[node.id]
+        return check_indexes(node, connection, tables, report, progress, request.bytes_per_second)
+
+    for (check, _), count in zip(nodes, in_parallel(check_one, nodes), strict=True):
+        check.report.compared.indexes += count

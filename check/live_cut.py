@@ -1,0 +1,494 @@
+"""Compare the rows of running databases with the newest cut of a snapshot.
+
+Rows that were written since the cut differ legitimately, and live_touched finds out which ones these are. All other
+rows must be those of the cut. In a database that does not belong to the chain, such as a restored one, nobody knows
+what was written: all rows are compared, but rows that differ prove nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from cutline.check.live_entries import (
+    FAILURES,
+    FILES,
+    ITEM_BITS,
+    NO_PLACE,
+    OVERFLOW,
+    TOTALS,
+    CutComparisonError,
+    CutShard,
+    compare_entries,
+    live_entries,
+    live_units,
+    stored_entries,
+)
+from cutline.check.live_pages import ImportedSnapshot, LineAt, lines_at, shown
+from cutline.check.live_report import (
+    APPEND_ONLY,
+    CUT_ROWS,
+    UNREADABLE,
+    CutCompared,
+    LiveConflict,
+    LiveCopy,
+    LiveReport,
+    LiveRow,
+    Repair,
+    amounts_text,
+)
+from cutline.check.live_snapshots import take_snapshot, write_position
+from cutline.check.live_touched import ChangesSince, Touched
+from cutline.check.named_rows import ROW_SCHEMA, NamingTask, read_rows
+from cutline.check.report import NOT_OF_THE_OBJECT
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import from_list, xxhash64
+from cutline.columns.row_batches import from_stream
+from cutline.fleet.progress import Progress
+from cutline.nodes.groups import Group, Table
+from cutline.nodes.table_state import TableState, read_table_states
+from cutline.nodes.watch import Watch
+from cutline.snapshots.base_copy.copy_ranges import PageRange
+from cutline.snapshots.fold.sources import PROBLEM, sources_of
+from cutline.snapshots.records.chain import Chain
+from cutline.spark.spark_jobs import Dealing, job_progress, run_tasks
+from cutline.storage.errors import ErrorReport, SnapshotError, error_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.segments import DELETE, NO_GROUP, PARTIAL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OTHER_DATABASE = (
+    "this is not the database that the snapshot was taken of, so nobody knows whether they were written since"
+)
+REDEFINED = "its definition or its publication has changed since the cut: take an increment first"
+
+
+def match_tables(
+    chain: Chain,
+    shard: str,
+    tables: Iterable[Table],
+    states: Mapping[str, TableState] | None,
+    report: LiveReport,
+) -> tuple[dict[int, Table], dict[int, Group]]:
+    """Return the shard's tables and groups, by number, that can be compared; note the others as skipped.
+
+    `states` are the tables' states, None if the database does not belong to the chain: then only names and types of
+    columns must be equal.
+    """
+    live = {table.group.name: table for table in tables}
+    were = chain.tables(shard)
+    matched: dict[int, Table] = {}
+    groups: dict[int, Group] = {}
+    for group in chain.groups(shard):
+        table = live.get(group.name)
+        if table is None:
+            report.skip(f"{group.name} on {shard}", "the database has no such table that our role may read")
+        elif not (
+            is_continued(group, table.group, were.get(group.name), states.get(group.name))
+            if states is not None
+            else _has_same_columns(group, table.group)
+        ):
+            report.skip(f"{group.name} on {shard}", REDEFINED)
+        else:
+            matched[group.number], groups[group.number] = table, group
+    return matched, groups
+
+
+def is_continued(stored: Group, live: Group, was: TableState | None, now: TableState | None) -> bool:
+    """Whether the WAL since the cut has all changes of the table, and its values are still printed in the same way."""
+    if was is None or now is None or stored.definition() != live.definition():
+        return False
+    names = ("oid", "publication", "membership", "attributes", "columns", "printed")
+    return all(getattr(was, name) == getattr(now, name) for name in names)
+
+
+def _has_same_columns(stored: Group, live: Group) -> bool:
+    forms = [([(column.name, column.type) for column in group.columns], group.key_width) for group in (stored, live)]
+    return forms[0] == forms[1]
+
+
+@dataclass(frozen=True, slots=True)
+class CutSource:
+    """A primary that is compared: its session, and what decides which of its rows were written since the cut.
+
+    `states` are those of its tables before any row was read. `since` is None if the database does not belong to the
+    chain.
+    """
+
+    shard: CutShard
+    connection: psycopg.Connection[Any]
+    fleet_id: str
+    states: Mapping[str, TableState]
+    since: ChangesSince | None
+
+    def redefined(self) -> set[int]:
+        """Return the tables that were changed or altered while the rows were read."""
+        tables = self.shard.tables.values()
+        node = self.shard.node.id
+        now = read_table_states(self.connection, node, self.fleet_id, tables, unpublished_too=True)
+        return {
+            number
+            for number, group in self.shard.groups.items()
+            if not is_continued(group, group, self.states.get(group.name), now.get(group.name))
+        }
+
+
+class TableVerdict(NamedTuple):
+    """How the rows of a table that differ compare with the cut.
+
+    `written` rows were written since. Of the others, `changed` have other contents, `lost` are at the cut only, and
+    `unknown` in the database only.
+    """
+
+    written: int = 0
+    changed: int = 0
+    lost: int = 0
+    unknown: int = 0
+
+    @property
+    def wrong(self) -> int:
+        """How many rows differ although nobody has written them."""
+        return self.changed + self.lost + self.unknown
+
+
+def judge_rows(rows: pa.Table, is_written: Any, *, is_multiset: bool) -> tuple[TableVerdict, pa.Table]:
+    """Judge the rows of a table that differ (SUMMARY_SCHEMA); also return those that nobody has written.
+
+    Equal lines of a table without a key can't be told apart, so none of them has changed.
+    """
+    left, more = to_numpy(rows["left"]), to_numpy(rows["more"])
+    written = int(np.maximum(left, more)[is_written].sum())
+    wrong = rows.filter(to_mask(~is_written))
+    left, more = left[~is_written], more[~is_written]
+    changed = np.zeros(len(wrong), np.int64) if is_multiset else np.minimum(left, more)
+    lost, unknown = left - changed, more - changed
+    return TableVerdict(written, int(changed.sum()), int(lost.sum()), int(unknown.sum())), wrong
+
+
+class _Verdicts(NamedTuple):
+    """The rows that differ; the verdicts, and the rows that nobody has written, by shard and group.
+
+    `unproven` are the tables of which nobody knows what was written.
+    """
+
+    rows: pa.Table
+    of_table: dict[tuple[int, int], TableVerdict]
+    wrong: dict[tuple[int, int], pa.Table]
+    unproven: set[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CutComparison:
+    """A comparison of running primaries with the last cut of a chain. The sources are numbered from 0."""
+
+    chain: Chain
+    sources: tuple[CutSource, ...]
+    store: StoreLocation
+    rows_max: int
+    examples_max: int
+    task_pages: int
+    bytes_per_second: int | None
+
+    @property
+    def label(self) -> str:
+        """The name of the cut in the output."""
+        return f"{self.chain.name} at increment {self.chain.last.increment}"
+
+    @property
+    def shards(self) -> tuple[CutShard, ...]:
+        """The shards, in the order of their numbers."""
+        return tuple(source.shard for source in self.sources)
+
+    def run(
+        self, session: SparkSession, lanes: Mapping[int, int], report: LiveReport, progress: Progress, watch: Watch
+    ) -> None:
+        """Compare all rows, and add the findings to the report.
+
+        At most `lanes` tasks read from each shard, by number, at a time. A damaged snapshot is noted as skipped. The
+        job is cancelled if `watch` finds that a node does not answer. Raises the errors of the store.
+        """
+        progress.step("compare with the cut", unit="tasks")
+        try:
+            with job_progress(session, progress, watch):
+                found = self._compare(session, lanes)
+            group = to_numpy(found["group"])
+            bad = self._note_failures(found.filter(to_mask(group == FAILURES)), report)
+            bad |= self._note_rewritten(found.filter(to_mask(group == FILES)), report)
+            bad |= self._note_overflow(found.filter(to_mask(group == OVERFLOW)), report)
+            progress.step("read the WAL since the cut")
+            verdicts = _Verdicts(found.filter(to_mask(group > NO_GROUP)), {}, {}, set())
+            for source in self.sources:
+                self._judge(source, verdicts, bad, report)
+        except (CutComparisonError, ObjectDamagedError) as error:
+            report.skip(f"snapshot {self.label}", f"{error.message}; see: snapshot check {self.chain.name}")
+            return
+        equal: dict[tuple[int, int], int] = {}
+        for row in found.filter(to_mask(group == TOTALS)).select(["node", "partition", "equal"]).to_pylist():
+            place = row["node"], row["partition"]
+            equal[place] = equal.get(place, 0) + row["equal"]
+        named = self._name(session, verdicts.wrong, report, progress)
+        for source in self.sources:
+            self._report(source, verdicts, equal, named, report)
+
+    def _compare(self, session: SparkSession, lanes: Mapping[int, int]) -> pa.Table:
+        shards = self.shards
+        nodes = tuple(shard.node.id for shard in shards)
+        chosen = {shard.node.id: frozenset(shard.groups) for shard in shards}
+        sources = sources_of(self.chain, nodes, self.store.open(), chosen=chosen)
+        groups = {shard.number: frozenset(shard.groups) for shard in shards}
+        stored, folded = stored_entries(session, sources, groups, self.store)
+        try:
+            units = live_units(shards, self.task_pages, self.bytes_per_second)
+            entries = stored.unionByName(live_entries(session, shards, units, lanes))
+            # About as many rows in the databases as at the cut.
+            rows = sum(sum(self.chain.base_rows(node).values()) for node in nodes) + sources.changes
+            return compare_entries(entries, 2 * rows)
+        finally:
+            folded.release()
+
+    def _judge(
+        self, source: CutSource, verdicts: _Verdicts, bad: Collection[tuple[int, int]], report: LiveReport
+    ) -> None:
+        """Find out which rows of a shard were written since the cut, and judge the others."""
+        shard = source.shard
+        touched: Touched | None = None
+        skipped = {number for node, number in bad if node == shard.number}
+        why = OTHER_DATABASE
+        if source.since is not None:
+            try:
+                # After the rows were read: all that they show has been written by now.
+                finish = write_position(shard.node, source.connection)
+                touched = source.since.find(self.store.open(), finish)
+                for number in source.redefined() - skipped:
+                    report.skip(f"{shard.groups[number].name} on {shard.node.id}", REDEFINED)
+                    skipped.add(number)
+            except ObjectDamagedError:
+                raise
+            except SnapshotError as error:
+                why = error.message
+        rows = verdicts.rows.filter(to_mask(to_numpy(verdicts.rows["node"]) == shard.number))
+        group = to_numpy(rows["group"])
+        for number, definition in shard.groups.items():
+            if number in skipped:
+                continue
+            of_table = rows.filter(to_mask(group == number))
+            identities = to_numpy(of_table["identity"]).view(np.uint64)
+            is_written = (
+                touched.covers(number, identities) if touched is not None else np.zeros(len(of_table), np.bool_)
+            )
+            verdict, wrong = judge_rows(of_table, is_written, is_multiset=definition.is_multiset)
+            verdicts.of_table[shard.number, number] = verdict
+            if len(wrong):
+                verdicts.wrong[shard.number, number] = wrong
+            if verdict.wrong and touched is None:
+                place = f"{definition.name} on {shard.node.id}"
+                report.skip(place, f"{verdict.wrong:,} rows differ from the cut, but {why}")
+                verdicts.unproven.add((shard.number, number))
+
+    def _report(
+        self,
+        source: CutSource,
+        verdicts: _Verdicts,
+        equal: Mapping[tuple[int, int], int],
+        named: Mapping[tuple[int, int], tuple[LiveRow, ...]],
+        report: LiveReport,
+    ) -> None:
+        """Add the conflicts and amounts of a shard to the report."""
+        shard, compared = source.shard, CutCompared()
+        for number, group in shard.groups.items():
+            if (verdict := verdicts.of_table.get((shard.number, number))) is None:
+                continue
+            amount = equal.get((shard.number, number), 0)
+            compared.add(CutCompared(1, amount, verdict.written, verdict.wrong))
+            if verdict.wrong and (shard.number, number) not in verdicts.unproven:
+                rows = named.get((shard.number, number), ())
+                report.conflicts.append(self._conflict(shard, group, verdict, rows))
+        report.of(shard.node.id).cut = compared
+
+    def _conflict(
+        self, shard: CutShard, group: Group, verdict: TableVerdict, rows: tuple[LiveRow, ...]
+    ) -> LiveConflict:
+        if group.identity == "append_only" and verdict.lost:
+            detail = (
+                f"{verdict.lost:,} rows of snapshot {self.label} are no longer in the table: they were updated or"
+                " deleted, which increments don't capture; to capture that, give the table a replica identity"
+            )
+            return LiveConflict(APPEND_ONLY, detail, shard.node.id, group=group.name, rows=rows)
+        claims = {
+            "row has other contents than at the cut|rows have other contents than at the cut": verdict.changed,
+            "row of the cut is missing|rows of the cut are missing": verdict.lost,
+            "row is not in the snapshot|rows are not in the snapshot": verdict.unknown,
+        }
+        detail = f"{amounts_text(claims)} of {self.label}, although nobody has written them since"
+        return LiveConflict(CUT_ROWS, detail, shard.node.id, group=group.name, rows=rows)
+
+    def _note_overflow(self, overflow: pa.Table, report: LiveReport) -> set[tuple[int, int]]:
+        """Note and return the tables with more rows that differ than the driver can hold."""
+        full = {(row["node"], row["partition"]) for row in overflow.to_pylist()}  # bounded by the tables
+        for number, group in sorted(full):
+            shard = self.shards[number]
+            why = "too many of its rows differ from the cut: take an increment first"
+            report.skip(f"{shard.groups[group].name} on {shard.node.id}", why)
+        return full
+
+    def _note_failures(self, failures: pa.Table, report: LiveReport) -> set[tuple[int, int]]:
+        """Note and return the tables that could not be read; raise the store's error or CutComparisonError."""
+        bad: set[tuple[int, int]] = set()
+        for row in failures.to_pylist():  # bounded by the tables and objects
+            problem: ErrorReport = json.loads(row["problem"])
+            if row["partition"] == PROBLEM:
+                error = error_of(problem)
+                raise error if problem["exit_code"] in NOT_OF_THE_OBJECT else CutComparisonError(error.message)
+            shard = self.shards[row["node"]]
+            group = shard.groups[row["partition"]]
+            bad.add((row["node"], row["partition"]))
+            if problem["details"].get("damaged"):
+                detail = f"page {problem['details']['page']}: {problem['message']}"
+                report.conflicts.append(LiveConflict(UNREADABLE, detail, shard.node.id, group=group.name))
+            else:
+                report.skip(f"{group.name} on {shard.node.id}", problem["message"])
+        return bad
+
+    def _note_rewritten(self, files: pa.Table, report: LiveReport) -> set[tuple[int, int]]:
+        """Note and return the tables whose files were replaced meanwhile: rows may have been counted twice."""
+        seen: dict[tuple[int, int], set[int]] = {}
+        for row in files.to_pylist():  # bounded by the tables
+            seen.setdefault((row["node"], row["partition"]), set()).add(row["identity"])
+        rewritten = {table for table, filenodes in seen.items() if len(filenodes) > 1}
+        for number, group in sorted(rewritten):
+            shard = self.shards[number]
+            report.skip(f"{shard.groups[group].name} on {shard.node.id}", "it was rewritten during the check")
+        return rewritten
+
+    def _name(
+        self,
+        session: SparkSession,
+        wrong: Mapping[tuple[int, int], pa.Table],
+        report: LiveReport,
+        progress: Progress,
+    ) -> dict[tuple[int, int], tuple[LiveRow, ...]]:
+        """Read some of the wrong rows on both sides; add repairs, and return up to `rows_max` rows of each table."""
+        chosen = {table: rows.slice(0, self.examples_max).to_pylist() for table, rows in wrong.items()}
+        if not self.examples_max or not chosen:
+            return {}
+        progress.step("name the rows that differ")
+        at_cut = [
+            RowAtCut(self.shards[number].node.id, group, row["partition"], row["identity"])
+            for (number, group), rows in chosen.items()
+            for row in rows
+        ]
+        stored = read_stored(session, self.chain, self.store, at_cut, progress)
+        named: dict[tuple[int, int], tuple[LiveRow, ...]] = {}
+        for (number, group), rows in chosen.items():
+            repairs = list(self._repairs(self.shards[number], group, rows, stored))
+            report.repairs += [repair for _, repair in repairs]
+            named[number, group] = tuple(row for row, _ in repairs[: self.rows_max])
+        return named
+
+    def _repairs(
+        self, shard: CutShard, number: int, rows: Sequence[Mapping[str, Any]], stored: Mapping[RowAtCut, LineAtCut]
+    ) -> Iterator[tuple[LiveRow, Repair]]:
+        """Yield the rows as they are in the database now and at the cut, without those that have changed meanwhile."""
+        group = shard.groups[number]
+        part = PageRange(group, shard.tables[number].oid)
+        places = {row["identity"]: place_text(row["place"]) for row in rows}
+        live: dict[str, LineAt] = {}
+        if any(places.values()):
+            with take_snapshot(shard.node) as snapshot:
+                reading = ImportedSnapshot(shard.node, snapshot.exported)
+                live = lines_at(reading, part, [place for place in places.values() if place])
+        for row in rows:
+            identity, place = row["identity"], places[row["identity"]]
+            at_cut = stored.get(RowAtCut(shard.node.id, number, row["partition"], identity))
+            now = live.get(place)
+            if place and (now is None or identity_of(now, group) != identity):
+                continue
+            if now is None and at_cut is None:
+                continue
+            key = now.key if now else at_cut.key if at_cut else b""
+            copies = (
+                LiveCopy(shard.node.id, shown(now.line) if now else None),
+                LiveCopy(self.label, at_cut.text if at_cut else None),
+            )
+            is_too_long = at_cut is not None and at_cut.is_cut
+            live_line, stored_line = (one.line if one is not None else None for one in (now, at_cut))
+            repair = Repair(shard.node.id, group, place, live_line, stored_line, is_too_long)
+            yield LiveRow(shown(key), place, copies), repair
+
+
+def place_text(place: int) -> str:
+    """Return a place as a ctid; "" for NO_PLACE."""
+    return f"({place >> ITEM_BITS},{place & ((1 << ITEM_BITS) - 1)})" if place != NO_PLACE else ""
+
+
+def identity_of(line: LineAt, group: Group) -> int:
+    """Return the identity of a row as in ENTRY_SCHEMA."""
+    value = line.line if group.is_multiset else line.key
+    return int(xxhash64(from_list([value])).view(np.int64)[0])
+
+
+class RowAtCut(NamedTuple):
+    """Identifies a row of a chain's state; `partition` is that of its identity."""
+
+    node: str
+    group: int
+    partition: int
+    identity: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineAtCut:
+    """The key and the line of a row in a chain's state. `is_cut`: only the beginning of the line is known."""
+
+    key: bytes
+    line: bytes
+    is_cut: bool
+
+    @property
+    def text(self) -> str:
+        """The line for people to read."""
+        return shown(self.line) + ("…" if self.is_cut else "")
+
+
+def read_stored(
+    session: SparkSession, chain: Chain, store: StoreLocation, wanted: Collection[RowAtCut], progress: Progress
+) -> dict[RowAtCut, LineAtCut]:
+    """Read these rows at the chain's last cut, a bounded number; rows that are not there are missing from the result.
+
+    A row that an object was to contain which can't be read, or whose newest image lacks values, is missing as well.
+    """
+    lines: dict[RowAtCut, LineAtCut] = {}
+    for node in sorted({row.node for row in wanted}):
+        rows = [row for row in wanted if row.node == node]
+        groups = frozenset(row.group for row in rows)
+        sources = sources_of(chain, (node,), store.open(), chosen={node: groups})
+        places = frozenset((row.group, row.partition) for row in rows)
+        identities = np.unique(np.array([row.identity for row in rows], np.int64).view(np.uint64))
+        tasks = [
+            NamingTask(source, places, sources.multisets, store, identities)
+            for source in (*sources.bases, *sources.segments)
+        ]
+        dealing = Dealing[NamingTask](lambda task: task.source.source.size)
+        reports = run_tasks(session, read_rows, tasks, progress, dealing)
+        found = pa.concat_tables(
+            [ROW_SCHEMA.empty_table(), *(from_stream(report.rows) for report in reports if report.problem is None)]
+        )
+        newest: dict[RowAtCut, dict[str, Any]] = {}
+        for row in found.sort_by([("lsn", "ascending"), ("seq", "ascending")]).to_pylist():
+            identity = int(np.array([row["identity"]], np.uint64).view(np.int64)[0])
+            newest[RowAtCut(node, row["group"], row["partition"], identity)] = row
+        lines |= {
+            at: LineAtCut(row["key"], row["row"], row["is_cut"])
+            for at, row in newest.items()
+            if row["op"] not in (DELETE, PARTIAL)
+        }
+    return lines

@@ -1,0 +1,206 @@
+"""The findings and the result of a check of running databases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cutline.check.report import EXIT_CODES, Skipped
+from cutline.nodes.groups import Group
+from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, ONE_COPY, VALID, CheckResult
+
+SCHEMA = "cutline/check-live/1"
+# The kinds of conflicts. STANDBY_ROWS: a standby has other rows than its primary. UNREADABLE: a server can't read pages
+# of a table. CUT_ROWS: rows that have not been written since the cut differ from the snapshot. APPEND_ONLY: rows of an
+# append-only table have gone. INDEX: an index does not fit its table.
+STANDBY_ROWS, UNREADABLE, CUT_ROWS, APPEND_ONLY, INDEX = (
+    "standby-rows",
+    "unreadable",
+    "cut-rows",
+    "append-only",
+    "index",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCopy:
+    """What a copy has of a row: its `line`, which ends with … if it is longer; None if the copy lacks the row.
+
+    `of` is a node, or the snapshot that the row was compared with.
+    """
+
+    of: str
+    line: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """A row that copies have differently. `place` is its ctid, if known; `key` is "" in a table without a key."""
+
+    key: str
+    place: str
+    copies: tuple[LiveCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveConflict:
+    """Something that is wrong in a running database, or in the snapshot that it was compared with.
+
+    `pages` are the first of the pages of `group` that are affected. `index` is the index's name, quoted for SQL.
+    """
+
+    kind: str
+    detail: str
+    node: str
+    other_node: str | None = None
+    group: str | None = None
+    index: str | None = None
+    pages: tuple[int, ...] = ()
+    rows: tuple[LiveRow, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the conflict for the JSON document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A row of the database of `node` whose contents differ from the cut's.
+
+    `live` is its line in the database, at `place`, and `stored` its line at the cut; None if there is no such row. They
+    are in the database's encoding. `is_too_long`: a line was cut off.
+    """
+
+    node: str
+    group: Group
+    place: str
+    live: bytes | None
+    stored: bytes | None
+    is_too_long: bool = False
+
+
+@dataclass(slots=True)
+class LiveCompared:
+    """The amounts that were compared between a primary and its standbys; a row that was read again counts again."""
+
+    tables: int = 0
+    rows: int = 0
+    bytes: int = 0
+    indexes: int = 0
+
+
+@dataclass(slots=True)
+class CutCompared:
+    """How the rows of a primary compare with those at the cut.
+
+    `equal` rows are the same, `written` rows differ because they were written since, and the `differing` rows differ
+    without a reason that is known.
+    """
+
+    tables: int = 0
+    equal: int = 0
+    written: int = 0
+    differing: int = 0
+
+    def add(self, other: CutCompared) -> None:
+        """Add the amounts of another table."""
+        for name, amount in asdict(other).items():
+            setattr(self, name, getattr(self, name) + amount)
+
+
+@dataclass(slots=True)
+class ShardReport:
+    """The report on a primary, its `standbys`, and the comparison with the cut, if there was one."""
+
+    shard: str
+    standbys: tuple[str, ...]
+    compared: LiveCompared = field(default_factory=LiveCompared)
+    cut: CutCompared | None = None
+
+
+@dataclass(slots=True)
+class LiveReport:
+    """The report on all shards. `snapshot` and `increment` name the cut that the databases were compared with.
+
+    `repairs` are the rows for a repair script. `encodings` and `databases` are keyed by node, and `quoted` has the
+    tables' names, quoted for SQL, by the names of groups.
+    """
+
+    snapshot: str | None = None
+    increment: int | None = None
+    shards: list[ShardReport] = field(default_factory=list)
+    conflicts: list[LiveConflict] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
+    encodings: dict[str, str] = field(default_factory=dict)
+    databases: dict[str, str] = field(default_factory=dict)
+    quoted: dict[str, str] = field(default_factory=dict)
+    allows_one_copy: bool = False
+    seconds: float = 0.0
+
+    @property
+    def result(self) -> CheckResult:
+        """The result: without conflicts, valid only if something was compared and nothing was skipped."""
+        if self.conflicts:
+            return CONFLICTS
+        if not any(
+            shard.compared.tables or shard.compared.indexes or (shard.cut and shard.cut.tables) for shard in self.shards
+        ):
+            return INCONCLUSIVE
+        if not self.skipped:
+            return VALID
+        return ONE_COPY if self.allows_one_copy and all(part.is_one_copy for part in self.skipped) else INCONCLUSIVE
+
+    @property
+    def exit_code(self) -> int:
+        """0 if everything was compared and is equal, 1 on conflicts, 4 if something was not compared."""
+        return EXIT_CODES[self.result]
+
+    @property
+    def volumes(self) -> dict[str, int]:
+        """The amounts compared, summed over all shards."""
+        return dict(sum((Counter(asdict(shard.compared)) for shard in self.shards), Counter[str]()))
+
+    def of(self, shard: str) -> ShardReport:
+        """Return the report on a shard."""
+        return next(one for one in self.shards if one.shard == shard)
+
+    def skip(self, what: str, why: str, *, is_one_copy: bool = False) -> None:
+        """Add a part that was not compared, once."""
+        if (part := Skipped(what, why, is_one_copy)) not in self.skipped:
+            self.skipped.append(part)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "schema": SCHEMA,
+            "result": self.result,
+            "snapshot": self.snapshot,
+            "increment": self.increment,
+            "seconds": round(self.seconds, 3),
+            "shards": [asdict(shard) for shard in self.shards],
+            "conflicts": [conflict.to_json() for conflict in self.conflicts],
+            "skipped": [asdict(part) for part in self.skipped],
+        }
+
+
+SHOWN_PAGES_MAX = 20
+
+
+def pages_text(pages: Iterable[int], count: int) -> str:
+    """Name the first of `count` pages: `page 7`, `pages 1, 2, 3 and 9 more`."""
+    shown = list(pages)[:SHOWN_PAGES_MAX]
+    more = f" and {count - len(shown):,} more" if count > len(shown) else ""
+    return f"page{'s' if count != 1 else ''} {', '.join(map(str, shown))}{more}"
+
+
+def amounts_text(amounts: Mapping[str, int]) -> str:
+    """Join the amounts that are not 0: `3 rows differ, 1 row is missing`; the keys are `singular|plural` claims."""
+    parts = []
+    for claim, amount in amounts.items():
+        singular, _, plural = claim.partition("|")
+        if amount:
+            parts.append(f"{amount:,} {singular if amount == 1 else plural}")
+    return ", ".join(parts)

@@ -1,0 +1,149 @@
+"""What was written since a cut, and what the comparison of a database with a cut proves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from cutline.check.live_cut import TableVerdict, identity_of, is_continued, judge_rows, place_text
+from cutline.check.live_entries import (
+    ENTRY_SCHEMA,
+    FILES,
+    NO_PLACE,
+    OVERFLOW,
+    SUMMARY_SCHEMA,
+    TOTALS,
+    Summary,
+    compared_rows,
+    fact_batch,
+    merged,
+)  # fmt: skip
+from cutline.check.live_pages import LineAt
+from cutline.check.live_touched import Touched
+from cutline.columns.bytes_column import from_list, xxhash64
+from cutline.nodes.groups import Column, Group
+from cutline.nodes.table_state import TableState
+from cutline.wal.segments.segments import DELETE, SEGMENT_SCHEMA, TRUNCATE, UPSERT
+
+
+def rows_of(*rows: tuple[int, int, int, int]) -> pa.Table:
+    """Return compared rows, given as group, equal, left and more; the identity is the row's number."""
+    values = [
+        {"node": 0, "group": group, "partition": 0, "identity": number, "equal": equal, "left": left, "more": more,
+         "place": NO_PLACE, "problem": None}
+        for number, (group, equal, left, more) in enumerate(rows)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(values, SUMMARY_SCHEMA)
+
+
+def test_rows_that_nobody_wrote_have_changed_are_lost_or_unknown() -> None:
+    rows = rows_of((1, 0, 1, 1), (1, 0, 1, 0), (1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 0, 1))
+    written = np.array([False, False, False, True, True])
+    verdict, wrong = judge_rows(rows, written, is_multiset=False)
+    assert verdict == TableVerdict(written=2, changed=1, lost=1, unknown=1)
+    assert (verdict.wrong, wrong["identity"].to_pylist()) == (3, [0, 1, 2])
+
+
+def test_lines_without_a_key_are_counted() -> None:
+    verdict, _ = judge_rows(rows_of((2, 5, 3, 0), (2, 0, 0, 2)), np.zeros(2, np.bool_), is_multiset=True)
+    assert verdict == TableVerdict(lost=3, unknown=2)
+
+
+def entries_of(*rows: tuple[int, int, int, int, int]) -> list[pa.RecordBatch]:
+    """Return entries, given as group, identity, entry, stored and live, in batches of two rows."""
+    values = [
+        {"node": 0, "group": group, "partition": 0, "identity": identity, "entry": entry, "stored": stored,
+         "live": live, "place": 7 if live else NO_PLACE, "problem": None}
+        for group, identity, entry, stored, live in rows
+    ]  # fmt: skip
+    return pa.Table.from_pylist(values, ENTRY_SCHEMA).to_batches(max_chunksize=2)
+
+
+def test_rows_are_compared_by_their_identity() -> None:
+    batches = entries_of(
+        (1, 5, 50, 1, 0), (1, 5, 50, 0, 1),  # equal
+        (1, 6, 60, 1, 0), (1, 6, 61, 0, 1),  # other contents
+        (1, 7, 70, 1, 0), (1, 8, 80, 0, 1),  # on one side only
+        (2, 5, 50, 3, 0), (2, 5, 50, 0, 1), (2, 5, 50, 0, 4),  # a line that occurs more often
+    )  # fmt: skip
+    found = compared_rows(pa.Table.from_batches(batches)).to_pylist()
+    names = ("group", "identity", "equal", "left", "more", "place")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (1, 5, 1, 0, 0, NO_PLACE), (1, 6, 0, 1, 1, 7), (1, 7, 0, 1, 0, NO_PLACE), (1, 8, 0, 0, 1, 7),
+        (2, 5, 3, 0, 2, 7),
+    ]  # fmt: skip
+    assert len(compared_rows(ENTRY_SCHEMA.empty_table())) == 0
+
+
+def test_equal_lines_are_counted_before_they_are_sent() -> None:
+    (batch,) = pa.Table.from_batches(entries_of((2, 5, 50, 1, 0), (2, 5, 50, 1, 0), (2, 6, 60, 1, 0))).combine_chunks(
+    ).to_batches()  # fmt: skip
+    found = sorted((row["identity"], row["stored"], row["live"]) for row in merged(batch).to_pylist())
+    assert found == [(5, 2, 0), (6, 1, 0)]
+
+
+def test_a_summary_has_the_rows_that_differ_and_the_totals() -> None:
+    batches = entries_of((1, 1, 10, 1, 1), (1, 2, 20, 1, 0), (2, 3, 30, 3, 4), (1, 4, 40, 1, 1), (1, 5, 50, 0, 2))
+    batches.append(fact_batch(0, FILES, 1, 16384))
+    found = pa.Table.from_batches(list(Summary(10).of(batches))).to_pylist()
+    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 2), (1, 5), (2, 3)]
+    totals = {row["partition"]: row["equal"] for row in found if row["group"] == TOTALS}
+    assert totals == {1: 2, 2: 3}
+    assert [(row["partition"], row["identity"]) for row in found if row["group"] == FILES] == [(1, 16384)]
+    # With room for two rows, the third is left out, and its table is named.
+    found = pa.Table.from_batches(list(Summary(2).of(batches))).to_pylist()
+    assert [(row["group"], row["identity"]) for row in found if row["group"] > 0] == [(1, 2), (1, 5)]
+    assert [row["partition"] for row in found if row["group"] == OVERFLOW] == [2]
+
+
+def changes(*rows: tuple[int, int, bytes, bytes]) -> pa.Table:
+    """Return changes, given as op, group, key and row."""
+    values = [
+        {"lsn": 1, "end_lsn": 2, "seq": 1, "xid": 3, "global_id": None, "op": op, "group": group, "partition": 0,
+         "key": key, "row": row}
+        for op, group, key, row in rows
+    ]  # fmt: skip
+    return pa.Table.from_pylist(values, SEGMENT_SCHEMA)
+
+
+def test_rows_are_written_by_their_keys_or_lines_and_all_at_once_by_a_truncate() -> None:
+    touched = Touched()
+    touched.add(changes((UPSERT, 1, b"7", b"7\tx\n"), (DELETE, 2, b"", b"line\n")))
+    touched.add(changes((TRUNCATE, 3, b"", b""), (UPSERT, 1, b"8", b"8\ty\n")))
+    touched.add(changes())
+    hashes = xxhash64(from_list([b"7", b"8", b"9", b"line\n"]))
+    assert touched.covers(1, hashes).tolist() == [True, True, False, False]
+    assert touched.covers(2, hashes).tolist() == [False, False, False, True]
+    assert touched.covers(3, hashes).all()
+    assert not touched.covers(4, hashes).any()
+
+
+def test_a_table_continues_if_all_of_its_changes_are_in_the_wal_and_its_values_look_the_same() -> None:
+    group = Group(1, "s", "t", "default", 1, (Column("id", "integer", 23, -1, 0),))
+    state = TableState("s.t", 7, "p", "m", 100, 1, "1.5", (), None)
+
+    def with_(**fields: object) -> TableState:
+        values = {name: getattr(state, name) for name in state.__struct_fields__}
+        return TableState(**(values | fields))
+
+    # VACUUM FULL and TRUNCATE only give the table a new file.
+    assert is_continued(group, group, state, with_(file=200))
+    for fields in ({"oid": 8}, {"membership": "n"}, {"publication": "q"}, {"attributes": 2}, {"columns": "1.6"},
+                   {"types": ("enum 1 2 a.3",)}):  # fmt: skip
+        assert not is_continued(group, group, state, with_(**fields)), fields
+    other = Group(1, "s", "t", "default", 1, (Column("id", "bigint", 20, -1, 0),))
+    assert not is_continued(group, other, state, state)
+    assert not is_continued(group, group, state, None)
+
+
+def test_a_row_is_identified_by_its_key_or_its_line() -> None:
+    keyed = Group(1, "s", "t", "default", 1, (Column("id", "integer", 23, -1, 0),))
+    full = Group(1, "s", "t", "full", 0, (Column("id", "integer", 23, -1, 0),))
+    line = LineAt(b"7", b"7\n")
+    expected = xxhash64(from_list([b"7", b"7\n"])).view(np.int64).tolist()
+    assert [identity_of(line, keyed), identity_of(line, full)] == expected
+
+
+def test_a_place_is_a_ctid() -> None:
+    assert place_text((12 << 16) | 3) == "(12,3)"
+    assert place_text(NO_PLACE) == ""

@@ -1,0 +1,151 @@
+"""The script for an operator after a check of running databases, the result of the check, and its options."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from cutline.check.live_repair import identifier, repair_script
+from cutline.check.live_report import (
+    INDEX,
+    STANDBY_ROWS,
+    UNREADABLE,
+    CutCompared,
+    LiveCompared,
+    LiveConflict,
+    LiveCopy,
+    LiveReport,
+    LiveRow,
+    Repair,
+    ShardReport,
+    pages_text,
+)
+from cutline.cli.commands.check import live_lines
+from cutline.cli.output.junit import junit_of_live
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.nodes.groups import Column, Group
+from tests.commands.in_process import run_here
+
+COLUMNS = (Column("id", "integer", 23, -1, 0), Column("name", "text", 25, -1, 1), Column("n", "integer", 23, -1, 2))
+KEYED = Group(1, "public", "t", "default", 1, COLUMNS)
+
+
+def report_of(*conflicts: LiveConflict, repairs: tuple[Repair, ...] = ()) -> LiveReport:
+    shard = ShardReport("a", ("b",), LiveCompared(1, 100, 8192), CutCompared(1, 90, 5, 3))
+    report = LiveReport("daily", 2, [shard], list(conflicts), repairs=list(repairs))
+    report.databases["a"], report.quoted["public.t"] = "shop", '"public"."t"'
+    return report
+
+
+def statements(report: LiveReport) -> list[str]:
+    return [line for line in repair_script(report).splitlines() if line and not line.startswith("--")]
+
+
+def test_a_row_gets_the_contents_of_the_cut_unless_it_has_been_written_since() -> None:
+    repair = Repair("a", KEYED, "(0,7)", b"7\tO'Neil\\t\\\\\t\\N\n", b"7\tit's\t5\n")
+    assert statements(report_of(repairs=(repair,))) == [
+        "SET client_encoding = 'UTF8'; SET standard_conforming_strings = on; BEGIN;",
+        "UPDATE ONLY \"public\".\"t\" SET \"name\" = 'it''s', \"n\" = '5' WHERE \"id\" = '7' AND ctid = '(0,7)';",
+        "ROLLBACK;",
+    ]
+    assert "name is now O'Neil" in repair_script(report_of(repairs=(repair,)))
+
+
+def test_rows_that_one_side_lacks_are_inserted_and_deleted() -> None:
+    lost, unknown = Repair("a", KEYED, "", None, b"7\ta\t\\N\n"), Repair("a", KEYED, "(1,2)", b"8\tb\t1\n", None)
+    assert statements(report_of(repairs=(lost, unknown)))[1:-1] == [
+        'INSERT INTO "public"."t" ("id", "name", "n") OVERRIDING SYSTEM VALUE VALUES (\'7\', \'a\', NULL);',
+        'DELETE FROM ONLY "public"."t" WHERE "id" = \'8\' AND ctid = \'(1,2)\';',
+    ]
+    too_long = Repair("a", KEYED, "(0,1)", b"7\ta\t1\n", b"7\tb", is_too_long=True)
+    assert statements(report_of(repairs=(too_long,)))[1:-1] == []
+
+
+def test_a_name_in_a_script_is_ascii_and_can_not_end_its_comment() -> None:
+    assert identifier('a"b') == '"a""b"'
+    assert identifier('é"\\') == 'U&"\\+0000E9""\\\\"'
+    evil = LiveConflict(INDEX, "index x\nDROP TABLE t;", "a", group="public.t", index='"public"."x"')
+    assert statements(report_of(evil)) == ['REINDEX INDEX CONCURRENTLY "public"."x";']
+
+
+def test_a_standby_gets_its_pages_from_its_primary() -> None:
+    conflict = LiveConflict(STANDBY_ROWS, "1 row is missing", "a", "b", "public.t", pages=(3,))
+    found = statements(report_of(conflict))
+    assert found[0] == "CHECKPOINT;"
+    assert """FROM ONLY "public"."t" WHERE ctid >= '(3,0)' AND ctid < '(4,0)'""" in found[1]
+    assert "FOR KEY SHARE" in found[1]
+    # The same for a page that the standby can't read; a primary's page is beyond SQL.
+    unreadable = LiveConflict(UNREADABLE, "page 3 can't be read", "b", group="public.t", pages=(3,))
+    assert statements(report_of(unreadable)) == found
+    of_primary = LiveConflict(UNREADABLE, "page 3 can't be read", "a", group="public.t", pages=(3,))
+    assert statements(report_of(of_primary)) == []
+    assert "Nothing to repair was found" in repair_script(report_of())
+
+
+def test_the_result_is_valid_only_if_everything_was_compared() -> None:
+    report = report_of()
+    assert (report.result, report.exit_code) == ("valid", 0)
+    report.skip("rows of shard c", "it has no standby", is_one_copy=True)
+    report.skip("rows of shard c", "it has no standby", is_one_copy=True)
+    assert (report.result, report.exit_code, len(report.skipped)) == ("inconclusive", 4, 1)
+    report.allows_one_copy = True
+    assert (report.result, report.exit_code) == ("one-copy", 0)
+    report.conflicts.append(LiveConflict(INDEX, "x", "a"))
+    assert (report.result, report.exit_code) == ("conflicts", 1)
+    assert LiveReport(shards=[ShardReport("a", ())]).result == "inconclusive"
+
+
+def test_conflicts_are_shown_with_their_rows_and_counted_in_junit() -> None:
+    row = LiveRow("7", "(0,7)", (LiveCopy("a", "7\tx"), LiveCopy("b", None)))
+    report = report_of(LiveConflict(STANDBY_ROWS, "1 row is missing", "a", "b", "public.t", rows=(row,)))
+    lines = live_lines(report)
+    assert lines[0] == "shard a: compared 1 table with b: 100 rows, 8.0 KiB"
+    assert lines[1].endswith("daily at increment 2: 90 rows equal, 5 written since, 3 different")
+    assert lines[2:6] == [
+        "  conflict: standby-rows (a and b, public.t): 1 row is missing", "    row 7 at (0,7):", "      a: 7\tx",
+        "      b: no such row",
+    ]  # fmt: skip
+    (suite,) = ElementTree.fromstring(junit_of_live(report))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("1", "1", "0")
+    assert report.to_json()["conflicts"][0]["rows"][0]["copies"][1] == {"of": "b", "line": None}
+
+
+def test_many_pages_are_counted() -> None:
+    assert pages_text([7], 1) == "page 7"
+    assert pages_text(range(25), 25).endswith("18, 19 and 5 more")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        f'name = "shop"\nstore = "file://{tmp_path}/store"\n'
+        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
+    )
+    return load_fleet(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--max-rate", "20MB"], "--max-rate needs --live"),
+        (["--indexes"], "--indexes needs --live"),
+        (["--repair-script", "x.sql"], "--repair-script needs --live"),
+        (["--live", "--metadata-only"], "--live and --metadata-only are mutually exclusive"),
+        (["daily", "--live", "--increment", "1"], "--live and --increment are mutually exclusive"),
+        (["--live", "--max-rate", "fast"], "is not a size"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(fleet: Fleet, words: list[str], text: str) -> None:
+    code, document = run_here(fleet, "check", *words)
+    assert (code, document["error"]) == (2, "usage")
+    assert text in document["message"]
+
+
+def test_a_node_that_can_not_be_reached_has_its_own_exit_code_and_needs_no_store(fleet: Fleet, tmp_path: Path) -> None:
+    script = tmp_path / "repair.sql"
+    code, document = run_here(fleet, "check", "--live", "--repair-script", str(script))
+    assert (code, document["error"]) == (6, "node-unreachable"), document
+    assert not script.exists()

@@ -17,7 +17,6 @@ from cutline.restore.plan.copies import (
     Wanted,
     check_chosen,
     count_bytes,
-    find_listed_damage,
     settle_copies,
 )
 from cutline.restore.plan.report import BorrowedRows, NodeReport, RestoreReport
@@ -31,6 +30,7 @@ from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
+from cutline.snapshots.operations.object_damage import find_listed_damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,

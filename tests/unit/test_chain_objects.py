@@ -7,16 +7,9 @@ from msgspec import structs
 
 import cutline.restore.plan.copies
 from cutline.nodes.groups import Group
-from cutline.restore.plan.copies import (
-    ChainObject,
-    Wanted,
-    count_bytes,
-    list_entries,
-    list_objects,
-    needed_entries,
-    needed_objects,
-)
+from cutline.restore.plan.copies import Wanted, count_bytes, needed_entries, needed_objects
 from cutline.restore.scope.scope import ChosenTables
+from cutline.snapshots.operations.object_damage import ChainObject, list_entries, list_objects
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, FullSnapshot, NamedObject, StoredObject, listed_objects

@@ -218,7 +218,7 @@ def plan_resumed(
             hint=[f"to undo it: {record.abandon_command}", SAME_TARGET],
             details={"operation": record.operation},
         ) from error
-    if plan.chain.last.digest != record.digest:
+    if plan.chain.digest != record.digest:
         raise UnfinishedRestoreError(
             f"{increment_label(record.snapshot, record.increment)} has changed since operation {record.operation}"
             " began to restore it",

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cutline.check.named_rows import ROWS_DIFFER
-from cutline.check.report import CheckReport, Conflict, DifferentRow, SnapshotReport
+from cutline.check.report import CheckReport, Conflict, DifferentRow, Skipped, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
@@ -28,6 +28,9 @@ from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.operation_records import CONFLICTS, ONE_COPY, CheckedPoint, CheckResult
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from cutline.restore.drill.restorable import RestorableReport
 
 CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
 HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
@@ -66,6 +69,14 @@ def check(
             help="For each partition that differs between copies, name up to K rows, and show what each copy has.",
         ),
     ] = 0,
+    restorable: Annotated[
+        bool,
+        typer.Option(
+            "--restorable",
+            help="Also build everything that a restore would load, and throw it away; if this machine has PostgreSQL's"
+            " programs, run the DDL in empty databases on temporary servers.",
+        ),
+    ] = False,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -82,27 +93,51 @@ def check(
     with reporting_errors(junit):
         if increment is not None and name is None:
             raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+        if restorable and (name is None or metadata_only):
+            raise UsageError(
+                "--restorable needs a NAME, and reads more than metadata", hint="snapshot check NAME --restorable"
+            )
         fleet = command_context(context).load_fleet()
         with leaving_metrics(context, fleet, "check", metrics):
             name = newest_name(fleet, name) if name is not None else None
-            report = run_check(context, fleet, CheckRequest(name, increment, metadata_only, rows))
+            request = CheckRequest(name, increment, metadata_only, rows)
+            report, built = run_check(context, fleet, request, restorable=restorable)
             problems = write_report(junit, junit_of(report))
-            lines = [*lines_of(report), *(f"warning: {problem}" for problem in problems)]
+            lines = [*lines_of(report, built), *(f"warning: {problem}" for problem in problems)]
             code = report.exit_code or (UNWRITTEN if problems else DONE)
-            emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
+            document = report.to_json() | {"restorable": built.to_json() if built else None, "warnings": problems}
+            emit(context, document, lines, code=code)
             raise typer.Exit(code)
 
 
-def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:
-    """Run the check, and record its result."""
+def run_check(
+    context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool = False
+) -> tuple[CheckReport, RestorableReport | None]:
+    """Run the check, and record its result; if `restorable`, also build what a restore of the snapshot would load."""
+    built = None
     with (
         SparkOnDemand(fleet, f"check {request.name or 'all'}") as spark,
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
     ):
         report = check_snapshots(fleet, request, spark, recorded.activity)
+        if restorable and request.name and report.snapshots:
+            # Imported here: most checks need nothing of restore.
+            from cutline.restore.drill.restorable import read_restorable
+
+            built = read_restorable(fleet, request.name, request.increment, spark, recorded.activity)
+            add_problems(report.snapshots[0], built)
         recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
         recorded.checked = checked_points(report, request)
-    return report
+    return report, built
+
+
+def add_problems(snapshot: SnapshotReport, built: RestorableReport) -> None:
+    """Add to the check's report what a restore would stumble over."""
+    snapshot.conflicts += [
+        Conflict("restore", one.detail, node=one.node or None, group=one.group) for one in built.problems
+    ]
+    if built.ddl == "refused":
+        snapshot.skipped.append(Skipped("running the DDL", built.ddl_detail))
 
 
 def volumes_of(report: CheckReport) -> dict[str, int]:
@@ -119,9 +154,10 @@ def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedP
     )
 
 
-def lines_of(report: CheckReport) -> list[str]:
-    """Return the human-readable output."""
+def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list[str]:
+    """Return the human-readable output; `built` is what a restore would load, if that was built."""
     lines = [line for snapshot in report.snapshots for line in _snapshot_lines(snapshot)]
+    lines += restorable_lines(built) if built else []
     if not report.snapshots:
         lines.append("the store contains no snapshots: nothing was compared")
     conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
@@ -131,6 +167,16 @@ def lines_of(report: CheckReport) -> list[str]:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
     return [*lines, f"{result_text(report.result)}, {seconds_text(report.seconds)}"]
+
+
+def restorable_lines(built: RestorableReport) -> list[str]:
+    """Describe what a restore would load."""
+    rows = quantity_text(sum(built.rows.values()), "rows")
+    ddl = {"run": "the DDL runs in empty databases", "refused": "temporary servers refused the DDL"}
+    why = f" ({built.ddl_detail})" if built.ddl_detail else ""
+    if built.ddl == "refused":
+        why = ""
+    return [f"  built, as a restore would load it: {rows}; {ddl.get(built.ddl, 'the DDL was read, but not run')}{why}"]
 
 
 def result_text(result: CheckResult) -> str:

@@ -25,7 +25,7 @@ from cutline.snapshots.repair.planning import (
     plan_repair,
     step_line,
 )
-from cutline.snapshots.repair.running import RepairReport, run_repair
+from cutline.snapshots.repair.running import RepairReport, run_repair, settle_repairs
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import RefusedError
 
@@ -91,6 +91,8 @@ def repair(
     request = RepairRequest(name, other, tuple(objects or ()), metadata_only)
     with SparkOnDemand(fleet, f"repair {name}") as spark:
         with progress(context) as shown:
+            if not dry_run:
+                settle_repairs(fleet, name, shown)
             plan = plan_repair(fleet, request, spark, shown)
         if dry_run:
             answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])

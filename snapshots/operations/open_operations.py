@@ -228,7 +228,7 @@ class OpenOperation:
                 " databases may refuse connections"
             )
         if intent.kind == REPAIR:
-            return "the next create, delete, prune or gc settles it once its lease has expired"
+            return "the next repair of the snapshot, or gc, settles it once its lease has expired"
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"

@@ -56,7 +56,7 @@ def settle_operations(
                 restores.append(operation)
                 continue
             if operation.kind == REPAIR:
-                settle_repair(store, operation, progress)
+                # Nothing waits for a repair, and a create may not store voids in the place of repairs.
                 continue
             if operation.kind != "create":
                 _settle_removal(store, operation, progress)

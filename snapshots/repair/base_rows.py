@@ -166,7 +166,7 @@ def rebuild_base(
                 f"another object of {unit.node} has to be repaired first: {error.message}"
             ) from error
         raise NotRebuildableError(f"both copies are in doubt: {error.message}") from error
-    _check_written(objects, scope, wanted)
+    _check_written(objects, scope, window.rules, wanted)
     damage = {**dict.fromkeys((one.stored.key for one in scope.here), INTACT), **unit.damaged}
     gone = [*scope.lost, *(scope.here if scope.rules.is_whole else ())]
     return Replacement(
@@ -501,7 +501,7 @@ def _compare_in_job(scope: _Scope, window: _Window, work: Work, sources: BaseSou
             # Bounded by the groups and the objects.
             summary = first.toArrow().cast(FOUND_SCHEMA)
             _raise_problems(summary)
-            _check_counts(summary, scope)
+            _check_counts(summary, scope, window.rules)
             # Bounded by the lost rows, which have been counted, and by the window.
             return pa.concat_tables([summary, found.where(f"kind IN ({KEY}, {LINE})").toArrow().cast(FOUND_SCHEMA)])
     finally:
@@ -559,7 +559,7 @@ def _raise_problems(found: pa.Table) -> None:
         raise error_of(json.loads(text))
 
 
-def _check_counts(found: pa.Table, scope: _Scope) -> None:
+def _check_counts(found: pa.Table, scope: _Scope, rules: _Rules) -> None:
     """Raise NotRebuildableError if the copies disagree, or if the lost rows are not as many as the commit says."""
     summaries = found.filter(pc.equal(found["kind"], SUMMARY))
     counts = {row["group"]: row for row in summaries.to_pylist()}  # a row per group
@@ -570,8 +570,7 @@ def _check_counts(found: pa.Table, scope: _Scope) -> None:
             f" which are in intact objects of {unit.node}"
         )
     expected = scope.expected(scope.lost)
-    truncated = scope.rules.truncated
-    for number in scope.rules.groups - truncated:
+    for number in rules.groups - rules.truncated:
         lost, unsure = (counts[number][name] if number in counts else 0 for name in ("lost", "unsure"))
         if not lost <= expected[number] <= lost + unsure:
             raise NotRebuildableError(
@@ -612,7 +611,7 @@ class _Wanted:
 
 def _judge(found: pa.Table, scope: _Scope, window: _Window) -> _Wanted:
     """Decide which rows are lost; raise NotRebuildableError if the copies disagree."""
-    _check_counts(found, scope)
+    _check_counts(found, scope, window.rules)
     kind, group, h1, lost = (to_numpy(found[name]) for name in ("kind", "group", "h1", "lost"))
     hashes = h1.view(np.uint64)
     lines: dict[int, tuple[Hashes, Ints]] = {}
@@ -754,12 +753,12 @@ def _extra_rows(window: _Window, wanted: _Wanted) -> Iterator[pa.Table]:
         yield of_group.take(to_arrow(np.repeat(np.arange(len(of_group)), copies[at])))
 
 
-def _check_written(objects: Iterable[StoredObject], scope: _Scope, wanted: _Wanted) -> None:
+def _check_written(objects: Iterable[StoredObject], scope: _Scope, rules: _Rules, wanted: _Wanted) -> None:
     """Raise NotRebuildableError unless the new objects have as many rows as expected."""
     written: Counter[int] = Counter()
     for stored in objects:
         written.update(stored.rows)
-    for number in scope.rules.groups - scope.rules.truncated:
+    for number in rules.groups - rules.truncated:
         rows = wanted.rows.get(number, 0)
         if abs(written[number] - rows) > wanted.unsure.get(number, 0):
             raise NotRebuildableError(

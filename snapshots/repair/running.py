@@ -25,7 +25,9 @@ from cutline.fleet.progress import Progress
 from cutline.snapshots.operations.committing import check_stored, put_repair
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.settling import settle_repair
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, StoredObject
 from cutline.snapshots.records.operation_records import REPAIR, Intent
@@ -39,6 +41,7 @@ from cutline.snapshots.records.repair_records import (
     next_repair_number,
 )
 from cutline.snapshots.records.repaired_chain import apply_repairs
+from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.repair.base_rows import rebuild_base
 from cutline.snapshots.repair.planning import LocatedEntry, Method, RepairPlan, RepairStep, Unrepairable
@@ -90,6 +93,15 @@ class RepairReport:
     def objects(self) -> int:
         """The number of objects that were stored."""
         return len(self.put_back) + sum(len(one.new) for one in self.replaced)
+
+
+def settle_repairs(fleet: Fleet, name: str, progress: Progress) -> None:
+    """Settle dead repairs of the snapshot, which otherwise keep the number of their document for themselves."""
+    store = fleet.store.open()
+    read_identity(store, fleet)
+    for intent in read_open_intents(store, skips_unreadable=True):
+        if (intent.kind, intent.snapshot) == (REPAIR, name):
+            settle_repair(store, intent, progress)
 
 
 def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Progress) -> RepairReport:

@@ -196,7 +196,7 @@ class MadeShard:
     def _ddl(self, operation: Intent) -> StoredObject:
         key = f"{ddl_prefix(NAME, 'a', operation.id)}/archive-0123abcd.dump.zst"
         self.store.create(key, b"ddl")
-        return StoredObject(key, DDL, "a", 3, digest(self.store.read(key)), {})
+        return StoredObject(key, DDL, "a", 3, digest(self.location.open_raw().read(key)), {})
 
     def _segments(self, node: str, number: int, owner: str, chain: Chain | None) -> tuple[Segment, ...]:
         earlier = chain.segments(node) if chain else ()

@@ -35,10 +35,12 @@ from cutline.snapshots.removal.pruning import increments_of
 from cutline.snapshots.repair import running
 from cutline.snapshots.repair.planning import Method, RepairPlan, RepairRequest, plan_repair
 from cutline.snapshots.repair.running import RepairOutdatedError, RepairReport, run_repair
+from cutline.storage import storing
 from cutline.storage.clock import utc_now
 from cutline.storage.encryption.fleet_encryption import DataKey
+from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
-from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.store import AnswerLostError, ObjectMissingError, ObjectStore
 from cutline.wal.segments.segments import read_events
 from tests.unit import made_repairs
 from tests.unit.made_commits import increment_commit, unused_url
@@ -355,7 +357,7 @@ class Dying:
 
 @dataclass(frozen=True)
 class DyingLocation:
-    dying: Dying
+    dying: Any
     url: str = "memory://dying"
     options: Any = None
     encryption: Any = None
@@ -375,7 +377,7 @@ def puts_of(damaging: Callable[[MadeShard, Chain], object]) -> int:
     return 1_000_000 - counting.puts
 
 
-def with_store(fleet: Fleet, dying: Dying) -> Fleet:
+def with_store(fleet: Fleet, dying: Dying | Losing) -> Fleet:
     return replace(fleet, store=DyingLocation(dying))  # type: ignore[arg-type]
 
 
@@ -418,6 +420,58 @@ def test_a_kill_at_any_write_leaves_the_chain_readable_and_nothing_for_ever(
             assert all(key.startswith(f"snapshots/{NAME}/repairs/") for key in kept), kept
             assert repair(shard).unrepaired == []
         check_whole(shard)
+
+
+@dataclass
+class Losing:
+    """A store that loses the answer to its n-th put, which it has stored or not."""
+
+    store: ObjectStore
+    puts: int
+    stored: bool
+
+    def create(self, key: str, body: bytes) -> None:
+        self.puts -= 1
+        if self.puts or self.stored:
+            self.store.create(key, body)
+        if not self.puts:
+            raise AnswerLostError(url="memory://losing", key=key, reason="time-out")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("stored_offset", "encode", "decode", "stored_size"):
+            raise AttributeError(name)
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_after_a_lost_answer_to_any_put_the_chain_is_as_before_or_repaired(
+    stored: bool,  # noqa: FBT001  # a parameter
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0,))
+    count, errors = puts_of(damage_both), list[str]()
+    for put in range(1, count + 1):
+        shard = new_shard()
+        damage_both(shard, shard.take())
+        losing = Losing(shard.store, put, stored)
+        try:
+            report = run_repair(with_store(shard.fleet, losing), plan(shard), NoSpark(), Silent())  # type: ignore[arg-type]
+        except SnapshotError as error:
+            errors.append(error.slug)
+            assert read_chain(shard.store, NAME).applied.repairs == ()
+            with monkeypatch.context() as patch:
+                patch.setattr(settling, "utc_now", lambda: utc_now() + timedelta(hours=1))
+                for intent in read_open_intents(shard.store):
+                    settle_repair(shard.store, intent, Silent())
+            assert repair(shard).unrepaired == []
+        else:
+            assert report.unrepaired == []
+        check_whole(shard)
+    # The intent, the objects, the document; the answer to the outcome's put does not matter.
+    if stored:
+        assert errors == []
+    else:
+        assert errors == ["repair-unrecorded", *["store-answers-lost"] * (count - 3), "commit-indeterminate"]
 
 
 def test_a_void_keeps_a_late_put_away_and_readers_skip_it() -> None:

@@ -119,7 +119,7 @@ def read_restorable(
     spark.begin(ExecutorNeeds(source.store), progress)
     is_read = _read_ddl(plan, report)
     _build_rows(plan, source.store, spark, progress, report)
-    if is_read:
+    if is_read and not report.problems:
         _rehearse(source, plan, progress, report)
     report.seconds = time.monotonic() - began
     return report

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from msgspec import structs
+from msgspec import field, structs
 
 from cutline.fleet.record import Count, Record, Time
 from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, ObjectList, StoredObject
@@ -63,7 +63,7 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
     replaced: tuple[ReplacedObject, ...]
     objects: tuple[StoredObject, ...] = ()
     lists: tuple[ObjectList, ...] = ()
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...] = field(name="archived", default=())
 
     @property
     def new(self) -> tuple[StoredObject | ObjectList | Segment, ...]:

@@ -161,7 +161,8 @@ def rebuild_base(
         wanted = _judge(_compare(scope, window, work), scope, window)
         objects = _write(chain.name, operation, scope, window, wanted, work)
     except ObjectDamagedError as error:
-        if error.node == unit.node:
+        # An error that a task reported has no other attributes.
+        if error.details["node"] == unit.node:
             raise NotRebuildableError(
                 f"another object of {unit.node} has to be repaired first: {error.message}"
             ) from error

@@ -14,6 +14,7 @@ from cutline.snapshots.operations.object_damage import (
     Damage,
     VerifyTask,
     find_listed_damage,
+    list_entries,
     list_objects,
     verify_object,
 )
@@ -26,6 +27,7 @@ from cutline.snapshots.records.commit import (
     Commit,
     FullSnapshot,
     ObjectList,
+    ReadList,
     StoredObject,
     listed_objects,
 )
@@ -44,7 +46,7 @@ from cutline.snapshots.repair.base_rows import BaseUnit, list_bases
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, find_overlapping
 from cutline.snapshots.repair.second_store import SecondStore
 from cutline.snapshots.repair.work import Work
-from cutline.spark.spark_jobs import Dealing, SparkSource, raise_first, run_many
+from cutline.spark.spark_jobs import SparkSource, raise_first
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -201,31 +203,31 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
     damages = find_listed_damage(store, chain)
     if request.metadata_only:
         return damages
-    wanted = set(request.objects)
-    objects = [
-        one
+    entries = list(list_entries(chain, chain.baseline))
+    size = sum(one.stored.bytes if isinstance(one.stored, ReadList) else one.stored.size for one in entries)
+    rows = sum(sum(one.stored.rows.values()) for one in entries if not isinstance(one.stored, Segment))
+    work.begin(size, rows)
+    total = len(request.objects) or sum(one.count for one in entries)
+    work.progress.step("read objects", total=total, unit="objects")
+    # The chain may list millions of objects.
+    unknown = set(request.objects) - damages.keys()
+    tasks = (
+        VerifyTask(one, work.location)
         for one in list_objects(chain, chain.baseline)
-        if one.key not in damages and (not wanted or one.key in wanted)
-    ]
-    if unknown := sorted(wanted - damages.keys() - {one.key for one in objects}):
+        if one.key not in damages and (not request.objects or one.key in request.objects)
+    )
+    is_local = work.is_local(size) or bool(request.objects)
+    found: dict[str, Damage] = {}
+    for reports in work.run_many(verify_object, tasks, lambda task: task.one.stored.size, is_local=is_local):
+        raise_first([report.problem for _, report in reports])
+        unknown -= {task.one.key for task, _ in reports}
+        found |= {report.damage.key: report.damage for _, report in reports if report.damage}
+    if unknown:
         raise UsageError(
-            f"snapshot {chain.name} lists no object {unknown[0]}",
+            f"snapshot {chain.name} lists no object {min(unknown)}",
             hint=f"--object takes a key that snapshot check {chain.name} named",
         )
-    size = sum(one.stored.size for one in objects)
-    rows = sum(sum(one.stored.rows.values()) for one in objects if not isinstance(one.stored, Segment))
-    work.begin(size, rows)
-    work.progress.step("read objects", total=len(objects), unit="objects")
-    tasks = [VerifyTask(one, work.location) for one in objects]
-    if work.is_local(size):
-        reports = work.run_here(verify_object, tasks)
-        work.progress.advance(len(tasks))
-    else:
-        dealing = Dealing[VerifyTask](lambda task: task.one.stored.size)
-        jobs = run_many(work.session(), verify_object, tasks, work.progress, dealing)
-        reports = [report for reports in jobs for report in reports]
-    raise_first([report.problem for report in reports])
-    return damages | {report.damage.key: report.damage for report in reports if report.damage}
+    return damages | found
 
 
 def locate(chain: Chain, keys: Iterable[str], nodes: Iterable[str]) -> dict[str, LocatedEntry]:

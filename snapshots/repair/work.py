@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cutline.columns.python_workers import broadcast
 from cutline.fleet.progress import Progress
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import Dealing, SparkSource, run_many, stage_progress
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, SparkSource, run_tasks, stage_progress
 from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
@@ -72,10 +73,27 @@ class Work:
         sent = broadcast(self.session(), known)
         try:
             dealing = Dealing[Task](bytes_of)
-            jobs = run_many(self.session(), work, tasks(sent), self.progress, dealing)
-            return [report for reports in jobs for report in reports]
+            return run_tasks(self.session(), work, tasks(sent), self.progress, dealing)
         finally:
             sent.unpersist()
+
+    def run_many(
+        self,
+        work: Callable[[Task], Report],
+        tasks: Iterable[Task],
+        bytes_of: Callable[[Task], int],
+        *,
+        is_local: bool,
+    ) -> Iterator[list[tuple[Task, Report]]]:
+        """Run any number of tasks; yield some of them at a time, each with its report."""
+        left, dealing = iter(tasks), Dealing[Task](bytes_of)
+        while some := list(islice(left, TASKS_PER_JOB_MAX)):
+            if is_local:
+                reports = self.run_here(work, some)
+                self.progress.advance(len(some))
+            else:
+                reports = run_tasks(self.session(), work, some, self.progress, dealing)
+            yield list(zip(some, reports, strict=True))
 
     @contextmanager
     def showing_stages(self) -> Iterator[None]:

@@ -29,10 +29,9 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "LOCAL_BYTES_MAX", -1)
 
 
-@pytest.mark.parametrize(("first", "second"), [(150, 250), (250, 150)])
-def test_rebuilt_objects_restore_the_same_rows(spark: SparkSession, tmp_path: Path, first: int, second: int) -> None:
+def test_rebuilt_objects_restore_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     location = StoreLocation(f"file://{tmp_path}/store")
-    shard = MadeShard([*ITEMS, *LINES], HISTORY, {"a": first, "b": second}, location=location)
+    shard = MadeShard([*ITEMS, *LINES], HISTORY, {"a": 250, "b": 150}, location=location)
     chain = shard.take()
     damage(shard, chain.base_entries("a")[1].key)
     plan = plan_repair(shard.fleet, RepairRequest(NAME), Ready(spark), Silent())

@@ -40,7 +40,14 @@ from cutline.snapshots.records.operation_records import (
     write_operation_record,
 )
 from cutline.snapshots.records.proven_chains import commit_key, find_place, read_chain, read_commit
-from cutline.snapshots.records.repair_records import Repair, ReplacedObject, Replacement, read_repairs, repair_key
+from cutline.snapshots.records.repair_records import (
+    Repair,
+    ReplacedObject,
+    Replacement,
+    read_repair,
+    read_repairs,
+    repair_key,
+)
 from cutline.snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
 from cutline.snapshots.records.tombstones import (
     only_full_key,
@@ -132,7 +139,7 @@ KINDS: dict[str, Kind] = {
     "repair-void": (
         lambda store: decide(store, replace(OPERATION, kind="repair", snapshot="daily", repair=1)),
         repair_key("daily", 1),
-        lambda store: read_repairs(store, "daily"),
+        lambda store: read_repair(store, "daily", 1),
     ),
     "lost": (
         lambda store: mark_lost(store, LOST),
@@ -177,7 +184,7 @@ KINDS: dict[str, Kind] = {
 }
 # Fields that may be absent.
 OPTIONAL = {
-    "repair": {"copy", "segments", "list", "objects", "lists", "events_at", "events_digest"},
+    "repair": {"copy", "archived", "list", "objects", "lists", "events_at", "events_digest"},
     "full": {"left_out", "causes", "events_at", "events_digest", "locale_provider", "locale", "icu_rules"},
     "increment": {"previous", "causes"},
     "fleet": {"format"},

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from cutline.cli.commands.show import document_of, lines_of
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
+from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.operations import settling
 from cutline.snapshots.operations.committing import RepairSupersededError, decide
 from cutline.snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease
@@ -261,6 +263,10 @@ def test_a_replacement_that_is_damaged_in_turn_is_replaced_again() -> None:
     report = repair(shard)
     assert (report.number, report.unrepaired) == (2, [])
     assert len(check_whole(shard).applied.repairs) == 2
+    shown = read_chain(shard.store, NAME)
+    assert [one["number"] for one in document_of(Entry(NAME, shown), shown)["repairs"]] == [1, 2]
+    lines = [line for line in lines_of(Entry(NAME, shown), shown) if isinstance(line, str)]
+    assert [line.split(" of ")[0] for line in lines if " replaced " in line] == ["repair 1", "repair 2"]
     assert {garbage.why for garbage in preview_gc(shard.store).garbage} == set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -335,7 +336,7 @@ def _changes(chain: Chain) -> list[str | RenderableType]:
 
 def _repairs(chain: Chain) -> list[str | RenderableType]:
     return [
-        f"repair {repair.number} of {moment_text(repair.made_at)} replaced "
+        f"repair {repair.number} of {moment_text(datetime.fromisoformat(repair.made_at))} replaced "
         + quantity_text(sum(len(one.replaced) for one in repair.replacements), "objects")
         for repair in chain.applied.repairs
     ]

@@ -142,7 +142,7 @@ def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = F
             check_distinct("commits", "operation", [*operations, *with_lists])
         named |= dict.fromkeys(keys, commit.increment)
         operations += with_lists
-    reading = _Reading(store, named, chain.applied.listed, allow_damage=allow_damage)
+    reading = _ListReading(store, named, chain.applied.listed, allow_damage=allow_damage)
     full = _read_lists(reading, chain.full)
     increments = tuple(_read_lists(reading, commit) for commit in chain.increments)
     return replace(chain, full=full, increments=increments)
@@ -156,11 +156,11 @@ def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> 
     from its entry in the commit.
     """
     named = {entry.key: commit.increment for entry in commit.named}
-    return _read_lists(_Reading(store, named, {}, allow_damage=allow_damage), commit)
+    return _read_lists(_ListReading(store, named, {}, allow_damage=allow_damage), commit)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _ListReading:
     """How lists are read. They must not contain objects that a commit names (`named` maps keys to increments).
 
     `replaced` contains, by the key of the list, the objects that repairs have replaced.
@@ -172,7 +172,7 @@ class _Reading:
     allow_damage: bool
 
 
-def _read_lists(reading: _Reading, commit: C) -> C:
+def _read_lists(reading: _ListReading, commit: C) -> C:
     by_key = {object_list.key: object_list for object_list in _read_each(reading, commit)}
     if isinstance(commit, FullSnapshot) and commit.lists:
         commit = structs.replace(commit, lists=tuple(by_key[object_list.key] for object_list in commit.lists))
@@ -188,7 +188,7 @@ def lost_list_error(one: LostList) -> ObjectDamagedError:
     return ObjectDamagedError(key=one.key, kind=one.damage, node=one.node, detail=one.detail)
 
 
-def _read_each(reading: _Reading, commit: Commit) -> Iterator[ObjectList]:
+def _read_each(reading: _ListReading, commit: Commit) -> Iterator[ObjectList]:
     """Yield the commit's lists, holding the object keys of one node at a time in memory."""
     named = reading.named
 

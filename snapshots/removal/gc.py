@@ -290,7 +290,7 @@ class GarbageRules:
         chain = read_chain(self.store, self.snapshot)
         segments = [segment for commit in chain.commits for segment in _segments_of(commit)]
         # A segment that a repair has replaced stays where it is.
-        segments += map(chain.original, segments)
+        segments += [chain.original(segment) for segment in segments]
         listed = {segment.key: (segment.node, segment.number) for segment in segments}
         last: dict[str, int] = {}
         for node, number in listed.values():

@@ -198,20 +198,24 @@ class _Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
-    """The objects of a unit: those that are `lost`, the intact ones `here` with rows of the same groups, all `there`.
+class _Place:
+    """The positions of a group's base copies. `is_recopied` is set if the table was copied again."""
 
-    The groups' base copies have the positions `here_at` and `there_at`. `is_recopied` is set if they were copied again.
-    """
+    here_at: Lsn
+    there_at: Lsn
+    is_recopied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The objects of a unit: those that are `lost`, the intact ones `here` with rows of the same groups, all `there`."""
 
     unit: BaseUnit
     lost: tuple[LocatedObject, ...]
     here: tuple[LocatedObject, ...]
     there: tuple[StoredObject, ...]
     rules: _Rules
-    here_at: Lsn
-    there_at: Lsn
-    is_recopied: bool
+    place: _Place
     definitions: Mapping[int, Group]
 
     @classmethod
@@ -230,19 +234,19 @@ class _Scope:
         there = [one.stored for one in list_bases(commit, unit.copy) if one.groups & groups]
         if lists := [stored.key for stored in there if isinstance(stored, LostList)]:
             raise NotRebuildableError(f"both copies are in doubt: object list {lists[0]} of {unit.copy} is damaged")
-        places = {_positions(chain, commit, unit, number) for number in groups}
+        places = {_place(chain, commit, unit, number) for number in groups}
         if len(places) > 1:
             raise NotRebuildableError("the tables in the objects were copied at different positions")
-        here_at, there_at, is_recopied = places.pop() if places else (Lsn(0), Lsn(0), False)
+        place = places.pop() if places else _Place(Lsn(0), Lsn(0), is_recopied=False)
         multisets = frozenset(number for number in groups if definitions[number].is_multiset)
         rules = _Rules(groups, multisets, is_whole)
         objects = tuple(stored for stored in there if isinstance(stored, StoredObject))
-        return cls(unit, tuple(lost), tuple(here), objects, rules, here_at, there_at, is_recopied, definitions)
+        return cls(unit, tuple(lost), tuple(here), objects, rules, place, definitions)
 
     @property
     def is_there_newer(self) -> bool:
         """Whether the other copy was taken at a later position."""
-        return self.there_at > self.here_at
+        return self.place.there_at > self.place.here_at
 
     def expected(self, objects: Iterable[LocatedObject]) -> Counter[int]:
         """Return the number of rows of each group in the objects, according to the commit."""
@@ -278,13 +282,12 @@ def _together(own: Iterable[LocatedObject], groups: frozenset[int]) -> frozenset
     return groups
 
 
-def _positions(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> tuple[Lsn, Lsn, bool]:
-    """Return the positions of a group's base copies on both nodes, and whether the table was copied again."""
+def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _Place:
     changes = commit.definition_changes
     begun = changes.begun if changes else {}
     if number in begun.get(unit.node, {}):
-        return begun[unit.node][number], begun[unit.copy][number], True
-    return chain.full.base[unit.node], chain.full.base[unit.copy], False
+        return _Place(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
+    return _Place(chain.full.base[unit.node], chain.full.base[unit.copy], is_recopied=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,10 +309,10 @@ class _Window:
 
     @classmethod
     def of(cls, chain: Chain, unit: BaseUnit, scope: _Scope, work: Work) -> _Window:
-        if scope.here_at == scope.there_at or not scope.rules.groups:
+        if scope.place.here_at == scope.place.there_at or not scope.rules.groups:
             return cls(scope.rules)
         older = unit.node if scope.is_there_newer else unit.copy
-        low, high = sorted((scope.here_at, scope.there_at))
+        low, high = sorted((scope.place.here_at, scope.place.there_at))
         changes = _read_window(chain, older, low, high, scope, work)
         return _new_window(changes, scope) if len(changes) else cls(scope.rules)
 
@@ -327,7 +330,7 @@ def _read_window(chain: Chain, node: str, low: Lsn, high: Lsn, scope: _Scope, wo
             events.append(table.filter(to_mask(~is_change)))
             chosen = is_change & (lsn < high) & np.isin(to_numpy(table["group"]), list(scope.rules.groups))
             # Of a table that was copied again, the archive also contains the changes before its copy.
-            chosen &= (lsn >= low) if scope.is_recopied else True
+            chosen &= (lsn >= low) if scope.place.is_recopied else True
             tables.append(table.filter(to_mask(chosen)))
         if sum(map(len, tables)) > WINDOW_CHANGES_MAX or sum(table.nbytes for table in tables) > WINDOW_BYTES_MAX:
             raise NotRebuildableError(f"too many changes were made between the copies, from {low} to {high}")
@@ -656,14 +659,14 @@ class _WriteReport:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _StoredRows:
     """Collects rows until there are enough for a row group of the current object."""
 
     objects: ObjectWriter
     waiting: list[pa.Table] = field(default_factory=list)
 
     @classmethod
-    def of(cls, location: StoreLocation, node: str, beginning: str) -> _Rows:
+    def of(cls, location: StoreLocation, node: str, beginning: str) -> _StoredRows:
         """Collect rows for objects of the node."""
         store = location.open()
         return cls(ObjectWriter(store, BASE_SCHEMA, BASE, node, beginning, OBJECT_BYTES, OBJECT_RAW_BYTES))
@@ -694,7 +697,7 @@ class _Rows:
 def _write_rows(task: _WriteTask) -> _WriteReport:
     """Write the wanted rows of the task's objects to new objects."""
     rules, wanted, changed = task.known.value
-    rows = _Rows.of(task.location, task.node, task.beginning)
+    rows = _StoredRows.of(task.location, task.node, task.beginning)
     try:
         for base in task.bases:
             for table in read_tables(task.location.open(), base.source, BASE_SCHEMA):
@@ -726,7 +729,7 @@ def _write(
     known = (window.rules, wanted, dict(window.changed))
     reports = work.run(_write_rows, tasks, known, lambda task: task.size, is_local=work.is_local(size, count))
     raise_first([report.problem for report in reports])
-    rows = _Rows.of(work.location, node, f"{beginning}-000000")
+    rows = _StoredRows.of(work.location, node, f"{beginning}-000000")
     for table in _extra_rows(window, wanted):
         if len(table):
             rows.add(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 from typing import TypeAlias
 
 from cutline.fleet.config import Fleet
@@ -265,7 +266,7 @@ class _Planner:
         """Plan a step for each object that can be repaired."""
         nodes = {damage.node for damage in self.damages.values()}
         located = locate(self.chain, self.damages, nodes)
-        bases: dict[tuple[str, int, str], list[LocatedEntry]] = {}
+        bases: list[LocatedEntry] = []
         large: dict[str, list[LocatedEntry]] = {}
         for key, damage in self.damages.items():
             one, entry = located[key], located[key].entry
@@ -278,13 +279,13 @@ class _Planner:
             elif isinstance(entry, Segment):
                 self._rebuild_segment(one, entry, damage, why)
             elif entry.kind == BASE:
-                bases.setdefault((damage.node, one.increment, one.part), []).append(one)
+                bases.append(one)
             else:
                 self._give_up(damage, why or ONE_COPY)
         for together in large.values():
             self._fetch_large(together)
-        for together in bases.values():
-            self._rebuild_rows(together)
+        for _, unit in groupby(sorted(bases, key=_unit), key=_unit):
+            self._rebuild_rows(list(unit))
 
     def _why_not_elsewhere(self, entry: Entry) -> str | None:
         """Return why the object can't be taken from the other store ("" if there is none); None if it can."""
@@ -368,6 +369,11 @@ class _Planner:
 
     def _give_up(self, damage: Damage, why: str) -> None:
         self.unrepairable.append(Unrepairable(damage.key, why))
+
+
+def _unit(one: LocatedEntry) -> tuple[object, ...]:
+    """Return what the objects of base rows that are rebuilt together have in common."""
+    return one.entry.node, one.increment, one.part
 
 
 def _plan_commits(

@@ -198,7 +198,7 @@ class _Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CopyPositions:
     """The positions of a group's base copies. `is_recopied` is set if the table was copied again."""
 
     here_at: Lsn
@@ -208,14 +208,14 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The objects of a unit: those that are `lost`, the intact ones `here` with rows of the same groups, all `there`."""
+    """A unit's objects: those that are `lost`, the intact ones `here` with rows of the same groups, and all `there`."""
 
     unit: BaseUnit
     lost: tuple[LocatedObject, ...]
     here: tuple[LocatedObject, ...]
     there: tuple[StoredObject, ...]
     rules: _Rules
-    place: _Place
+    place: _CopyPositions
     definitions: Mapping[int, Group]
 
     @classmethod
@@ -237,7 +237,7 @@ class _Scope:
         places = {_place(chain, commit, unit, number) for number in groups}
         if len(places) > 1:
             raise NotRebuildableError("the tables in the objects were copied at different positions")
-        place = places.pop() if places else _Place(Lsn(0), Lsn(0), is_recopied=False)
+        place = places.pop() if places else _CopyPositions(Lsn(0), Lsn(0), is_recopied=False)
         multisets = frozenset(number for number in groups if definitions[number].is_multiset)
         rules = _Rules(groups, multisets, is_whole)
         objects = tuple(stored for stored in there if isinstance(stored, StoredObject))
@@ -282,12 +282,12 @@ def _together(own: Iterable[LocatedObject], groups: frozenset[int]) -> frozenset
     return groups
 
 
-def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _Place:
+def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPositions:
     changes = commit.definition_changes
     begun = changes.begun if changes else {}
     if number in begun.get(unit.node, {}):
-        return _Place(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
-    return _Place(chain.full.base[unit.node], chain.full.base[unit.copy], is_recopied=False)
+        return _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
+    return _CopyPositions(chain.full.base[unit.node], chain.full.base[unit.copy], is_recopied=False)
 
 
 @dataclass(frozen=True, slots=True)

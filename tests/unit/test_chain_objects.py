@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-import cutline.restore.plan.copies
+import cutline.snapshots.operations.object_damage
 from cutline.nodes.groups import Group
 from cutline.restore.plan.copies import Wanted, count_bytes, needed_entries, needed_objects
 from cutline.restore.scope.scope import ChosenTables
@@ -50,7 +50,7 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         keys.append(one.key)
         return listed_objects(one)
 
-    monkeypatch.setattr(cutline.restore.plan.copies, "listed_objects", noting)
+    monkeypatch.setattr(cutline.snapshots.operations.object_damage, "listed_objects", noting)
     return keys
 
 

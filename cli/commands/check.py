@@ -36,7 +36,8 @@ CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
 HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
 WHAT_TO_DO = (
     "a restore refuses damaged or missing objects, and names the increments that it can restore instead; to replace"
-    " them: snapshot repair NAME; to get a snapshot without conflicts, fix their cause, then take a new full snapshot: snapshot create NAME"
+    " them: snapshot repair NAME; to get a snapshot without conflicts, fix their cause, then take a new full snapshot:"
+    " snapshot create NAME"
 )
 
 

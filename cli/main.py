@@ -90,6 +90,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "check": CommandEntry(
         "cutline.cli.commands.check", "check", "Read snapshots back and verify that they are complete and consistent."
     ),
+    "repair": CommandEntry(
+        "cutline.cli.commands.repair", "repair", "Replace damaged objects, from another copy or from another store."
+    ),
     "resume": CommandEntry("cutline.cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cutline.cli.commands.list", "list_snapshots", "List the snapshots in the store."),
     "show": CommandEntry("cutline.cli.commands.show", "show", "Show all details of one snapshot."),
@@ -127,7 +130,7 @@ SECTIONS = {
     "Set up": ("init", "key", "cluster", "demo"),
     "Take snapshots": ("create", "watch", "resume"),
     "Restore": ("restore", "restore-resume", "restore-abandon", "restore-discard", "drill"),
-    "Verify": ("check",),
+    "Verify and repair": ("check", "repair"),
     "Inspect": ("list", "show", "status", "history", "report"),
     "Running operations": ("wait", "cancel"),
     "Remove": ("delete", "prune", "gc"),

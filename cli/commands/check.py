@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from cutline.check.live import LiveRequest, check_live
 from cutline.check.live_repair import repair_script
 from cutline.check.live_report import LiveConflict, LiveReport, LiveRow, ShardReport
 from cutline.check.named_rows import ROWS_DIFFER
-from cutline.check.report import CheckReport, Conflict, DifferentRow, SnapshotReport
+from cutline.check.report import CheckReport, Conflict, DifferentRow, Skipped, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
@@ -35,6 +35,9 @@ from cutline.snapshots.records.operation_records import CONFLICTS, ONE_COPY, Che
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
+if TYPE_CHECKING:
+    from cutline.restore.drill.restorable import RestorableReport
+
 CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
 # The kind of operation in `history`: it does not count as a check of snapshots.
 LIVE_KIND = "check-live"
@@ -44,8 +47,9 @@ WHAT_TO_DO_LIVE = (
 )
 HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
 WHAT_TO_DO = (
-    "a restore refuses damaged or missing objects, and names the increments that it can restore instead;"
-    " to get a snapshot without conflicts, fix their cause, then take a new full snapshot: snapshot create NAME"
+    "a restore refuses damaged or missing objects, and names the increments that it can restore instead; to replace"
+    " them: snapshot repair NAME; to get a snapshot without conflicts, fix their cause, then take a new full snapshot:"
+    " snapshot create NAME"
 )
 
 
@@ -106,6 +110,14 @@ def check(
             help="With --live, write statements to FILE with which an operator can repair rows. Nothing is changed.",
         ),
     ] = None,
+    restorable: Annotated[
+        bool,
+        typer.Option(
+            "--restorable",
+            help="Also build everything that a restore would load, and throw it away; if this machine has PostgreSQL's"
+            " programs, run the DDL in empty databases on temporary servers.",
+        ),
+    ] = False,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -123,20 +135,26 @@ def check(
     """
     with reporting_errors(junit):
         options = LiveOptions(live, max_rate, indexes, repair_script)
-        options.refuse_misuse(increment=increment, metadata_only=metadata_only)
+        options.refuse_misuse(increment=increment, metadata_only=metadata_only, restorable=restorable)
         if live:
             run_live(context, options, name, rows, junit)
             return
         if increment is not None and name is None:
             raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+        if restorable and (name is None or metadata_only):
+            raise UsageError(
+                "--restorable needs a NAME, and reads more than metadata", hint="snapshot check NAME --restorable"
+            )
         fleet = command_context(context).load_fleet()
         with leaving_metrics(context, fleet, "check", metrics):
             name = newest_name(fleet, name) if name is not None else None
-            report = run_check(context, fleet, CheckRequest(name, increment, metadata_only, rows))
+            request = CheckRequest(name, increment, metadata_only, rows)
+            report, built = run_check(context, fleet, request, restorable=restorable)
             problems = write_report(junit, junit_of(report))
-            lines = [*lines_of(report), *(f"warning: {problem}" for problem in problems)]
+            lines = [*lines_of(report, built), *(f"warning: {problem}" for problem in problems)]
             code = report.exit_code or (UNWRITTEN if problems else DONE)
-            emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
+            document = report.to_json() | {"restorable": built.to_json() if built else None, "warnings": problems}
+            emit(context, document, lines, code=code)
             raise typer.Exit(code)
 
 
@@ -149,7 +167,7 @@ class LiveOptions:
     indexes: bool
     repair_script: Path | None
 
-    def refuse_misuse(self, *, increment: int | None, metadata_only: bool) -> None:
+    def refuse_misuse(self, *, increment: int | None, metadata_only: bool, restorable: bool) -> None:
         """Raise UsageError if options don't go together."""
         others = {
             "--max-rate": self.max_rate is not None,
@@ -158,9 +176,13 @@ class LiveOptions:
         }
         if not self.live and (used := [option for option, is_used in others.items() if is_used]):
             raise UsageError(f"{used[0]} needs --live", hint=f"snapshot check --live {used[0]} …")
-        if self.live and (increment is not None or metadata_only):
-            option = "--metadata-only" if metadata_only else "--increment"
-            raise UsageError(f"--live and {option} are mutually exclusive", hint="--live NAME compares the newest cut")
+        of_snapshots = {
+            "--increment": increment is not None,
+            "--metadata-only": metadata_only,
+            "--restorable": restorable,
+        }
+        if self.live and (used := [option for option, is_used in of_snapshots.items() if is_used]):
+            raise UsageError(f"--live and {used[0]} are mutually exclusive", hint="--live NAME compares the newest cut")
 
     @property
     def bytes_per_second(self) -> int | None:
@@ -197,16 +219,34 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
     raise typer.Exit(code)
 
 
-def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:
-    """Run the check, and record its result."""
+def run_check(
+    context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool = False
+) -> tuple[CheckReport, RestorableReport | None]:
+    """Run the check, and record its result; if `restorable`, also build what a restore of the snapshot would load."""
+    built = None
     with (
         SparkOnDemand(fleet, f"check {request.name or 'all'}") as spark,
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
     ):
         report = check_snapshots(fleet, request, spark, recorded.activity)
+        if restorable and request.name and report.snapshots:
+            # Imported here: most checks need nothing of restore.
+            from cutline.restore.drill.restorable import read_restorable
+
+            built = read_restorable(fleet, request.name, request.increment, spark, recorded.activity)
+            add_problems(report.snapshots[0], built)
         recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
         recorded.checked = checked_points(report, request)
-    return report
+    return report, built
+
+
+def add_problems(snapshot: SnapshotReport, built: RestorableReport) -> None:
+    """Add to the check's report what a restore would stumble over."""
+    snapshot.conflicts += [
+        Conflict("restore", one.detail, node=one.node or None, group=one.group) for one in built.problems
+    ]
+    if built.ddl == "refused":
+        snapshot.skipped.append(Skipped("running the DDL", built.ddl_detail))
 
 
 def volumes_of(report: CheckReport) -> dict[str, int]:
@@ -223,9 +263,10 @@ def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedP
     )
 
 
-def lines_of(report: CheckReport) -> list[str]:
-    """Return the human-readable output."""
+def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list[str]:
+    """Return the human-readable output; `built` is what a restore would load, if that was built."""
     lines = [line for snapshot in report.snapshots for line in _snapshot_lines(snapshot)]
+    lines += restorable_lines(built) if built else []
     if not report.snapshots:
         lines.append("the store contains no snapshots: nothing was compared")
     conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
@@ -235,6 +276,16 @@ def lines_of(report: CheckReport) -> list[str]:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
     return [*lines, f"{result_text(report.result)}, {seconds_text(report.seconds)}"]
+
+
+def restorable_lines(built: RestorableReport) -> list[str]:
+    """Describe what a restore would load."""
+    rows = quantity_text(sum(built.rows.values()), "rows")
+    ddl = {"run": "the DDL runs in empty databases", "refused": "temporary servers refused the DDL"}
+    why = f" ({built.ddl_detail})" if built.ddl_detail else ""
+    if built.ddl == "refused":
+        why = ""
+    return [f"  built, as a restore would load it: {rows}; {ddl.get(built.ddl, 'the DDL was read, but not run')}{why}"]
 
 
 def result_text(result: CheckResult) -> str:

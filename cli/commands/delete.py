@@ -161,7 +161,7 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
     else:
         lines.append(f"keep {', '.join(plan.others)}")
     lines.append(f"keep the records of operations, and the name {mark.snapshot}, which can't be used again")
-    lines += [f"in use: operation {lease.operation.id} is restoring it" for lease in plan.leases]
+    lines += [f"in use: in operation {lease.operation.id}, it is being {lease.what}" for lease in plan.leases]
     return lines
 
 

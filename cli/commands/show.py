@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -227,6 +228,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "schema_changes": [_changes_document(commit) for commit in chain.commits],
         "left_out": to_builtins(chain.left_out),
         "counts": [dict(commit.counts) for commit in chain.commits],
+        "repairs": to_builtins(chain.applied.repairs),
     }
 
 
@@ -252,6 +254,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         *_comments(chain),
         *_causes(chain),
         *_changes(chain),
+        *_repairs(chain),
         "",
         *left_out_lines(chain.left_out),
     ]
@@ -328,6 +331,14 @@ def _changes(chain: Chain) -> list[str | RenderableType]:
         + ("was copied again" if one["after"] is None else "has a new definition")
         for commit in chain.commits
         for one in _changes_document(commit)
+    ]
+
+
+def _repairs(chain: Chain) -> list[str | RenderableType]:
+    return [
+        f"repair {repair.number} of {moment_text(datetime.fromisoformat(repair.made_at))} replaced "
+        + quantity_text(sum(len(one.replaced) for one in repair.replacements), "objects")
+        for repair in chain.applied.repairs
     ]
 
 

@@ -41,7 +41,7 @@ INTERRUPTED = 130
 
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
-    CONFLICTS: "check found conflicts, or an assertion failed in a drill",
+    CONFLICTS: "check found conflicts, repair left damaged objects, or an assertion failed in a drill",
     USAGE: "usage error, in the arguments or in fleet.toml",
     REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",

@@ -81,6 +81,7 @@ COMMAND_NAMES = (
     "report",
     "delete",
     "prune",
+    "repair",
     "gc",
     "key",
     "cluster",

@@ -17,7 +17,6 @@ from cutline.restore.plan.copies import (
     Wanted,
     check_chosen,
     count_bytes,
-    find_listed_damage,
     settle_copies,
 )
 from cutline.restore.plan.report import BorrowedRows, NodeReport, RestoreReport
@@ -31,6 +30,7 @@ from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
+from cutline.snapshots.operations.object_damage import find_listed_damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,
@@ -219,7 +219,7 @@ def plan_resumed(
             hint=[f"to undo it: {record.abandon_command}", SAME_TARGET],
             details={"operation": record.operation},
         ) from error
-    if plan.chain.last.digest != record.digest:
+    if plan.chain.digest != record.digest:
         raise UnfinishedRestoreError(
             f"{increment_label(record.snapshot, record.increment)} has changed since operation {record.operation}"
             " began to restore it",

@@ -14,13 +14,13 @@ from cutline.fleet.record import Time
 from cutline.nodes.left_out import LeftOut
 from cutline.restore.ddl.ddl import Refusal, show_name, without_options
 from cutline.restore.ddl.running import AFTER_EXTENSION, session_settings
-from cutline.restore.plan.copies import Damage
 from cutline.restore.plan.topology import ShownRoute
 from cutline.restore.scope.scope import WHOLE, RestoreScope
 from cutline.restore.targets.databases import OwnerChange
 from cutline.restore.targets.target import Target
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
 from cutline.snapshots.listing.recovery_plan import InDoubtTransaction
+from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.open_operations import OpenOperation
 
 

@@ -219,7 +219,7 @@ class RestoreRun(LockedTargets):
             operation=self.operation,
             snapshot=plan.request.name,
             increment=plan.chain.last.increment,
-            digest=plan.chain.last.digest,
+            digest=plan.chain.digest,
             began_at=plan.intent.began_at,
             by=own_label("restore", plan.request.name),
             version=self.version,

@@ -60,7 +60,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             return ArchivedAhead()
         with exclusive(sessions, store, "archive", name) as lock:
             # Read the increments under the lock, which keeps other commands from adding any.
-            chain = read_continued(store, name, chain.full)
+            chain = read_continued(store, name)
             check_not_lost(store, chain)
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))

@@ -54,7 +54,7 @@ from cutline.snapshots.records.proven_chains import (
     check_not_pruned,
     cut_time,
     free_turn,
-    read_chain,
+    read_as_committed,
     read_continued,
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
@@ -102,7 +102,7 @@ def take_increment(
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments=cut.archived_cut.segments,
-        idle=dict(cut.archived_cut.idle),
+        idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items()},
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
@@ -139,7 +139,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    chain = read_chain(store, request.name, 0)
+    chain = read_as_committed(store, request.name, 0)
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
     nodes = check_fleet_file(fleet, chain)

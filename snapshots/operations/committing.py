@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cutline.fleet.messages import list_some
 from cutline.snapshots.records.commit import Commit, Previous, Void
 from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
-from cutline.snapshots.records.operation_records import Intent
+from cutline.snapshots.records.operation_records import CREATE, REPAIR, Intent
 from cutline.snapshots.records.proven_chains import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
@@ -31,6 +31,7 @@ from cutline.snapshots.records.proven_chains import (
     operation_of,
     read_turn,
 )
+from cutline.snapshots.records.repair_records import Repair, RepairVoid, read_repair, repair_key
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from cutline.storage.errors import BusyError, IndeterminateError, RefusedError, SnapshotError
 from cutline.storage.store import (
@@ -201,33 +202,88 @@ class UndecidedError(IndeterminateError):
     """It is not known whether an earlier operation has committed, and that can't be decided now."""
 
 
+class RepairSupersededError(BusyError):
+    """Another repair of the snapshot was stored in the meantime."""
+
+
+def put_repair(store: ObjectStore, repair: Repair) -> None:
+    """Store the repair, which makes its objects supersede those that it replaces.
+
+    Raises RepairSupersededError if another repair has its number, OperationSettledError if another command settled this
+    operation, CommitIndeterminateError if it is not known whether the repair was stored.
+    """
+    body = seal(repair)
+    if len(body) > DOCUMENT_BYTES_MAX:
+        raise CommitTooLargeError(
+            f"the repair of {repair.snapshot} is too large: {len(body) >> 20} MiB",
+            hint="repair fewer objects at a time: --object KEY",
+            details={"snapshot": repair.snapshot},
+        )
+    try:
+        store.create(repair_key(repair.snapshot, repair.number), body)
+    except ObjectExistsError as error:
+        # The object may be ours: the store client may have retried this put after an answer was lost.
+        _check_repair_stored(store, repair, error, at_once=True)
+    except AnswerLostError as error:
+        _check_repair_stored(store, repair, error, at_once=False)
+    except EncryptionIgnoredError:
+        # The repair is stored. The next conditional put raises the same error.
+        return
+
+
+def _check_repair_stored(store: ObjectStore, repair: Repair, error: SnapshotError, *, at_once: bool) -> None:
+    """Return if this repair is stored; else raise the error for the stored document, or CommitIndeterminateError."""
+
+    def is_ours() -> bool:
+        stored = read_repair(store, repair.snapshot, repair.number)
+        if isinstance(stored, RepairVoid):
+            raise operation_settled_error(repair.operation) from error
+        if stored.operation != repair.operation:
+            raise RepairSupersededError(
+                f"operation {stored.operation} has repaired snapshot {repair.snapshot} in the meantime; this operation"
+                " replaced nothing",
+                hint=f"to see what is still damaged: snapshot repair {repair.snapshot} --dry-run",
+                details={"snapshot": repair.snapshot, "operation": stored.operation},
+            ) from error
+        return True
+
+    if not read_back(is_ours, (*INCONCLUSIVE, ManifestError), at_once=at_once):
+        key = repair_key(repair.snapshot, repair.number)
+        raise CommitIndeterminateError(
+            f"it is not known whether the repair of {repair.snapshot} was stored: the store's answer was lost",
+            hint=f"once the store answers, repeat: snapshot repair {repair.snapshot}",
+            details={"snapshot": repair.snapshot, "operation": repair.operation, "object": key},
+        ) from error
+
+
 def has_committed(store: ObjectStore, intent: Intent) -> bool:
-    """Whether the operation's commit is in the store now; a late put may still store it."""
-    if intent.kind != "create" or is_deleted(store, intent.snapshot):
+    """Whether the operation's commit or repair is in the store now; a late put may still store it."""
+    key = key_of(intent)
+    if key is None or is_deleted(store, intent.snapshot):
         return False
     try:
-        return operation_of(store, key_of(intent)) == intent.operation
+        return _writer_of(store, intent, key) == intent.operation
     except ObjectMissingError:
         return False
 
 
 def decide(store: ObjectStore, intent: Intent) -> bool:
-    """Return whether the operation has committed; if not, ensure that it never can.
+    """Return whether the operation has stored its commit or repair; if not, ensure that it never can.
 
     Raises UndecidedError if the store's answers are lost, ManifestError if the stored document can't be read.
     """
-    if intent.kind != "create" or is_deleted(store, intent.snapshot):
+    key = key_of(intent)
+    if key is None or is_deleted(store, intent.snapshot):
         # A commit that arrives in a deleted snapshot is garbage.
         return False
     if has_committed(store, intent):
         return True
-    key = key_of(intent)
     try:
         store.create(key, _void(intent))
     except ObjectExistsError:
-        return operation_of(store, key) == intent.operation
+        return _writer_of(store, intent, key) == intent.operation
     except AnswerLostError as error:
-        is_committed = read_back(lambda: operation_of(store, key) == intent.operation)
+        is_committed = read_back(lambda: _writer_of(store, intent, key) == intent.operation)
         if is_committed is None:
             raise UndecidedError(
                 f"it is not known whether operation {intent.operation} has committed: the store's answers were lost",
@@ -238,12 +294,26 @@ def decide(store: ObjectStore, intent: Intent) -> bool:
     return False
 
 
-def key_of(intent: Intent) -> str:
-    """Return the key of the commit file that a create writes."""
-    return commit_key(intent.snapshot, intent.increment, intent.turn)
+def key_of(intent: Intent) -> str | None:
+    """Return the key of the document that makes the operation's results exist; None if it stores no such document."""
+    if intent.kind == CREATE:
+        return commit_key(intent.snapshot, intent.increment, intent.turn)
+    if intent.kind == REPAIR and isinstance(intent.repair, int):
+        return repair_key(intent.snapshot, intent.repair)
+    return None
+
+
+def _writer_of(store: ObjectStore, intent: Intent, key: str) -> str:
+    """Return the operation that wrote the commit or repair at `key`, "" for a void; see operation_of."""
+    if intent.kind == REPAIR and isinstance(intent.repair, int):
+        turn = read_repair(store, intent.snapshot, intent.repair)
+        return "" if isinstance(turn, RepairVoid) else turn.operation
+    return operation_of(store, key)
 
 
 def _void(intent: Intent) -> bytes:
+    if intent.kind == REPAIR and isinstance(intent.repair, int):
+        return seal(RepairVoid(intent.snapshot, intent.repair, intent.operation))
     body = seal(Void(intent.snapshot, intent.increment, intent.operation))
     if len(body) > VOID_BYTES_MAX:
         raise RuntimeError(f"a void of {len(body)} bytes would be mistaken for a commit")

@@ -1,4 +1,4 @@
-"""Leases: a restore records in the store that it is reading a snapshot, which protects the snapshot from deletion.
+"""Leases: a restore or repair records in the store that it is reading a snapshot, which protects it from deletion.
 
 A lease is an operation's intent with an expiry time; each renewal is a new object. A restore stores its lease and then
 looks for a tombstone; a deletion stores its tombstone and then looks for leases. So if the two overlap, the second
@@ -20,10 +20,12 @@ from msgspec import UNSET, UnsetType, structs
 from cutline.fleet.own_process import own_label, own_process, read_label
 from cutline.fleet.progress import Progress, Reading
 from cutline.fleet.record import Time
-from cutline.snapshots.operations.open_operations import read_open_intents
+from cutline.snapshots.operations.committing import decide
+from cutline.snapshots.operations.open_operations import RESTORE, read_open_intents
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.operation_records import (
+    REPAIR,
     Intent,
     LeaseRenewal,
     RestoreFigures,
@@ -45,21 +47,30 @@ END_SECONDS_MAX = 5.0
 LEASE_FILE = re.compile(r"lease-(\d+)\.json")
 
 
+# The kinds of operations that hold a lease while they read a snapshot.
+LEASED = (RESTORE, REPAIR)
+
+
 class SnapshotInUseError(BusyError):
-    """A restore is reading the snapshot."""
+    """A restore or repair is reading the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease of a restore without an outcome: the operation, the process that runs it, and the expiry."""
+    """The lease of an operation without an outcome: the operation, the process that runs it, and the expiry."""
 
     operation: Intent
     label: str
     until: datetime
 
     def is_running(self, now: datetime) -> bool:
-        """Whether the restore may still be reading."""
+        """Whether the operation may still be reading."""
         return now < self.until
+
+    @property
+    def what(self) -> str:
+        """What is being done with the snapshot."""
+        return "repaired" if self.operation.kind == REPAIR else "restored"
 
     def details(self) -> dict[str, object]:
         """Return snapshot, operation, owner and expiry, for the details of an error."""
@@ -80,9 +91,10 @@ class HeldLease:
     """A lease while it is held. `is_stored` is set if the operation is recorded in the store.
 
     The holder sets `stays_open` if no outcome may be recorded when the process ends with an error, and `is_done` when
-    the work is complete, even if the process is interrupted afterwards. `figures` are the measurements to record, and
-    `is_typical` allows estimates for other restores to use them. `code` is the exit code of a complete command, if it
-    is not 0.
+    the work is complete, even if the process is interrupted afterwards. It sets `is_committing` before it stores a
+    repair: from then on, only the store shows whether the work is done. `figures` are the measurements to record, and
+    `is_typical` allows estimates for other restores to use them; `volumes` are those of a repair. `code` is the exit
+    code of a complete command, if it is not 0.
     """
 
     is_stored: bool
@@ -91,12 +103,14 @@ class HeldLease:
     figures: RestoreFigures | UnsetType = UNSET
     is_typical: bool = False
     code: int = 0
+    is_committing: bool = False
+    volumes: dict[str, int] | UnsetType = UNSET
 
     def details(self, code: int) -> OutcomeDetails:
-        """Return the outcome's details for a restore that is done; `code` is the command's exit code."""
+        """Return the outcome's details for an operation that is done; `code` is the command's exit code."""
         figures = self.figures
         if isinstance(figures, UnsetType):
-            return OutcomeDetails(code)
+            return OutcomeDetails(code, self.volumes)
         volumes = {"rows": figures.rows, "bytes": figures.bytes, "transactions": figures.transactions}
         if self.is_typical:
             return OutcomeDetails(code, volumes, figures=figures)
@@ -142,7 +156,7 @@ def hold_lease(
         progress.ending()
         if not held.stays_open and (held.is_stored or is_unsure):
             with suppress(SnapshotError):
-                if held.is_done:
+                if held.is_done or (held.is_committing and decide(store, intent)):
                     record_outcome(store, intent, "done", details=held.details(code_of(error)))
                 else:
                     record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
@@ -202,19 +216,21 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, number: in
 
 
 def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
-    """Return the leases of restores without an outcome, on `snapshot` or on all, oldest first; some may have expired.
+    """Return the leases of operations without an outcome, on `snapshot` or on all, oldest first.
+
+    Some may have expired.
 
     Raises ManifestError if a renewal can't be read; an unreadable intent is skipped.
     """
     return [
-        _lease(store, operation)
+        read_lease(store, operation)
         for operation in read_open_intents(store, skips_unreadable=True)
-        if operation.kind == "restore" and snapshot in (None, operation.snapshot)
+        if operation.kind in LEASED and snapshot in (None, operation.snapshot)
     ]
 
 
 def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
-    """Raise SnapshotInUseError if a restore is reading the snapshot.
+    """Raise SnapshotInUseError if a restore or repair is reading the snapshot.
 
     A lease can't be overridden: it ends with its restore, and expires within minutes if the restore died. Such a
     restore stays open, because its databases still exist and must be removed.
@@ -226,18 +242,19 @@ def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
 
 
 def in_use_error(lease: Lease) -> SnapshotInUseError:
-    """Return the error for removing a snapshot that a restore is reading."""
+    """Return the error for removing a snapshot that a restore or repair is reading."""
     details = lease.details()
     host = f"{details['user']}@{details['host']} (process {details['process']})" if details["host"] else "unknown"
     return SnapshotInUseError(
-        f"snapshot {lease.operation.snapshot} is being restored: operation {lease.operation.id} by {host}, since"
+        f"snapshot {lease.operation.snapshot} is being {lease.what}: operation {lease.operation.id} by {host}, since"
         f" {lease.operation.began_at}; its lease runs until {details['until']}",
-        hint="repeat the command when the restore has ended or, if its process is gone, when its lease has expired",
+        hint=f"repeat the command when the {lease.operation.kind} has ended or, if its process is gone, when its lease"
+        " has expired",
         details=details,
     )
 
 
-def _lease(store: ObjectStore, intent: Intent) -> Lease:
+def read_lease(store: ObjectStore, intent: Intent) -> Lease:
     """Return the lease with the latest expiry among its renewals, which are read from the highest number down."""
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))

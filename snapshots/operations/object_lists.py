@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from cutline.snapshots.records.commit import (
 )
 from cutline.snapshots.records.documents import check_about, checking, list_prefix, parse_document, seal, unseal
 from cutline.snapshots.records.proven_chains import check_distinct, check_listed, commit_key
+from cutline.snapshots.records.repaired_chain import without_replaced
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
@@ -141,8 +142,9 @@ def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = F
             check_distinct("commits", "operation", [*operations, *with_lists])
         named |= dict.fromkeys(keys, commit.increment)
         operations += with_lists
-    full = _read_lists(store, chain.full, named, allow_damage=allow_damage)
-    increments = tuple(_read_lists(store, commit, named, allow_damage=allow_damage) for commit in chain.increments)
+    reading = _ListReading(store, named, chain.applied.listed, allow_damage=allow_damage)
+    full = _read_lists(reading, chain.full)
+    increments = tuple(_read_lists(reading, commit) for commit in chain.increments)
     return replace(chain, full=full, increments=increments)
 
 
@@ -154,14 +156,24 @@ def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> 
     from its entry in the commit.
     """
     named = {entry.key: commit.increment for entry in commit.named}
-    return _read_lists(store, commit, named, allow_damage=allow_damage)
+    return _read_lists(_ListReading(store, named, {}, allow_damage=allow_damage), commit)
 
 
-def _read_lists(store: ObjectStore, commit: C, named: Mapping[str, int], *, allow_damage: bool) -> C:
-    """Read the commit's lists, which must not contain objects that a commit names (`named` maps keys to increments)."""
-    by_key = {
-        object_list.key: object_list for object_list in _read_each(store, commit, named, allow_damage=allow_damage)
-    }
+@dataclass(frozen=True, slots=True)
+class _ListReading:
+    """How lists are read. They must not contain objects that a commit names (`named` maps keys to increments).
+
+    `replaced` contains, by the key of the list, the objects that repairs have replaced.
+    """
+
+    store: ObjectStore
+    named: Mapping[str, int]
+    replaced: Mapping[str, Mapping[str, str]]
+    allow_damage: bool
+
+
+def _read_lists(reading: _ListReading, commit: C) -> C:
+    by_key = {object_list.key: object_list for object_list in _read_each(reading, commit)}
     if isinstance(commit, FullSnapshot) and commit.lists:
         commit = structs.replace(commit, lists=tuple(by_key[object_list.key] for object_list in commit.lists))
     changes: DefinitionChanges | None = commit.definition_changes
@@ -176,18 +188,22 @@ def lost_list_error(one: LostList) -> ObjectDamagedError:
     return ObjectDamagedError(key=one.key, kind=one.damage, node=one.node, detail=one.detail)
 
 
-def _read_each(
-    store: ObjectStore, commit: Commit, named: Mapping[str, int], *, allow_damage: bool
-) -> Iterator[ObjectList]:
+def _read_each(reading: _ListReading, commit: Commit) -> Iterator[ObjectList]:
     """Yield the commit's lists, holding the object keys of one node at a time in memory."""
+    named = reading.named
 
     def read(object_list: ObjectList) -> tuple[ObjectList, list[str]]:
         try:
-            content, listed = _read_list(store, commit, object_list)
+            content, listed = _read_list(reading.store, commit, object_list)
         except ObjectDamagedError as error:
-            if not allow_damage:
+            if not reading.allow_damage:
                 raise
             return LostList(**structs.asdict(object_list), damage=error.kind, detail=error.detail), []
+        if replaced := reading.replaced.get(object_list.key):
+            with checking(object_list.key):
+                listed = without_replaced(listed, replaced)
+            content, _ = unseal(object_list.key, seal(listed))
+            object_list = _with_totals(object_list, listed)
         read = ReadList(**structs.asdict(object_list), content=compress_content(content))
         return read, [stored.key for stored in listed.objects]
 
@@ -203,6 +219,15 @@ def _read_each(
                     check_distinct("objects", "key", [*twice, *keys])
                 seen.update(keys)
                 yield object_list
+
+
+def _with_totals(object_list: ObjectList, listed: ListedObjects) -> ObjectList:
+    """Return the entry with the totals of these objects; its size and digest remain those of the stored list."""
+    rows: Counter[int] = Counter()
+    for stored in listed.objects:
+        rows.update(stored.rows)
+    total = sum(stored.size for stored in listed.objects)
+    return structs.replace(object_list, objects=len(listed.objects), bytes=total, rows=dict(rows))
 
 
 def _read_list(store: ObjectStore, commit: Commit, object_list: ObjectList) -> tuple[bytes, ListedObjects]:

@@ -20,9 +20,11 @@ from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.signs import newest_sign, shows_life
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
+    CREATE,
     DRILL,
     FAILED,
     OUTCOMES,
+    REPAIR,
     Intent,
     SignOfLife,
     read_intent,
@@ -146,7 +148,7 @@ def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncre
     return CommittedIncrement(outcome.snapshot, outcome.increment)
 
 
-CREATE, RESTORE = "create", "restore"
+RESTORE = "restore"
 SHOWN_MAX = 3
 
 
@@ -197,6 +199,8 @@ class OpenOperation:
         made = increment_label(intent.snapshot, intent.increment) if intent.kind == CREATE else ""
         if made and self.committed:
             return f"{what} has no outcome yet: its commit is in the store, so {made} exists"
+        if self.committed:
+            return f"{what} has no outcome yet: its repair is in the store"
         if self.is_running:
             return f"{what} is running{self._where}; to follow it: snapshot status"
         lacks = f", and has not committed {made}" if made else ""
@@ -223,6 +227,8 @@ class OpenOperation:
                 f" {abandon_command(intent.snapshot, nodes)}   ({SAME_TARGET}); until then these"
                 " databases may refuse connections"
             )
+        if intent.kind == REPAIR:
+            return "the next repair of the snapshot, or gc, settles it once its lease has expired"
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"
@@ -249,7 +255,7 @@ class OpenOperation:
             "databases": _databases_of(one) if one else [],
             "servers": _servers_of(one) if one else [],
             "terminal": one.is_terminal if one else None,
-            "committed": self.committed if one and one.kind == CREATE and not self.problem else None,
+            "committed": self.committed if one and one.kind in (CREATE, REPAIR) and not self.problem else None,
             "problem": self.problem or None,
         }
 

@@ -10,6 +10,7 @@ from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import decide
+from cutline.snapshots.operations.leases import read_lease
 from cutline.snapshots.operations.open_operations import (
     RESTORE,
     name_targets,
@@ -20,9 +21,10 @@ from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import is_foreign, read_slot_owners
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import Intent, read_failure, read_intent, read_outcome
+from cutline.snapshots.records.operation_records import REPAIR, Intent, read_failure, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import increment_label
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
+from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 
@@ -52,6 +54,9 @@ def settle_operations(
             read_outcome(store, operation_id)
             if operation.kind == RESTORE:
                 restores.append(operation)
+                continue
+            if operation.kind == REPAIR:
+                # Nothing waits for a repair, and a create may not store voids in the place of repairs.
                 continue
             if operation.kind != "create":
                 _settle_removal(store, operation, progress)
@@ -131,6 +136,21 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
         if left:
             progress.note(f"slot {name} could not be dropped on {', '.join(left)}")
     return not any(left_on.values())
+
+
+def settle_repair(store: ObjectStore, operation: Intent, progress: Progress) -> None:
+    """Record the outcome of a repair whose lease has expired; if it stored no repair, a void ensures that it never can.
+
+    Needs no lock: the worst that a wrong clock can do is to make a running repair fail. Raises ManifestError,
+    UndecidedError.
+    """
+    if read_lease(store, operation).is_running(utc_now()):
+        return
+    is_done = decide(store, operation)
+    found = "had repaired" if is_done else "ended without repairing"
+    progress.note(News(f"operation {operation.id} {found} snapshot {operation.snapshot}"))
+    record_outcome(store, operation, "done" if is_done else "failed", "found after its lease had expired")
+    clear_signs(store, operation.id)
 
 
 def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from msgspec import structs
@@ -35,9 +35,24 @@ from cutline.snapshots.records.commit import (
     Sequence,
     StoredObject,
 )
+from cutline.snapshots.records.repair_records import Repair
+from cutline.storage.digest import digest
 from cutline.wal.segments.segments import Segment, check_contiguous
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRepairs:
+    """The repairs that a chain's commits reflect (snapshots/records/repaired_chain.py).
+
+    `originals` maps the keys of new segments to the segments that the commits list. `listed` maps the keys of object
+    lists to the listed objects that were replaced (digests by key).
+    """
+
+    repairs: tuple[Repair, ...] = ()
+    originals: Mapping[str, Segment] = field(default_factory=dict)
+    listed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +62,15 @@ class Chain:
     A partial chain contains only the newest increment and the increments that changed definitions or DDL, which is
     enough to continue it. Its `segments`, `excluded` and `up_to` raise RuntimeError; `commits` and `increments` have
     gaps.
+
+    With repairs, the commits list the objects that supersede damaged ones; their counts and digests are those that are
+    stored.
     """
 
     full: FullSnapshot
     increments: tuple[Increment, ...] = ()
     is_partial: bool = False
+    applied: AppliedRepairs = field(default_factory=AppliedRepairs)
 
     @property
     def name(self) -> str:
@@ -67,6 +86,21 @@ class Chain:
     def last(self) -> Commit:
         """The newest commit."""
         return self.commits[-1]
+
+    @property
+    def digest(self) -> str:
+        """A digest of everything from which the state is folded: the commits, and the repairs of their objects."""
+        number = self.last.increment
+        repairs = [
+            repair.digest
+            for repair in self.applied.repairs
+            if any(replacement.increment <= number for replacement in repair.replacements)
+        ]
+        return digest("\n".join([self.last.digest, *repairs]).encode()) if repairs else self.last.digest
+
+    def original(self, segment: Segment) -> Segment:
+        """Return the segment as the commits list it, if a repair has replaced it; otherwise the segment itself."""
+        return self.applied.originals.get(segment.key, segment)
 
     @property
     def nodes(self) -> tuple[NodeIdentity, ...]:

@@ -38,6 +38,7 @@ class Kind(StrEnum):
     LIST = "list"
     SEGMENT = "wal"
     COMMIT = "commit"
+    REPAIR = "repair"
     MARK = "mark"
     RECORD = "record"
     PROBE = "probe"
@@ -55,6 +56,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
         re.compile(r"snapshot(\.\d+)?\.json"),
         re.compile(r"increments/(?P<number>\d{16})(\.\d+)?\.json"),
     ),
+    Kind.REPAIR: (re.compile(r"repairs/\d{16}\.json"),),
     Kind.MARK: (re.compile(r"only-full\.json"), re.compile(rf"lost/{_OWNER}\.json")),
 }
 

@@ -24,6 +24,7 @@ from cutline.snapshots.records.operation_records import (
     Outcome,
     SignOfLife,
 )
+from cutline.snapshots.records.repair_records import Repair, RepairVoid
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.snapshots.records.store_identity import BaselineRecord, StoreIdentity
 from cutline.snapshots.records.tombstones import Mark
@@ -86,6 +87,7 @@ KINDS = (
     DocumentKind("snapshot", (FullSnapshot, Void)),
     DocumentKind("increment", (Increment, Void)),
     DocumentKind("objects", (ListedObjects,)),
+    DocumentKind("repair", (Repair, RepairVoid)),
     DocumentKind("lost", (LostChain,)),
     DocumentKind("deleted", (Mark,)),
     DocumentKind("intent", (Intent,), is_always_sealed=False),

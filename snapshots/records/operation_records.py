@@ -54,6 +54,8 @@ DONE: Literal["done"] = "done"
 FAILED: Literal["failed"] = "failed"
 # The command in the label of a drill's restore.
 DRILL = "drill"
+CREATE: Final = "create"
+REPAIR: Final = "repair"
 
 
 ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
@@ -75,11 +77,12 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     `by` is the label of the command and `process` identifies its process, where the system allows it
     (fleet.own_process). If `terminal`, the operation may leave the fleet read-only.
 
-    Only creates have `fleet_id`, the id of the store's fleet, and `only_cut`, which marks a restore point. Only
-    restores have the other fields. `expires_at` is the first expiry of the lease. `targets` are the databases that the
-    restore creates, as `system identifier/name`. `servers` are the addresses of their servers, as `host:port` or
-    `folder of the socket:port`. `started` are the start times of these servers, because a physical copy of a server has
-    the same system identifier. If `only_nodes`, the restore was limited to `nodes`.
+    Only creates have `fleet_id`, the id of the store's fleet, and `only_cut`, which marks a restore point. Only repairs
+    have `repair`, the number of the repair that they will store, if any. `expires_at` is the first expiry of the lease
+    of a restore or repair. Only restores have the other fields. `targets` are the databases that the restore creates,
+    as `system identifier/name`. `servers` are the addresses of their servers, as `host:port` or `folder of the
+    socket:port`. `started` are the start times of these servers, because a physical copy of a server has the same
+    system identifier. If `only_nodes`, the restore was limited to `nodes`.
     """
 
     operation: str
@@ -100,6 +103,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     only_nodes: bool | UnsetType = UNSET
     only_cut: bool | UnsetType = UNSET
     process: str | UnsetType = UNSET
+    repair: Count | UnsetType = UNSET
 
     @property
     def id(self) -> str:

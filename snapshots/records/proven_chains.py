@@ -61,6 +61,7 @@ from cutline.snapshots.records.documents import (
     read_body,
     unseal,
 )
+from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_known_only_full, is_only_full
 from cutline.storage.errors import ChainEnd, RefusedError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
@@ -474,7 +475,8 @@ def _check_still_idle(chain: Chain, increment: Increment) -> None:
     for node, last in increment.idle.items():
         if last.through > increment.cut.of(chain.shard_of(node)).start:
             raise ValueError(f"idle.{node}: its archive ends after the start of the cut")
-        if not chain.is_partial and chain.segments(node)[-1:] != (last,):
+        # The commits agree with each other as they are stored, whatever repairs have replaced since.
+        if not chain.is_partial and tuple(map(chain.original, chain.segments(node)[-1:])) != (last,):
             raise ValueError(f"idle.{node}: segment {last.number} is not the last segment of its archive")
 
 
@@ -867,12 +869,17 @@ def check_has_rows(chain: Chain, hint: str) -> None:
 
 
 def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
-    """Read a snapshot with its increments up to `increment` (None: all).
+    """Read a snapshot with its increments up to `increment` (None: all), and apply its repairs.
 
     Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, whether at the end or in the middle;
-    ManifestError if a commit belongs to another chain. If the mark of pruned increments is unreadable, no increments
-    are hidden.
+    ManifestError if a commit belongs to another chain, or a repair can't be trusted. If the mark of pruned increments
+    is unreadable, no increments are hidden.
     """
+    return with_repairs(store, read_as_committed(store, name, increment))
+
+
+def read_as_committed(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
+    """Read a snapshot like read_chain, without applying its repairs."""
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
     if increment == 0:
@@ -933,18 +940,18 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
     """
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
-    return Chain(full) if is_known_only_full(store, name) else _read_newest_part(store, full)
+    return with_repairs(store, Chain(full) if is_known_only_full(store, name) else _read_newest_part(store, full))
 
 
 def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = None) -> Chain:
     """Read the part of a chain that the next increment continues.
 
-    Pass the commit of the full snapshot as `full` if it was read before: it never changes. Raises the errors of
-    read_newest_part and check_not_pruned.
+    Pass the commit of the full snapshot as `full` if it was read before, without repairs: it never changes. Raises the
+    errors of read_newest_part and check_not_pruned.
     """
     check_not_deleted(store, check_name(name))
     check_not_pruned(store, name)
-    return _read_newest_part(store, full or read_full(store, name))
+    return with_repairs(store, _read_newest_part(store, full or read_full(store, name)))
 
 
 def _read_newest_part(store: ObjectStore, full: FullSnapshot) -> Chain:

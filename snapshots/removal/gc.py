@@ -39,12 +39,10 @@ from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_clocks
 from cutline.nodes.lock import FleetBusyError
 from cutline.nodes.sessions import open_sessions
-from cutline.snapshots.operations.committing import key_of
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, read_checks, standing_check
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.object_lists import read_lists
 from cutline.snapshots.operations.open_operations import (
-    CREATE,
     RESTORE,
     OpenOperation,
     document_names,
@@ -52,14 +50,24 @@ from cutline.snapshots.operations.open_operations import (
     read_recorded_commits,
 )
 from cutline.snapshots.operations.operation import exclusive, record_outcome
-from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.operations.settling import settle_operations, settle_repair
 from cutline.snapshots.operations.signs import request_numbers, sign_numbers
 from cutline.snapshots.records.commit import Commit, Void
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey, parse_key
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
-from cutline.snapshots.records.operation_records import DONE, IDLE_OUTCOME, OUTCOMES, read_intent, read_outcome
+from cutline.snapshots.records.operation_records import (
+    CREATE,
+    DONE,
+    IDLE_OUTCOME,
+    OUTCOMES,
+    REPAIR,
+    Intent,
+    read_intent,
+    read_outcome,
+)
 from cutline.snapshots.records.proven_chains import (
     NAME,
+    commit_key,
     find_place,
     increment_label,
     increment_numbers,
@@ -67,6 +75,7 @@ from cutline.snapshots.records.proven_chains import (
     read_commit,
     read_turn,
 )
+from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_repair
 from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.removal.deletion import open_removals
@@ -162,7 +171,8 @@ class GarbageRules:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
         if self._unclear:
             return self._unclear
-        if parsed.kind is Kind.MARK:
+        # A void in the place of a repair makes a late put fail.
+        if parsed.kind in (Kind.MARK, Kind.REPAIR):
             return NEEDED
         if parsed.kind is Kind.COMMIT:
             # A void is needed as much as a commit, because it makes a late put fail.
@@ -172,13 +182,15 @@ class GarbageRules:
         return self._owners[parsed.owner](key, parsed)
 
     def _find_restore(self) -> GarbageVerdict | None:
-        """Return the verdict if a restore that started before the snapshot was marked keeps the objects, else None."""
+        """Return the verdict if a restore or repair that started before the mark keeps the objects, else None."""
         try:
             running = [lease for lease in open_leases(self.store, self.snapshot) if lease.is_running(utc_now())]
         except ManifestError as error:
             return GarbageVerdict(GarbageReason.UNCLEAR, error.message)
         return (
-            GarbageVerdict(GarbageReason.IN_USE, f"operation {running[0].operation.id} is restoring it")
+            GarbageVerdict(
+                GarbageReason.IN_USE, f"in operation {running[0].operation.id}, it is being {running[0].what}"
+            )
             if running
             else None
         )
@@ -189,6 +201,8 @@ class GarbageRules:
     def _judge_of_owner(self, owner: str) -> Judge:
         """Return the judge for the objects of an attempt or a chain, according to the outcome of its operation."""
         try:
+            if repair := read_repair_intent(self.store, self.snapshot, owner):
+                return self._judge_of_repair(repair)
             outcome = create_outcome(self.store, self.snapshot, owner)
             if self.is_only_full and outcome.is_of_increment:
                 # The commit was removed before the other objects of the increment.
@@ -199,6 +213,30 @@ class GarbageRules:
         except RefusedError as error:
             outcome = CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, error.message))
         return lambda _key, _parsed: outcome.verdict
+
+    def _judge_of_repair(self, intent: Intent) -> Judge:
+        """Return the judge for the objects that a repair stored: those that its document names are needed.
+
+        The outcome is read before the document. Objects stay even if a later repair replaces them again.
+        """
+        has_ended = read_outcome(self.store, intent.operation) is not None
+        repair: RepairTurn | None = None
+        with suppress(ObjectMissingError):
+            if isinstance(intent.repair, int):
+                repair = read_repair(self.store, self.snapshot, intent.repair)
+        if repair is None and not has_ended:
+            verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {intent.operation} has no outcome")
+            return lambda _key, _parsed: verdict
+        if not isinstance(repair, Repair) or repair.operation != intent.operation:
+            return lambda _key, _parsed: GarbageVerdict(GarbageReason.FAILED)
+        increments = {entry.key: one.increment for one in repair.replacements for entry in one.new}
+
+        def judge(key: str, _parsed: ParsedKey) -> GarbageVerdict:
+            if key not in increments:
+                return GarbageVerdict(GarbageReason.UNLISTED)
+            return self._pruned_verdict() if self.is_only_full and increments[key] else NEEDED
+
+        return judge
 
     def _judge_of_full(self, full: Commit) -> Judge:
         objects = full.object_sizes.keys()
@@ -250,9 +288,10 @@ class GarbageRules:
             if open_operation.operation is None or open_operation.operation.kind != RESTORE
         ]
         chain = read_chain(self.store, self.snapshot)
-        listed = {
-            segment.key: (segment.node, segment.number) for commit in chain.commits for segment in _segments_of(commit)
-        }
+        segments = [segment for commit in chain.commits for segment in _segments_of(commit)]
+        # A segment that a repair has replaced stays where it is.
+        segments += [chain.original(segment) for segment in segments]
+        listed = {segment.key: (segment.node, segment.number) for segment in segments}
         last: dict[str, int] = {}
         for node, number in listed.values():
             last[node] = max(number, last.get(node, 0))
@@ -274,6 +313,15 @@ class GarbageRules:
             return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
 
         return judge
+
+
+def read_repair_intent(store: ObjectStore, snapshot: str, owner: str) -> Intent | None:
+    """Return the intent of `owner` if it is a repair of the snapshot; otherwise None. Raises ManifestError."""
+    try:
+        intent = read_intent(store, owner)
+    except ObjectMissingError:
+        return None
+    return intent if (intent.kind, intent.snapshot) == (REPAIR, snapshot) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +347,7 @@ def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutco
             GarbageVerdict(GarbageReason.UNCLEAR, f"operation {owner} is not a create of this snapshot")
         )
     outcome = read_outcome(store, owner)
-    key = key_of(intent)
+    key = commit_key(intent.snapshot, intent.increment, intent.turn)
     try:
         commit = read_turn(store, key)
     except ObjectMissingError:
@@ -600,6 +648,10 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
                 note_clocks(sessions.clocks, progress)
                 is_time_known = True
         for lease in leases:
+            if lease.operation.kind == REPAIR:
+                if is_time_known:
+                    settle_repair(store, lease.operation, progress)
+                continue
             # Until then, the restore can be resumed and `list` shows it. This machine's clock alone is not trusted.
             if is_time_known and not lease.is_running(utc_now() - timedelta(seconds=RESUMABLE_SECONDS)):
                 record_outcome(store, lease.operation, "failed", "its lease expired")
@@ -689,7 +741,7 @@ class _GarbageSearch:
         running = [
             open_operation.operation for open_operation in self._report.open_operations if open_operation.operation
         ]
-        snapshots = {intent.snapshot: intent.id for intent in running if intent.kind == CREATE}
+        snapshots = {intent.snapshot: intent.id for intent in running if intent.kind in (CREATE, REPAIR)}
         oldest = min((datetime.fromisoformat(intent.began_at) for intent in running), default=None)
         if len(running) < len(self._report.open_operations):
             # An operation whose intent can't be read may have begun at any time.

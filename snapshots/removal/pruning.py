@@ -21,6 +21,7 @@ from cutline.snapshots.operations.leases import check_not_in_use
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.records.proven_chains import read_commit, snapshot_names
+from cutline.snapshots.records.repair_records import read_repairs
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from cutline.snapshots.removal.deletion import (
@@ -235,7 +236,7 @@ def increments_removal(mark: Mark, operation: str) -> Removal:
 
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
     """Return the objects in a chain that its full snapshot does not need, whether or not an increment lists them."""
-    is_of_increments = of_increments(read_commit(store, snapshot, 0))
+    is_of_increments = of_increments(read_commit(store, snapshot, 0), read_repairs(store, snapshot))
     listed = [entry for part in CHAIN_FOLDERS for entry in store.inventory(f"snapshots/{snapshot}/{part}")]
     return [entry for entry in listed if is_of_increments(entry.key)]
 

@@ -17,6 +17,7 @@ from cutline.snapshots.records.commit import Commit, LostList
 from cutline.snapshots.records.documents import ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import ChainMarks, read_marks
 from cutline.snapshots.records.proven_chains import cut_time, listed_numbers, read_chain
+from cutline.snapshots.records.repair_records import Repair
 from cutline.snapshots.records.tombstones import RestorePoint
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import Inventory, Listed, ObjectMissingError, ObjectStore
@@ -49,15 +50,20 @@ COPY_FOLDERS = ("base", "schema", "lists")
 CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
 
 
-def of_increments(full: Commit) -> Callable[[str], bool]:
-    """Return a predicate on keys: whether the object belongs to increments rather than to the full snapshot."""
+def of_increments(full: Commit, repairs: Iterable[Repair]) -> Callable[[str], bool]:
+    """Return a predicate on keys: whether the object belongs to increments rather than to the full snapshot.
+
+    The objects with which `repairs` have replaced objects of the full snapshot belong to it, as the damaged objects do.
+    """
     needed = {entry.key for entry in full.named}
+    for replacement in (one for repair in repairs for one in repair.replacements if one.increment == 0):
+        needed.update(entry.key for entry in (*replacement.new, *replacement.replaced))
     folders, copies = (
         tuple(f"snapshots/{full.snapshot}/{part}/" for part in parts) for parts in (CHAIN_FOLDERS, COPY_FOLDERS)
     )
 
     def is_of_increments(key: str) -> bool:
-        if not key.startswith(copies):
+        if not key.startswith(copies) or key in needed:
             return key.startswith(folders) and key not in needed
         parsed = parse_key(full.snapshot, key)
         return parsed is not None and parsed.owner != full.operation
@@ -135,7 +141,7 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     if chain is None:
         return SurveyedSnapshot(name, None, unreadable, "", 0, total, SizeTotal())
     marks = read_marks(store, name, chain.full.chain)
-    is_of_increments = of_increments(chain.full)
+    is_of_increments = of_increments(chain.full, chain.applied.repairs)
     to_prune = SizeTotal.of(stored_object for stored_object in objects if is_of_increments(stored_object.key))
     try:
         restorable, lack = _count_restorable(read_chain_lists(store, chain, allow_damage=True), objects)

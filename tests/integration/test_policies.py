@@ -167,7 +167,10 @@ def test_create_can_not_delete_read_can_not_write_and_retention_can_delete(new_f
     assert folder.version_keys() == ["deleted/tombstone"]
 
 
-@pytest.mark.parametrize("key", ["deleted/daily.json", "snapshots/daily/only-full.json", "keys/0000000000000002.json"])
+@pytest.mark.parametrize("key", [
+    "deleted/daily.json", "snapshots/daily/only-full.json", "snapshots/daily/repairs/0000000000000001.json",
+    "keys/0000000000000002.json",
+])  # fmt: skip
 def test_who_creates_snapshots_can_not_mark_them_or_add_a_key(new_folder: NewFolder, key: str) -> None:
     folder = new_folder("")
     with pytest.raises(WritingRefusedError, match="403 AccessDenied"):

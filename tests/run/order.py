@@ -72,6 +72,7 @@ LONG = (
     "tests/integration/test_causal_chains.py",
     "tests/integration/test_fencing.py",
     "tests/spark/test_changed_definitions.py",
+    "tests/spark/test_rebuilt_in_jobs.py",
     "tests/integration/damage",
     "tests/integration/test_object_lists.py",
     "tests/integration/test_held_archives.py",

@@ -26,6 +26,7 @@ KEYS = {
     "snapshot": re.compile(r"snapshots/[^/]+/snapshot(\.\d+)?\.json"),
     "increment": re.compile(r"snapshots/[^/]+/increments/\d{16}(\.\d+)?\.json"),
     "objects": re.compile(r"snapshots/[^/]+/lists/[^/]+/[^/]+/[^/]+\.json"),
+    "repair": re.compile(r"snapshots/[^/]+/repairs/\d{16}\.json"),
     "lost": re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"),
     "deleted": re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"),
     "intent": re.compile(r"operations/[^/]+/intent\.json"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
-from cutline.snapshots.operations.committing import decide, put_commit
+from cutline.snapshots.operations.committing import decide, put_commit, put_repair
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.majority import claim_majority, read_recorded_primaries
 from cutline.snapshots.operations.open_operations import read_recorded_commits
@@ -40,6 +40,14 @@ from cutline.snapshots.records.operation_records import (
     write_operation_record,
 )
 from cutline.snapshots.records.proven_chains import commit_key, find_place, read_chain, read_commit
+from cutline.snapshots.records.repair_records import (
+    Repair,
+    ReplacedObject,
+    Replacement,
+    read_repair,
+    read_repairs,
+    repair_key,
+)
 from cutline.snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
 from cutline.snapshots.records.tombstones import (
     only_full_key,
@@ -65,6 +73,17 @@ FULL = replace(
 )  # fmt: skip
 RESTORE = replace(OPERATION, operation="20261120T000000Z-0000000009", kind="restore")
 LEASE = f"operations/{RESTORE.id}/lease-1.json"
+OLD = FULL.segments["a"][0]
+REPAIR = Repair(
+    snapshot="daily", number=1, operation=OPERATION.id, chain="op-0", made_at="2026-11-20T00:00:00Z",
+    by="cutline repair daily ops@db7:1", previous="",
+    replacements=(
+        Replacement(
+            increment=0, commit="d", node="a", copy="b", replaced=(ReplacedObject(OLD.key, "d", "missing"),),
+            segments=(replace(OLD, key=f"snapshots/daily/wal/a/{OPERATION.id}/{OLD.number:020d}.parquet"),),
+        ),
+    ),
+)  # fmt: skip
 LOST = LostChain("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
 
 
@@ -112,6 +131,16 @@ KINDS: dict[str, Kind] = {
         commit_key("daily", 0),
         lambda store: find_place(store, "daily", 0),
     ),
+    "repair": (
+        lambda store: put_repair(store, REPAIR),
+        repair_key("daily", 1),
+        lambda store: read_repairs(store, "daily"),
+    ),
+    "repair-void": (
+        lambda store: decide(store, replace(OPERATION, kind="repair", snapshot="daily", repair=1)),
+        repair_key("daily", 1),
+        lambda store: read_repair(store, "daily", 1),
+    ),
     "lost": (
         lambda store: mark_lost(store, LOST),
         lost_key("daily", "op-0"),
@@ -155,6 +184,7 @@ KINDS: dict[str, Kind] = {
 }
 # Fields that may be absent.
 OPTIONAL = {
+    "repair": {"copy", "archived", "list", "objects", "lists", "events_at", "events_digest"},
     "full": {"left_out", "causes", "events_at", "events_digest", "locale_provider", "locale", "icu_rules"},
     "increment": {"previous", "causes"},
     "fleet": {"format"},

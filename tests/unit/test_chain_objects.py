@@ -5,18 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-import cutline.restore.plan.copies
+import cutline.snapshots.operations.object_damage
 from cutline.nodes.groups import Group
-from cutline.restore.plan.copies import (
-    ChainObject,
-    Wanted,
-    count_bytes,
-    list_entries,
-    list_objects,
-    needed_entries,
-    needed_objects,
-)
+from cutline.restore.plan.copies import Wanted, count_bytes, needed_entries, needed_objects
 from cutline.restore.scope.scope import ChosenTables
+from cutline.snapshots.operations.object_damage import ChainObject, list_entries, list_objects
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (
@@ -65,7 +58,7 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         keys.append(one.key)
         return listed_objects(one)
 
-    monkeypatch.setattr(cutline.restore.plan.copies, "listed_objects", noting)
+    monkeypatch.setattr(cutline.snapshots.operations.object_damage, "listed_objects", noting)
     return keys
 
 

@@ -15,6 +15,7 @@ from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import commit_key
+from cutline.snapshots.records.repair_records import repair_key
 from cutline.snapshots.records.store_identity import FLEET_KEY, baseline_key
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from tests.stores.documents import kind_of
@@ -26,6 +27,7 @@ KEYS = {
     "snapshot": (commit_key("daily", 0), commit_key("daily", 0, turn=2)),
     "increment": (commit_key("daily", 7), commit_key("daily", 7, turn=3)),
     "objects": (f"{list_prefix('daily', 'a', '20261120T000000Z-0000000001')}/base-000000-0123abcd.json",),
+    "repair": (repair_key("daily", 1),),
     "lost": (lost_key("daily", "20261120T000000Z-0000000001"),),
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
     "intent": (operation_key("20261120T000000Z-0000000001", "intent"),),

@@ -31,7 +31,12 @@ class ObjectDamagedError(RefusedError):
         hints: Sequence[str] = (),
         more: Mapping[str, object] | None = None,
     ) -> None:
-        usual = f"put it back from a copy of the store, or {NEW_CHAIN}   (to find other damage: snapshot check)"
+        _, *names = key.split("/")
+        name = names[0] if names else "NAME"
+        usual = (
+            f"to replace it from the other copy or a copy of the store: snapshot repair {name}   or {NEW_CHAIN}"
+            "   (to find other damage: snapshot check)"
+        )
         super().__init__(
             f"object {key} of node {node}: {detail}",
             hint=[*hints, usual],

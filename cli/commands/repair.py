@@ -1,0 +1,234 @@
+"""`snapshot repair`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.output.activity import activity
+from cutline.cli.output.arguments import DryRun, command_context
+from cutline.cli.output.completing import complete_snapshots
+from cutline.cli.output.confirmation import Yes, require_confirmation
+from cutline.cli.output.failure import CONFLICTS, DONE
+from cutline.cli.output.results import answer, emit, progress, show_preview
+from cutline.cli.output.tables import quantity_text, seconds_text
+from cutline.fleet.config import Fleet
+from cutline.snapshots.records.proven_chains import check_name
+from cutline.snapshots.repair.planning import (
+    RepairPlan,
+    RepairRequest,
+    RepairStep,
+    Unrepairable,
+    plan_repair,
+    step_line,
+)
+from cutline.snapshots.repair.running import RepairReport, run_repair, settle_repairs
+from cutline.spark.on_demand import SparkOnDemand
+from cutline.storage.errors import RefusedError
+
+SCHEMA = "cutline/repair/1"
+NOT_READ = (
+    "only the listing and the named objects were examined: to find other damage, omit --metadata-only and --object"
+)
+SHOWN_MAX = 20
+
+
+class NothingRepairableError(RefusedError):
+    """Objects of the snapshot are damaged, and none of them can be repaired."""
+
+
+@or_in_background
+def repair(
+    context: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=complete_snapshots,
+            help="The full name of the snapshot; templates are not accepted.",
+        ),
+    ],
+    *,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="A copy of the store, such as s3://bucket/folder, or the fleet file that names it. Objects that it has"
+            " with the right bytes are taken from there.",
+        ),
+    ] = None,
+    objects: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--object",
+            metavar="KEY",
+            help="Read only this object instead of all; may be repeated. Missing objects are found in any case.",
+        ),
+    ] = None,
+    metadata_only: Annotated[
+        bool,
+        typer.Option(
+            "--metadata-only", help="Read no objects: repair only those that are missing or have the wrong size."
+        ),
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Replace damaged or missing objects of a snapshot.
+
+    They are rebuilt from the copy of another node of the shard, or taken from a copy of the store. Nothing is
+    overwritten, and nothing is rebuilt from a copy that is in doubt itself. Needs the store, but no node.
+
+    Exit codes: 0 if nothing is damaged any more, 1 if damaged objects remain, 3 if none of them could be repaired.
+    """
+    confirmation = require_confirmation(context, "repair", yes=yes or dry_run)
+    fleet = command_context(context).load_fleet()
+    check_name(name)
+    request = RepairRequest(name, other, tuple(objects or ()), metadata_only)
+    with SparkOnDemand(fleet, f"repair {name}") as spark:
+        with progress(context) as shown:
+            if not dry_run:
+                settle_repairs(fleet, name, shown)
+            plan = plan_repair(fleet, request, spark, shown)
+        if dry_run:
+            answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
+            raise typer.Exit(CONFLICTS if plan.unrepairable else DONE)
+        _check_repairable(plan)
+        if confirmation.is_given:
+            show_preview(context, plan_lines(plan))
+        else:
+            confirmation.ask(plan_lines(plan), "" if plan.is_empty else f"repair {name}?")
+        report = _run(context, fleet, plan, spark)
+    code = CONFLICTS if report.unrepaired else DONE
+    emit(context, document_of(report), lines_of(report), code=code)
+    raise typer.Exit(code)
+
+
+def _run(context: typer.Context, fleet: Fleet, plan: RepairPlan, spark: SparkOnDemand) -> RepairReport:
+    if plan.is_empty:
+        return RepairReport(plan, "", unrepaired=list(plan.unrepairable))
+    with activity(context, fleet, "repair", plan.request.name) as shown:
+        return run_repair(fleet, plan, spark, shown)
+
+
+def _check_repairable(plan: RepairPlan) -> None:
+    """Raise NothingRepairableError if objects are damaged and none of them can be repaired."""
+    if not plan.is_empty or not plan.unrepairable:
+        return
+    first = plan.unrepairable[0]
+    others = f" (and {len(plan.unrepairable) - 1:,} other objects)" if len(plan.unrepairable) > 1 else ""
+    raise NothingRepairableError(
+        f"object {first.key}{others} can't be repaired: {first.why}; nothing was changed",
+        hint="if a copy of the store has these objects, name it: --from URL   (to see what can still be restored:"
+        f" snapshot restore {plan.request.name} --dry-run)",
+        details={"snapshot": plan.request.name, "unrepairable": _unrepairable_documents(plan.unrepairable)},
+    )
+
+
+def plan_lines(plan: RepairPlan) -> list[str]:
+    """Return the human-readable plan, shown before anything is changed."""
+    url = plan.other.url if plan.other else ""
+    lines = [f"damaged: object {one.key} of {one.node}: {one.detail}" for one in plan.damages[:SHOWN_MAX]]
+    if len(plan.damages) > SHOWN_MAX:
+        lines.append(f"… {len(plan.damages) - SHOWN_MAX:,} more damaged objects; --json lists all of them")
+    lines += [f"put back the commit file of {one.what} from {url}: {one.key}" for one in plan.commits]
+    lines += [step_line(step, url) for step in plan.steps]
+    lines += [f"can't be repaired: object {one.key}: {one.why}" for one in plan.unrepairable]
+    if plan.commits:
+        lines.append("other damage can be found only once the commit files are back: then repeat the command")
+    elif not plan.damages:
+        lines.append(f"no damaged object was found in {plan.request.name}")
+    if not plan.read_all:
+        lines.append(NOT_READ)
+    return lines
+
+
+def plan_document(plan: RepairPlan) -> dict[str, Any]:
+    """Return the JSON output of `--dry-run`."""
+    return {
+        "schema": SCHEMA,
+        "dry_run": True,
+        "snapshot": plan.request.name,
+        "operation": None,
+        "repair": None,
+        **_damage_documents(plan),
+        "put_back": [],
+        "replaced": [],
+        "unrepaired": _unrepairable_documents(plan.unrepairable),
+        "seconds": 0.0,
+    }
+
+
+def document_of(report: RepairReport) -> dict[str, Any]:
+    """Return the command's JSON output."""
+    return {
+        "schema": SCHEMA,
+        "dry_run": False,
+        "snapshot": report.plan.request.name,
+        "operation": report.operation or None,
+        "repair": report.number,
+        **_damage_documents(report.plan),
+        "put_back": report.put_back,
+        "replaced": [
+            {
+                "node": one.node,
+                "increment": one.increment,
+                "from_copy": one.copy or None,
+                "objects": [{"object": old.key, "kind": old.damage} for old in one.replaced],
+                "by": [new.key for new in one.new],
+            }
+            for one in report.replaced
+        ],
+        "unrepaired": _unrepairable_documents(report.unrepaired),
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _damage_documents(plan: RepairPlan) -> dict[str, Any]:
+    return {
+        "read_all": plan.read_all,
+        "damaged": [
+            {"object": one.key, "node": one.node, "kind": one.kind, "detail": one.detail} for one in plan.damages
+        ],
+        "steps": [_step_document(step) for step in plan.steps],
+        "commits": [one.key for one in plan.commits],
+        "from": plan.other.url if plan.other else None,
+    }
+
+
+def _step_document(step: RepairStep) -> dict[str, Any]:
+    return {
+        "method": step.method.value,
+        "node": step.node,
+        "increment": step.increment,
+        "from_copy": step.copy or None,
+        "objects": [one.key for one in step.damages],
+    }
+
+
+def _unrepairable_documents(unrepairable: Iterable[Unrepairable]) -> list[dict[str, str]]:
+    return [{"object": one.key, "why": one.why} for one in unrepairable]
+
+
+def lines_of(report: RepairReport) -> list[str]:
+    """Return the human-readable output."""
+    name = report.plan.request.name
+    lines = [f"put back: {key}" for key in report.put_back]
+    for one in report.replaced:
+        source = f"rebuilt from the copy of {one.copy}" if one.copy else "taken from the other store"
+        old, new = quantity_text(len(one.replaced), "objects"), quantity_text(len(one.new), "objects")
+        lines.append(f"replaced {old} of {one.node} by {new}, {source}")
+    lines += [f"warning: still damaged: object {one.key}: {one.why}" for one in report.unrepaired]
+    if report.plan.commits:
+        lines.append(f"to find other damage, repeat: snapshot repair {name}")
+    elif report.objects:
+        lines.append(
+            f"{name} is repaired in {seconds_text(report.seconds)}; to compare its copies: snapshot check {name}"
+        )
+    else:
+        lines.append(f"nothing in {name} was repaired")
+    return lines

@@ -1,0 +1,208 @@
+"""Apply repairs to a chain: the entries of replaced objects give way to those of the new objects.
+
+A repair is trusted only as far as the chain confirms it: it names the commit by its digest, and the replaced objects by
+key and digest, as the commit or an earlier repair lists them. The new objects must belong to the same node and part of
+the commit, and contain rows of the same groups. A segment must have the same number and range of WAL as the segment
+that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+from msgspec import structs
+
+from cutline.snapshots.records.chain import AppliedRepairs, Chain
+from cutline.snapshots.records.commit import (
+    LARGE_OBJECTS,
+    WITHOUT_ROWS,
+    Commit,
+    FullSnapshot,
+    ListedObjects,
+    NamedObject,
+    ObjectList,
+    StoredObject,
+)
+from cutline.snapshots.records.documents import checking
+from cutline.snapshots.records.repair_records import Repair, Replacement, read_repairs, repair_key
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.segments import Segment
+
+C = TypeVar("C", bound=Commit)
+Entry: TypeAlias = NamedObject | Segment
+# The parts of a commit that list objects.
+COPIES, CHANGES, EXTENSIONS, SEGMENTS = "objects", "schema_changes", "extension_rows", "segments"
+
+
+def with_repairs(store: ObjectStore, chain: Chain) -> Chain:
+    """Return the chain with its repairs applied; raise ManifestError if a repair does not fit the chain."""
+    return apply_repairs(chain, read_repairs(store, chain.name))
+
+
+def apply_repairs(chain: Chain, repairs: tuple[Repair, ...]) -> Chain:
+    """Apply the repairs in order, except for commits that the chain does not contain; see with_repairs."""
+    for repair in repairs:
+        with checking(repair_key(chain.name, repair.number)):
+            if repair.chain != chain.full.operation:
+                raise ValueError("it belongs to another chain")
+            for replacement in repair.replacements:
+                chain = _apply(chain, replacement)
+    return replace(chain, applied=replace(chain.applied, repairs=repairs)) if repairs else chain
+
+
+def _apply(chain: Chain, replacement: Replacement) -> Chain:
+    if len({one.key for one in replacement.replaced}) < len(replacement.replaced):
+        raise ValueError("it replaces an object twice")
+    # A partial chain may lack the commit that lists the last segment of an idle node.
+    full = _with_idle(chain.full, replacement)
+    chain = replace(chain, full=full, increments=tuple(_with_idle(one, replacement) for one in chain.increments))
+    commit = next((one for one in chain.commits if one.increment == replacement.increment), None)
+    if commit is None:
+        return chain
+    if commit.digest != replacement.commit:
+        raise ValueError(f"it names a different commit of increment {replacement.increment}")
+    old = _find_replaced(commit, replacement)
+    _check_new(replacement, old)
+    applied = _note(chain.applied, replacement, old)
+    if isinstance(commit, FullSnapshot):
+        return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
+    increments = tuple(_replaced(one, replacement, old) if one is commit else one for one in chain.increments)
+    return replace(chain, increments=increments, applied=applied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """The commit's entries that are replaced, and the lists that keep listing other objects; all are in one `part`."""
+
+    part: str
+    entries: tuple[Entry, ...]
+    lists: tuple[ObjectList, ...]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(entry.key for entry in self.entries)
+
+
+def _find_replaced(commit: Commit, replacement: Replacement) -> _Replaced:
+    parts = parts_of(commit)
+    entries: list[Entry] = []
+    lists: dict[str, ObjectList] = {}
+    found: set[str] = set()
+    for one in replacement.replaced:
+        part, entry = parts.get(one.list or one.key, ("", None))
+        if entry is None or entry.node != replacement.node:
+            raise ValueError(f"it replaces object {one.key}, which the commit does not list for {replacement.node}")
+        found.add(part)
+        if not one.list:
+            if entry.digest != one.digest:
+                raise ValueError(f"it replaces an object {one.key} with a different digest")
+            entries.append(entry)
+        elif isinstance(entry, ObjectList):
+            lists[entry.key] = entry
+        else:
+            raise ValueError(f"{one.list} is not an object list")
+    if len(found) > 1:
+        raise ValueError("it replaces objects in different parts of the commit")
+    return _Replaced(found.pop(), tuple(entries), tuple(lists.values()))
+
+
+def parts_of(commit: Commit) -> dict[str, tuple[str, Entry]]:
+    """Return the part and the entry of every key that the commit names."""
+    found: dict[str, tuple[str, Entry]] = {}
+
+    def add(part: str, entries: Iterable[Entry]) -> None:
+        found.update({entry.key: (part, entry) for entry in entries})
+
+    if isinstance(commit, FullSnapshot):
+        add(COPIES, (*commit.copied, *commit.lists))
+    if changes := commit.definition_changes:
+        add(CHANGES, (*changes.objects, *changes.lists))
+    add(EXTENSIONS, commit.extension_rows)
+    add(SEGMENTS, (segment for segments in commit.segments.values() for segment in segments))
+    return found
+
+
+def _check_new(replacement: Replacement, old: _Replaced) -> None:
+    """Raise ValueError unless the new objects can take the place of the old."""
+    if (old.part == SEGMENTS) != bool(replacement.segments):
+        raise ValueError("it replaces segments by objects, or objects by segments")
+    if old.part == SEGMENTS:
+        was = {(one.number, one.after, one.through, one.open) for one in old.entries if isinstance(one, Segment)}
+        now = {(one.number, one.after, one.through, one.open) for one in replacement.segments}
+        if was != now or len(replacement.segments) != len(old.entries):
+            raise ValueError("a new segment has a different number or range of WAL")
+        return
+    objects = [entry for entry in (*old.entries, *old.lists) if not isinstance(entry, Segment)]
+    kinds, groups = {entry.kind for entry in objects}, {number for entry in objects for number in entry.rows}
+    new = [entry for entry in replacement.new if not isinstance(entry, Segment)]
+    if len(kinds) > 1 or {entry.kind for entry in new} - kinds:
+        raise ValueError("a new object has a different kind")
+    if any(not entry.rows.keys() <= groups for entry in new):
+        raise ValueError("a new object contains rows of other groups")
+    if kinds & {*WITHOUT_ROWS, LARGE_OBJECTS} and len(new) != len(replacement.replaced):
+        raise ValueError("objects of this kind can only be replaced one by one")
+
+
+def _note(applied: AppliedRepairs, replacement: Replacement, old: _Replaced) -> AppliedRepairs:
+    """Add what readers of object lists, and creates, need to know of a replacement."""
+    listed = {key: dict(digests) for key, digests in applied.listed.items()}
+    for one in replacement.replaced:
+        if one.list:
+            listed.setdefault(one.list, {})[one.key] = one.digest
+    # A list that was read from another store still lists the objects that an earlier repair replaced.
+    gone = [listed.pop(key) for key in old.keys if key in listed]
+    if gone and replacement.lists:
+        for new in replacement.lists:
+            listed[new.key] = {key: digest for digests in gone for key, digest in digests.items()}
+    was = {entry.number: entry for entry in old.entries if isinstance(entry, Segment)}
+    originals = {new.key: applied.originals.get(was[new.number].key, was[new.number]) for new in replacement.segments}
+    return replace(applied, listed=listed, originals={**applied.originals, **originals})
+
+
+def _replaced(commit: C, replacement: Replacement, old: _Replaced) -> C:
+    keys = old.keys
+    if old.part == COPIES and isinstance(commit, FullSnapshot):
+        own, lists = _exchange(commit.copied, commit.lists, replacement, keys)
+        return structs.replace(commit, copied=own, lists=lists)
+    if old.part == CHANGES and commit.definition_changes:
+        changes = commit.definition_changes
+        own, lists = _exchange(changes.objects, changes.lists, replacement, keys)
+        return structs.replace(commit, definition_changes=structs.replace(changes, objects=own, lists=lists))
+    if old.part == EXTENSIONS:
+        own, _ = _exchange(commit.extension_rows, (), replacement, keys)
+        return structs.replace(commit, extension_rows=own)
+    by_number = {segment.number: segment for segment in replacement.segments}
+    segments = tuple(by_number.get(segment.number, segment) for segment in commit.segments[replacement.node])
+    return structs.replace(commit, segments={**commit.segments, replacement.node: segments})
+
+
+def _exchange(
+    own: tuple[StoredObject, ...], lists: tuple[ObjectList, ...], replacement: Replacement, keys: frozenset[str]
+) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
+    kept = tuple(one for one in own if one.key not in keys)
+    kept_lists = tuple(one for one in lists if one.key not in keys)
+    return (*kept, *replacement.objects), (*kept_lists, *replacement.lists)
+
+
+def _with_idle(commit: C, replacement: Replacement) -> C:
+    """Replace the segment with which the archive of an idle node ended."""
+    last = commit.idle.get(replacement.node)
+    if last is None or not replacement.segments:
+        return commit
+    if not any((one.key, one.digest) == (last.key, last.digest) for one in replacement.replaced):
+        return commit
+    new = next((one for one in replacement.segments if one.number == last.number), last)
+    return structs.replace(commit, idle={**commit.idle, replacement.node: new})
+
+
+def without_replaced(listed: ListedObjects, replaced: Mapping[str, str]) -> ListedObjects:
+    """Return the list without the objects that repairs replaced (digests by key).
+
+    Raises ValueError unless it lists all of them.
+    """
+    found = {stored.key: stored.digest for stored in listed.objects if stored.key in replaced}
+    if found != dict(replaced):
+        raise ValueError("a repair replaces objects that the list does not contain")
+    return structs.replace(listed, objects=tuple(stored for stored in listed.objects if stored.key not in replaced))

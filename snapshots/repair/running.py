@@ -1,0 +1,277 @@
+"""Run a planned repair: store the new objects, and then the repair document that makes them count.
+
+1. Store the intent, which also is a lease: no delete or prune removes the snapshot meanwhile.
+2. Put back missing objects, which needs no document: the commit already lists them.
+3. Store the new objects, under keys of this operation. Until the document exists, nothing reads them.
+4. Store the repair document by a conditional put. From here on, every reader uses the new objects.
+5. Store the outcome.
+
+A repair that dies before its document changes nothing; gc removes its objects once its lease has expired and a void has
+taken the document's place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from msgspec import structs
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.own_process import own_label
+from cutline.fleet.progress import Progress
+from cutline.snapshots.operations.committing import check_stored, put_repair
+from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.operations.open_operations import read_open_intents
+from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.settling import settle_repair
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import ObjectList, StoredObject
+from cutline.snapshots.records.operation_records import REPAIR, Intent
+from cutline.snapshots.records.proven_chains import check_name, read_chain
+from cutline.snapshots.records.repair_records import (
+    INTACT,
+    Repair,
+    ReplacedObject,
+    Replacement,
+    check_repair,
+    next_repair_number,
+)
+from cutline.snapshots.records.repaired_chain import apply_repairs
+from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.repair.base_rows import rebuild_base
+from cutline.snapshots.repair.planning import LocatedEntry, Method, RepairPlan, RepairStep, Unrepairable
+from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, rebuild_segment
+from cutline.snapshots.repair.second_store import SecondStore, store_again
+from cutline.snapshots.repair.work import Work
+from cutline.spark.spark_jobs import SparkSource
+from cutline.storage.errors import RefusedError
+from cutline.storage.store import ObjectStore
+from cutline.storage.stored_form import stored_form
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.segments import Segment
+
+
+class RepairCrashPoint(StrEnum):
+    """The effects of a repair after which a process may die, in order."""
+
+    INTENT_STORED = "intent stored"
+    OBJECTS_STORED = "new objects stored"
+    COMMITTED = "repair stored"
+
+
+class RepairOutdatedError(RefusedError):
+    """The snapshot was repaired since the repair was planned."""
+
+
+class RepairUnrecordedError(RefusedError):
+    """The intent of a repair can't be stored, so nothing would protect its objects from gc."""
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """The result of a repair.
+
+    `number` is the number of the repair document, None if none was needed. `put_back` lists the keys of objects and
+    commits that are in the store again, and `replaced` the replacements. `unrepaired` are damaged objects that remain.
+    """
+
+    plan: RepairPlan
+    operation: str
+    number: int | None = None
+    put_back: list[str] = field(default_factory=list)
+    replaced: list[Replacement] = field(default_factory=list)
+    unrepaired: list[Unrepairable] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def objects(self) -> int:
+        """The number of objects that were stored."""
+        return len(self.put_back) + sum(len(one.new) for one in self.replaced)
+
+
+def settle_repairs(fleet: Fleet, name: str, progress: Progress) -> None:
+    """Settle dead repairs of the snapshot, which otherwise keep the number of their document for themselves."""
+    store = fleet.store.open()
+    read_identity(store, fleet)
+    for intent in read_open_intents(store, skips_unreadable=True):
+        if (intent.kind, intent.snapshot) == (REPAIR, name):
+            settle_repair(store, intent, progress)
+
+
+def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Progress) -> RepairReport:
+    """Carry out the plan.
+
+    Raises RepairOutdatedError if another repair was stored since it was made, RepairSupersededError if one is stored
+    meanwhile, CommitIndeterminateError if it is not known whether the repair was stored; SnapshotDeletedError.
+    """
+    began, store = time.monotonic(), fleet.store.open()
+    name = check_name(plan.request.name)
+    increment = plan.chain.last.increment if plan.chain else 0
+    nodes = tuple(sorted({step.node for step in plan.steps}))
+    intent = new_operation(REPAIR, name, increment, nodes)
+    if plan.chain is not None:
+        intent = structs.replace(intent, repair=plan.number)
+    report = RepairReport(plan, intent.operation, unrepaired=list(plan.unrepairable))
+    with hold_lease(store, intent, progress) as held:
+        if not held.is_stored:
+            raise RepairUnrecordedError(
+                f"the repair of {name} could not be recorded in the store; nothing was changed",
+                hint="repair with credentials that may create objects, once the store answers: docs/storage.md",
+            )
+        progress.reached(RepairCrashPoint.INTENT_STORED)
+        if plan.chain is None:
+            _put_back_commits(store, plan, report, progress)
+        else:
+            chain = _read_again(store, plan, plan.chain)
+            _build(Work(fleet.store, spark, progress), chain, intent, plan, report)
+            progress.reached(RepairCrashPoint.OBJECTS_STORED)
+            if report.replaced:
+                repair = _new_repair(chain, intent, plan.number, report.replaced)
+                _check(store, chain, repair)
+                check_not_deleted(store, name)
+                held.is_committing = True
+                put_repair(store, repair)
+                report.number = repair.number
+                progress.reached(RepairCrashPoint.COMMITTED)
+        held.is_done = True
+        held.volumes = {"objects": report.objects, "bytes": sum(new.size for one in report.replaced for new in one.new)}
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _read_again(store: ObjectStore, plan: RepairPlan, planned: Chain) -> Chain:
+    """Read the chain under the lease; raise RepairOutdatedError if it was repaired since the plan was made."""
+    chain = read_chain_lists(store, read_chain(store, planned.name), allow_damage=True)
+    if (
+        chain.applied.repairs == planned.applied.repairs
+        and next_repair_number(store, planned.name) == plan.number
+        and chain.commits[: len(planned.commits)] == planned.commits
+    ):
+        return chain
+    raise RepairOutdatedError(
+        f"snapshot {planned.name} has changed since its repair was planned; nothing was changed",
+        hint=f"to see the new plan: snapshot repair {planned.name} --dry-run",
+        details={"snapshot": planned.name},
+    )
+
+
+def _put_back_commits(store: ObjectStore, plan: RepairPlan, report: RepairReport, progress: Progress) -> None:
+    progress.step("put back commit files", total=len(plan.commits), unit="objects")
+    if plan.other is None:
+        raise RuntimeError("commits are read from another store")
+    # The full snapshot's commit comes first, so that the chain is never longer than what is there.
+    for commit in plan.commits:
+        size = plan.other.raw.size(commit.key)
+        create_or_find(stored_form(store).raw, commit.key, plan.other.raw.read_range(commit.key, 0, size))
+        report.put_back.append(commit.key)
+        progress.advance(1)
+
+
+def _build(work: Work, chain: Chain, intent: Intent, plan: RepairPlan, report: RepairReport) -> None:
+    """Put back missing objects, and store the new objects; add the results to the report."""
+    work.progress.step("repair", total=len(plan.steps), unit="steps")
+    for step in plan.steps:
+        try:
+            if step.method is Method.PUT_BACK:
+                report.put_back.append(_put_back(work, plan.other, step))
+            else:
+                report.replaced.append(_replace(work, chain, intent, plan.other, step))
+        except NotRebuildableError as error:
+            report.unrepaired += [Unrepairable(damage.key, str(error)) for damage in step.damages]
+        work.progress.advance(1)
+
+
+def _put_back(work: Work, other: SecondStore | None, step: RepairStep) -> str:
+    store, entry = work.location.open(), step.located[0].entry
+    create_or_find(stored_form(store).raw, entry.key, _read_other(store, other, entry))
+    return entry.key
+
+
+def _read_other(store: ObjectStore, other: SecondStore | None, entry: StoredObject | ObjectList | Segment) -> bytes:
+    if other is None:
+        raise RuntimeError("the objects of this step are in another store")
+    try:
+        return other.read(store, entry)
+    except ObjectDamagedError as error:
+        raise NotRebuildableError(f"in {other.url}, {error.detail}") from error
+
+
+def _replace(work: Work, chain: Chain, intent: Intent, other: SecondStore | None, step: RepairStep) -> Replacement:
+    if step.method is Method.REBUILD_ROWS:
+        return rebuild_base(chain, step.unit, intent.operation, work)
+    store, damage = work.location.open(), {one.key: one.kind for one in step.damages}
+    if step.method is Method.REBUILD_SEGMENT:
+        segments = [one.entry for one in step.located if isinstance(one.entry, Segment)]
+        try:
+            new = [rebuild_segment(store, chain, old, step.copy, intent.operation) for old in segments]
+        except ObjectDamagedError as error:
+            raise NotRebuildableError(f"both copies are in doubt: {error.message}") from error
+        return _replacement(chain, step, damage, new)
+    entries: list[StoredObject | ObjectList | Segment] = []
+    for one in step.located:
+        entry = one.entry
+        stored = _read_other(store, other, entry) if entry.key in damage else _read_own(store, entry)
+        entries.append(store_again(store, chain.name, intent.operation, entry, stored))
+    return _replacement(chain, step, damage, entries)
+
+
+def _read_own(store: ObjectStore, entry: StoredObject | ObjectList | Segment) -> bytes:
+    form = stored_form(store)
+    try:
+        return read_listed(form.raw, entry.node, entry.key, (form.stored_size(entry.size), entry.digest))
+    except ObjectDamagedError as error:
+        raise NotRebuildableError(f"another object has to be repaired first: {error.message}") from error
+
+
+def _replacement(
+    chain: Chain,
+    step: RepairStep,
+    damage: dict[str, str],
+    new: Iterable[StoredObject | ObjectList | Segment],
+) -> Replacement:
+    new = list(new)
+    return Replacement(
+        increment=step.increment,
+        commit=next(commit.digest for commit in chain.commits if commit.increment == step.increment),
+        node=step.node,
+        copy=step.copy,
+        replaced=tuple(_replaced(one, damage.get(one.entry.key, INTACT)) for one in step.located),
+        objects=tuple(entry for entry in new if isinstance(entry, StoredObject)),
+        lists=tuple(
+            ObjectList(**{name: getattr(entry, name) for name in ObjectList.__struct_fields__})
+            for entry in new
+            if isinstance(entry, ObjectList)
+        ),
+        segments=tuple(entry for entry in new if isinstance(entry, Segment)),
+    )
+
+
+def _replaced(one: LocatedEntry, damage: str) -> ReplacedObject:
+    return ReplacedObject(one.entry.key, one.entry.digest, damage, one.list)
+
+
+def _new_repair(chain: Chain, intent: Intent, number: int, replaced: Iterable[Replacement]) -> Repair:
+    earlier = chain.applied.repairs
+    return Repair(
+        snapshot=chain.name,
+        number=number,
+        operation=intent.operation,
+        chain=chain.full.operation,
+        made_at=current_time(),
+        by=own_label(REPAIR, chain.name),
+        previous=earlier[-1].digest if earlier else "",
+        replacements=tuple(replaced),
+    )
+
+
+def _check(store: ObjectStore, chain: Chain, repair: Repair) -> None:
+    """Raise an error unless every command will accept the repair and the store has its objects."""
+    check_repair(repair)
+    apply_repairs(chain, (repair,))
+    check_stored(store, {new.key: new.size for one in repair.replacements for new in one.new})

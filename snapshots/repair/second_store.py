@@ -1,0 +1,94 @@
+"""Another store that has the same objects, such as a copy of the bucket: read only, and trusted only by digest."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, ObjectList, StoredObject
+from cutline.snapshots.records.documents import base_prefix, ddl_prefix, list_prefix
+from cutline.storage.digest import digest
+from cutline.storage.errors import UsageError
+from cutline.storage.location import StoreLocation, with_environment
+from cutline.storage.store import ObjectStore
+from cutline.storage.stored_form import stored_form
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import read_listed
+from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
+
+FLEET_FILE = ".toml"
+
+
+@dataclass(frozen=True, slots=True)
+class SecondStore:
+    """The other store, without decryption: its objects must have the bytes that commits of the fleet's store list."""
+
+    raw: ObjectStore
+
+    @classmethod
+    def of(cls, fleet: Fleet, place: str) -> SecondStore:
+        """Open the store at the URL `place`, or that of another fleet file; nothing is contacted.
+
+        A URL gets the options of the fleet's own store if both have the same kind of URL. Raises UsageError if it is
+        the fleet's own store.
+        """
+        location = _locate(fleet, place)
+        if location.url.rstrip("/") == fleet.store.url.rstrip("/") and location.options == fleet.store.options:
+            raise UsageError(
+                f"--from names the fleet's own store, {location}", hint="name a copy of it: --from s3://bucket/folder"
+            )
+        return cls(location.open_raw())
+
+    @property
+    def url(self) -> str:
+        """The store's URL, without secrets."""
+        return self.raw.url
+
+    def read(self, own: ObjectStore, entry: StoredObject | ObjectList | Segment) -> bytes:
+        """Return the stored bytes of an object that a commit in the store `own` lists.
+
+        Raises ObjectDamagedError unless this store has exactly the bytes that were committed.
+        """
+        size = stored_form(own).stored_size(entry.size)
+        return read_listed(self.raw, entry.node, entry.key, (size, entry.digest))
+
+
+def _locate(fleet: Fleet, place: str) -> StoreLocation:
+    if place.endswith(FLEET_FILE):
+        return load_fleet(Path(place)).store
+    is_same_kind = place.partition("://")[0] == fleet.store.url.partition("://")[0]
+    return StoreLocation(place, with_environment(place, fleet.store.options if is_same_kind else {}))
+
+
+def store_again(
+    store: ObjectStore, snapshot: str, operation: str, entry: StoredObject | ObjectList | Segment, stored: bytes
+) -> StoredObject | ObjectList | Segment:
+    """Store the content of an object under a new key, which belongs to `operation`; return the entry of the new object.
+
+    `stored` are the bytes that the commit lists. In an encrypted store the new object has other bytes, because
+    encryption binds them to the key.
+    """
+    form, key = stored_form(store), new_key(snapshot, operation, entry)
+    body = form.decode(entry.key, stored)
+    encoded = form.encode(key, body)
+    create_or_find(form.raw, key, encoded)
+    new = structs.replace(entry, key=key, digest=digest(encoded))
+    if isinstance(new, Segment) and new.events_at is not None:
+        tail = memoryview(encoded)[form.stored_offset(new.events_at) :]
+        new = structs.replace(new, events_digest=hashlib.sha256(tail).hexdigest())
+    return new
+
+
+def new_key(snapshot: str, operation: str, entry: StoredObject | ObjectList | Segment) -> str:
+    """Return the key under which `operation` stores the object again."""
+    if isinstance(entry, Segment):
+        return segment_key(archive_prefix(snapshot, entry.node, operation), entry.number)
+    name = entry.key.rpartition("/")[2]
+    if isinstance(entry, ObjectList):
+        return f"{list_prefix(snapshot, entry.node, operation)}/{name}"
+    prefix = base_prefix if entry.kind in (BASE, LARGE_OBJECTS) else ddl_prefix
+    return f"{prefix(snapshot, entry.node, operation)}/{name}"

@@ -1,0 +1,102 @@
+"""Where the work of a repair runs: in this process if it is small, otherwise as Spark jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cutline.columns.python_workers import broadcast
+from cutline.fleet.progress import Progress
+from cutline.spark.needs import ExecutorNeeds
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, SparkSource, run_tasks, stage_progress
+from cutline.storage.location import StoreLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Reading this many stored bytes takes less time than starting a JVM, and this many rows fit into its process.
+LOCAL_BYTES_MAX, LOCAL_ROWS_MAX = 64 << 20, 2_000_000
+THREADS_MAX = 4
+Task = TypeVar("Task")
+Report = TypeVar("Report")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value in this process, read as tasks read a broadcast value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The store at `location`, and the means to read and write many objects."""
+
+    location: StoreLocation
+    spark: SparkSource
+    progress: Progress
+
+    def begin(self, size_bytes: int, rows: int) -> None:
+        """Start a Spark session in the background if reading this many bytes or rows needs one."""
+        if not self.is_local(size_bytes, rows):
+            self.spark.begin(ExecutorNeeds(self.location), self.progress)
+
+    def is_local(self, size_bytes: int, rows: int = 0) -> bool:
+        """Whether this process reads that many bytes and rows itself."""
+        return size_bytes <= LOCAL_BYTES_MAX and rows <= LOCAL_ROWS_MAX
+
+    def session(self) -> SparkSession:
+        """Return the session; see SparkSource."""
+        return self.spark.session()
+
+    def run_here(self, work: Callable[[Task], Report], tasks: Iterable[Task]) -> list[Report]:
+        """Run the tasks in threads of this process; return the reports in order."""
+        with ThreadPoolExecutor(THREADS_MAX) as threads:
+            return list(threads.map(work, tasks))
+
+    def run(
+        self,
+        work: Callable[[Task], Report],
+        tasks: Callable[[Any], Sequence[Task]],
+        known: Any,
+        bytes_of: Callable[[Task], int],
+        *,
+        is_local: bool,
+    ) -> list[Report]:
+        """Run the tasks, in this process if `is_local`; `tasks` gets an object whose value is `known`."""
+        if is_local:
+            return self.run_here(work, tasks(Held(known)))
+        sent = broadcast(self.session(), known)
+        try:
+            dealing = Dealing[Task](bytes_of)
+            return run_tasks(self.session(), work, tasks(sent), self.progress, dealing)
+        finally:
+            sent.unpersist()
+
+    def run_many(
+        self,
+        work: Callable[[Task], Report],
+        tasks: Iterable[Task],
+        bytes_of: Callable[[Task], int],
+        *,
+        is_local: bool,
+    ) -> Iterator[list[tuple[Task, Report]]]:
+        """Run any number of tasks; yield some of them at a time, each with its report."""
+        left, dealing = iter(tasks), Dealing[Task](bytes_of)
+        while some := list(islice(left, TASKS_PER_JOB_MAX)):
+            if is_local:
+                reports = self.run_here(work, some)
+                self.progress.advance(len(some))
+            else:
+                reports = run_tasks(self.session(), work, some, self.progress, dealing)
+            yield list(zip(some, reports, strict=True))
+
+    @contextmanager
+    def showing_stages(self) -> Iterator[None]:
+        """Report the tasks of the block's Spark jobs as they finish."""
+        with stage_progress(self.session(), self.progress):
+            yield

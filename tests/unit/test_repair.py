@@ -1,0 +1,604 @@
+"""A repair replaces what is damaged, survives a kill at every write, and leaves nothing that gc would not remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from cutline.cli.commands.show import document_of, lines_of
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.listing.listing import Entry
+from cutline.snapshots.operations import settling
+from cutline.snapshots.operations.committing import RepairSupersededError, decide
+from cutline.snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease
+from cutline.snapshots.operations.object_lists import read_chain_lists, replace_by_lists
+from cutline.snapshots.operations.open_operations import read_open_intents, read_open_operations
+from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation
+from cutline.snapshots.operations.settling import settle_repair
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Previous, StoredObject
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    commit_key,
+    count_listed,
+    definition_counts,
+    read_as_committed,
+    read_chain,
+)
+from cutline.snapshots.records.repair_records import Repair, RepairVoid, read_repair, read_repairs, repair_key
+from cutline.snapshots.removal.pruning import increments_of
+from cutline.snapshots.repair import running
+from cutline.snapshots.repair.planning import Method, RepairPlan, RepairRequest, plan_repair
+from cutline.snapshots.repair.running import RepairOutdatedError, RepairReport, run_repair
+from cutline.storage import storing
+from cutline.storage.clock import utc_now
+from cutline.storage.encryption.fleet_encryption import DataKey
+from cutline.storage.errors import SnapshotError
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import AnswerLostError, ObjectMissingError, ObjectStore
+from cutline.wal.segments.segments import read_events
+from tests.unit import made_repairs
+from tests.unit.made_commits import increment_commit, unused_url
+from tests.unit.made_garbage import preview_gc, run_gc
+from tests.unit.made_lists import shorten_lists
+from tests.unit.made_repairs import (
+    NAME,
+    Change,
+    MadeShard,
+    NoSpark,
+    Transaction,
+    damage,
+    deletes,
+    item,
+    log,
+    restored,
+    upserts,
+)
+
+ROWS = [*(item(number, f"v{number}") for number in range(20)), *(log(f"line {number % 3}") for number in range(9))]
+HISTORY = [
+    upserts(100, item(1, "first")),
+    deletes(220, item(2, "v2"), log("line 1")),
+    Transaction(300, (Change("U", item(3, "prepared")),), prepared=1100),
+    upserts(1200, item(4, "second"), log("more")),
+    deletes(1300, item(5, "v5")),
+    upserts(2200, item(1, "third")),
+]
+BORDERS = {"a": [[250, 1000], [2000], [3000]], "b": [[350, 1000], [1250, 2000], [3000]]}
+KILLED = "killed"
+
+
+def new_shard(**more: Any) -> MadeShard:
+    return MadeShard(ROWS, HISTORY, {"a": 150, "b": 50}, BORDERS, **more)
+
+
+def plan(shard: MadeShard, **request: Any) -> RepairPlan:
+    return plan_repair(shard.fleet, RepairRequest(NAME, **request), NoSpark(), Silent())  # type: ignore[arg-type]
+
+
+def run(shard: MadeShard, planned: RepairPlan) -> RepairReport:
+    return run_repair(shard.fleet, planned, NoSpark(), Silent())  # type: ignore[arg-type]
+
+
+def repair(shard: MadeShard, **request: Any) -> RepairReport:
+    return run(shard, plan(shard, **request))
+
+
+def copy_of(shard: MadeShard) -> StoreLocation:
+    """A second store with the same objects."""
+    location = StoreLocation(unused_url())
+    for key in shard.location.open_raw().list(""):
+        location.open_raw().create(key, shard.location.open_raw().read(key))
+    return location
+
+
+def check_whole(shard: MadeShard) -> Chain:
+    """Both copies restore the state at every cut."""
+    for increment, position in enumerate((1000, 2000, 3000)):
+        chain = read_chain(shard.store, NAME, increment)
+        for node in ("a", "b"):
+            assert restored(shard, chain, node) == shard.state_at(position), (increment, node)
+    return read_chain(shard.store, NAME)
+
+
+def test_the_made_shard_is_whole_without_a_repair() -> None:
+    shard = new_shard()
+    shard.take()
+    assert not check_whole(shard).applied.repairs
+    assert plan(shard).damages == ()
+
+
+@pytest.mark.parametrize(("node", "number"), [("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 3), ("b", 4), ("b", 5)])
+@pytest.mark.parametrize("body", [None, b"x"], ids=["missing", "wrong size"])
+def test_a_segment_is_rebuilt_from_the_other_archive(node: str, number: int, body: bytes | None) -> None:
+    """The transaction prepared at 300 is split: its PREPARE and its COMMIT PREPARED are in different increments."""
+    shard = new_shard()
+    segment = shard.take().segments(node)[number - 1]
+    damage(shard, segment.key, body)
+    report = repair(shard)
+    assert report.unrepaired == []
+    repaired = check_whole(shard)
+    new = repaired.segments(node)[number - 1]
+    assert new.key != segment.key
+    assert repaired.original(new) == segment
+    assert (new.after, new.through, new.changes, new.events) == (
+        segment.after, segment.through, segment.changes, segment.events,
+    )  # fmt: skip
+
+
+def test_a_segment_that_begins_before_the_other_archive_is_refused_by_name() -> None:
+    shard = new_shard()
+    first = shard.take().segments("b")[0]
+    damage(shard, first.key)
+    planned = plan(shard)
+    assert planned.is_empty
+    assert [one.key for one in planned.unrepairable] == [first.key]
+    assert "the archive of a begins at 0/96, after the beginning of the segment at 0/32" in planned.unrepairable[0].why
+
+
+def test_what_has_one_copy_comes_only_from_another_store() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    other = copy_of(shard)
+    ddl = next(entry for entry in chain.full.own_objects if entry.kind == "archive")
+    damage(shard, ddl.key)
+    assert "no other copy contains it" in plan(shard).unrepairable[0].why
+    report = repair(shard, other=other.url)
+    (new,) = report.replaced[0].objects
+    assert shard.store.read(new.key) == b"ddl"
+    assert read_chain(shard.store, NAME).ddl_object("a") == new
+
+
+def test_a_missing_object_is_put_back_and_needs_no_document() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    other = copy_of(shard)
+    keys = [chain.base_entries("a")[0].key, chain.segments("a")[0].key]
+    bodies = [shard.store.read(key) for key in keys]
+    for key in keys:
+        damage(shard, key, None)
+    report = repair(shard, other=other.url)
+    assert (sorted(report.put_back), report.number) == (sorted(keys), None)
+    assert [shard.store.read(key) for key in keys] == bodies
+    assert check_whole(shard).applied.repairs == ()
+    with pytest.raises(ObjectMissingError):
+        read_repair(shard.store, NAME, 1)
+
+
+def test_a_second_store_is_trusted_only_by_digest() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    other = copy_of(shard)
+    key = chain.base_entries("a")[0].key
+    damage(shard, key, None)
+    other.open().delete(key)
+    other.open().create(key, b"other")
+    planned = plan(shard, other=other.url)
+    assert [step.method for step in planned.steps] == [Method.REBUILD_ROWS]
+    run(shard, planned)
+    check_whole(shard)
+
+
+def test_in_an_encrypted_store_the_new_object_is_bound_to_its_key() -> None:
+    shard = new_shard(location=StoreLocation(unused_url(), encryption=DataKey(bytes(32))))
+    chain = shard.take()
+    other = copy_of(shard)
+    ddl = next(entry for entry in chain.full.own_objects if entry.kind == "archive")
+    raw = shard.location.open_raw()
+    for key in (ddl.key, chain.segments("a")[1].key):
+        body = raw.read(key)
+        raw.delete(key)
+        raw.create(key, bytes(len(body)))
+    report = repair(shard, other=other.url)
+    assert len(report.replaced) == 2
+    repaired = read_chain(shard.store, NAME)
+    new = repaired.ddl_object("a")
+    assert new is not None
+    assert new.digest != ddl.digest
+    assert shard.store.read(new.key) == b"ddl"
+    segment = repaired.segments("a")[1]
+    assert len(read_events(shard.store, segment)) == segment.events
+
+
+def test_an_object_in_an_object_list_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    shorten_lists(monkeypatch)
+    listing(shard, monkeypatch)
+    chain = read_chain_lists(shard.store, shard.take())
+    listed = [entry for entry in chain.base_entries("a") if not isinstance(entry, StoredObject)]
+    assert listed
+    key = next(key for key in chain.full.object_sizes if "/base/a/" in key)
+    damage(shard, key, None)
+    report = repair(shard)
+    assert report.unrepaired == []
+    repaired = read_chain_lists(shard.store, read_chain(shard.store, NAME))
+    assert key not in repaired.full.object_sizes
+    assert len(set(repaired.full.object_sizes) - set(chain.full.object_sizes)) == len(report.replaced[0].objects)
+    # A second look finds nothing.
+    assert plan(shard).damages == ()
+
+
+def test_a_lost_object_list_counts_as_all_its_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    shorten_lists(monkeypatch)
+    listing(shard, monkeypatch)
+    chain = shard.take()
+    key = next(entry.key for entry in chain.base_entries("a"))
+    damage(shard, key, None)
+    assert repair(shard).unrepaired == []
+    repaired = read_chain(shard.store, NAME)
+    assert all(isinstance(entry, StoredObject) for entry in repaired.base_entries("a"))
+    assert restored(shard, repaired, "a") == shard.state_at(3000)
+
+
+def listing(shard: MadeShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the shard's full snapshot name object lists."""
+    commit = made_repairs.commit_operation
+
+    def commit_listed(store: Any, operation: Any, made: Any) -> None:
+        made = replace_by_lists(store, made, Silent())
+        counts = made_repairs.count_listed({"a"}, made)
+        commit(store, operation, structs.replace(made, counts=made.counts | counts))
+
+    monkeypatch.setattr(made_repairs, "commit_operation", commit_listed)
+
+
+def test_a_replacement_that_is_damaged_in_turn_is_replaced_again() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    damage(shard, chain.segments("a")[2].key)
+    damage(shard, chain.base_entries("a")[0].key)
+    repair(shard)
+    repaired = read_chain(shard.store, NAME)
+    new = [key for key in (*object_keys(repaired),) if key not in object_keys(chain)]
+    for key in new:
+        damage(shard, key)
+    report = repair(shard)
+    assert (report.number, report.unrepaired) == (2, [])
+    assert len(check_whole(shard).applied.repairs) == 2
+    shown = read_chain(shard.store, NAME)
+    assert [one["number"] for one in document_of(Entry(NAME, shown), shown)["repairs"]] == [1, 2]
+    lines = [line for line in lines_of(Entry(NAME, shown), shown) if isinstance(line, str)]
+    assert [line.split(" of ")[0] for line in lines if " replaced " in line] == ["repair 1", "repair 2"]
+    assert {garbage.why for garbage in preview_gc(shard.store).garbage} == set()
+
+
+def object_keys(chain: Chain) -> set[str]:
+    return {key for commit in chain.commits for key in commit.object_sizes}
+
+
+def test_the_next_increment_continues_a_repaired_chain() -> None:
+    """What an increment names of earlier commits is what they list, not what has superseded it."""
+    shard = new_shard()
+    chain = shard.take()
+    last = chain.segments("a")[-1]
+    damage(shard, last.key)
+    repair(shard)
+    repaired = read_chain(shard.store, NAME)
+    assert repaired.last.digest == chain.last.digest
+    assert repaired.digest != chain.digest
+    assert repaired.up_to(1).digest == chain.up_to(1).digest
+    number = chain.last.increment + 1
+    made = increment_commit(number, chain.full.operation)
+    cut = structs.replace(made.cut, nodes=chain.last.cut.nodes)
+    idle = {node: repaired.original(repaired.segments(node)[-1]) for node in ("a", "b")}
+    operation = shard.builder.begin_create(NAME, number)
+    made = structs.replace(
+        made, operation=operation.id, cut=cut, segments={"a": (), "b": ()}, idle=idle, history=repaired.next_history,
+    )  # fmt: skip
+    made = structs.replace(made, previous=Previous(repaired.last.operation, repaired.last.digest))
+    counts = count_listed({"a"}, made) | definition_counts(replace(repaired, increments=(*repaired.increments, made)))
+    commit_operation(shard.store, Operation(operation), structs.replace(made, counts=counts))
+    assert read_chain(shard.store, NAME).last.idle["a"] == repaired.segments("a")[-1]
+    assert read_as_committed(shard.store, NAME).last.idle["a"] == last
+
+
+def test_missing_commits_are_put_back_from_a_second_store_that_belongs_here() -> None:
+    shard = new_shard()
+    shard.take()
+    other = copy_of(shard)
+    keys = [commit_key(NAME, number) for number in (0, 1, 2)]
+    for key in keys:
+        damage(shard, key, None)
+    with pytest.raises(SnapshotMissingError):
+        plan(shard)
+    planned = plan(shard, other=other.url)
+    assert [commit.key for commit in planned.commits] == keys
+    assert run(shard, planned).put_back == keys
+    check_whole(shard)
+
+
+def test_a_commit_of_a_store_that_went_its_own_way_is_refused() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    other = copy_of(shard)
+    for key in (commit_key(NAME, 2), f"operations/{chain.last.operation}/outcome.json"):
+        damage(shard, key, None)
+    # The other store has another increment 2, which no operation here has recorded.
+    planned = plan(shard, other=other.url)
+    assert planned.commits == ()
+    damage(shard, commit_key(NAME, 1), None)
+    planned = plan(shard, other=other.url)
+    assert [commit.key for commit in planned.commits] == [commit_key(NAME, 1)]
+    assert [one.key for one in planned.unrepairable] == [commit_key(NAME, 2)]
+
+
+@dataclass
+class Dying:
+    """A store that stops answering before or after its n-th put, as if the process were killed there."""
+
+    store: ObjectStore
+    puts: int
+    after: bool
+    is_dead: bool = False
+
+    def create(self, key: str, body: bytes) -> None:
+        self.check()
+        self.puts -= 1
+        if self.puts == 0 and not self.after:
+            self.is_dead = True
+        self.check()
+        self.store.create(key, body)
+        if self.puts == 0:
+            self.is_dead = True
+        self.check()
+
+    def check(self) -> None:
+        if self.is_dead:
+            raise KeyboardInterrupt(KILLED)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("stored_offset", "encode", "decode", "stored_size"):
+            raise AttributeError(name)
+        self.check()
+        return getattr(self.store, name)
+
+
+@dataclass(frozen=True)
+class DyingLocation:
+    dying: Any
+    url: str = "memory://dying"
+    options: Any = None
+    encryption: Any = None
+
+    def open(self) -> Any:
+        return self.dying
+
+    def open_raw(self) -> Any:
+        return self.dying
+
+
+def puts_of(damaging: Callable[[MadeShard, Chain], object]) -> int:
+    shard = new_shard()
+    damaging(shard, shard.take())
+    counting = Dying(shard.store, 1_000_000, after=True)
+    run_repair(with_store(shard.fleet, counting), plan(shard), NoSpark(), Silent())  # type: ignore[arg-type]
+    return 1_000_000 - counting.puts
+
+
+def with_store(fleet: Fleet, dying: Dying | Losing) -> Fleet:
+    return replace(fleet, store=DyingLocation(dying))  # type: ignore[arg-type]
+
+
+def damage_both(shard: MadeShard, chain: Chain) -> None:
+    damage(shard, chain.segments("a")[2].key)
+    damage(shard, chain.base_entries("b")[0].key)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_any_write_leaves_the_chain_readable_and_nothing_for_ever(
+    after: bool,  # noqa: FBT001  # a parameter
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = puts_of(damage_both)
+    assert count >= 5
+    for put in range(1, count + 1):
+        shard = new_shard()
+        chain = shard.take()
+        damage_both(shard, chain)
+        before = set(shard.store.list(""))
+        planned, dying = plan(shard), Dying(shard.store, put, after)
+        with pytest.raises(KeyboardInterrupt):
+            run_repair(with_store(shard.fleet, dying), planned, NoSpark(), Silent())  # type: ignore[arg-type]
+        # The chain is as before or repaired, never in between.
+        repairs = read_chain(shard.store, NAME).applied.repairs
+        assert len(repairs) <= 1
+        if repairs:
+            check_whole(shard)
+        # A running repair's objects are not garbage.
+        assert not [one for one in preview_gc(shard.store).garbage if one.snapshot == NAME]
+        with monkeypatch.context() as patch:
+            patch.setattr(settling, "utc_now", lambda: utc_now() + timedelta(hours=1))
+            for intent in read_open_intents(shard.store):
+                settle_repair(shard.store, intent, Silent())
+        assert read_open_operations(shard.store) == ()
+        run_gc(shard.store)
+        kept = [key for key in shard.store.list(f"snapshots/{NAME}") if key not in before]
+        if not repairs:
+            # Only the void that keeps a late put away is left.
+            assert all(key.startswith(f"snapshots/{NAME}/repairs/") for key in kept), kept
+            assert repair(shard).unrepaired == []
+        check_whole(shard)
+
+
+@dataclass
+class Losing:
+    """A store that loses the answer to its n-th put, which it has stored or not."""
+
+    store: ObjectStore
+    puts: int
+    stored: bool
+
+    def create(self, key: str, body: bytes) -> None:
+        self.puts -= 1
+        if self.puts or self.stored:
+            self.store.create(key, body)
+        if not self.puts:
+            raise AnswerLostError(url="memory://losing", key=key, reason="time-out")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("stored_offset", "encode", "decode", "stored_size"):
+            raise AttributeError(name)
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_after_a_lost_answer_to_any_put_the_chain_is_as_before_or_repaired(
+    stored: bool,  # noqa: FBT001  # a parameter
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0,))
+    count, errors = puts_of(damage_both), list[str]()
+    for put in range(1, count + 1):
+        shard = new_shard()
+        damage_both(shard, shard.take())
+        losing = Losing(shard.store, put, stored)
+        try:
+            report = run_repair(with_store(shard.fleet, losing), plan(shard), NoSpark(), Silent())  # type: ignore[arg-type]
+        except SnapshotError as error:
+            errors.append(error.slug)
+            assert read_chain(shard.store, NAME).applied.repairs == ()
+            with monkeypatch.context() as patch:
+                patch.setattr(settling, "utc_now", lambda: utc_now() + timedelta(hours=1))
+                for intent in read_open_intents(shard.store):
+                    settle_repair(shard.store, intent, Silent())
+            assert repair(shard).unrepaired == []
+        else:
+            assert report.unrepaired == []
+        check_whole(shard)
+    # The intent, the objects, the document; the answer to the outcome's put does not matter.
+    if stored:
+        assert errors == []
+    else:
+        assert errors == ["repair-unrecorded", *["store-answers-lost"] * (count - 3), "commit-indeterminate"]
+
+
+def test_a_void_keeps_a_late_put_away_and_readers_skip_it() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    damage_both(shard, chain)
+    late = structs.replace(new_operation("repair", NAME, 2, ("a",)), repair=1)
+    assert not decide(shard.store, late)
+    assert isinstance(read_repair(shard.store, NAME, 1), RepairVoid)
+    assert read_repairs(shard.store, NAME) == ()
+    assert repair(shard).number == 2
+    check_whole(shard)
+
+
+def test_of_two_repairs_at_the_same_time_one_is_refused() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    damage_both(shard, chain)
+    first, second = plan(shard), plan(shard)
+    run(shard, first)
+    with pytest.raises(RepairOutdatedError):
+        run(shard, second)
+
+
+def test_a_repair_that_loses_the_race_for_the_document_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    damage_both(shard, shard.take())
+    planned, rival, put = plan(shard), plan(shard), running.put_repair
+
+    def put_late(store: Any, document: Repair) -> None:
+        monkeypatch.setattr(running, "put_repair", put)
+        run(shard, rival)
+        put(store, document)
+
+    monkeypatch.setattr(running, "put_repair", put_late)
+    with pytest.raises(RepairSupersededError):
+        run(shard, planned)
+    assert len(check_whole(shard).applied.repairs) == 1
+    assert {one.why for one in preview_gc(shard.store).garbage} == {"failed"}
+
+
+def test_a_snapshot_that_is_being_repaired_is_not_removed() -> None:
+    shard = new_shard()
+    shard.take()
+    intent = structs.replace(new_operation("repair", NAME, 2, ("a",)), repair=1)
+    with hold_lease(shard.store, intent, Silent()), pytest.raises(SnapshotInUseError, match="is being repaired"):
+        check_not_in_use(shard.store, NAME)
+    check_not_in_use(shard.store, NAME)
+
+
+def test_pruned_increments_take_their_repairs_along_and_the_full_snapshot_keeps_its_own() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    for key in (chain.segments("a")[1].key, chain.segments("a")[2].key, chain.base_entries("a")[0].key):
+        damage(shard, key)
+    repair(shard)
+    full = read_chain(shard.store, NAME, 0)
+    removed = {listed.key for listed in increments_of(shard.store, NAME)}
+    kept = {key for key in shard.store.list(f"snapshots/{NAME}") if key not in removed}
+    assert set(full.full.object_sizes) <= kept
+    assert {
+        segment.key for commit in read_chain(shard.store, NAME).increments for segment in commit.segments["a"]
+    } <= removed
+    shard.builder.put_only_full(NAME)
+    for key in removed:
+        shard.store.delete(key)
+    only = read_chain(shard.store, NAME)
+    assert restored(shard, only, "a") == shard.state_at(1000)
+    assert not [one for one in preview_gc(shard.store).garbage if one.snapshot == NAME]
+
+
+def changed(repair: Repair, **fields: Any) -> Repair:
+    return structs.replace(repair, replacements=(structs.replace(repair.replacements[0], **fields),))
+
+
+@pytest.mark.parametrize("change", [
+    lambda one: structs.replace(one, chain="20261120T000000Z-0000000009"),
+    lambda one: structs.replace(one, snapshot="weekly"),
+    lambda one: structs.replace(one, number=2),
+    lambda one: structs.replace(one, previous="0" * 64),
+    lambda one: structs.replace(one, operation="20261120T000000Z-0000000009"),
+    lambda one: changed(one, commit="0" * 64),
+    lambda one: changed(one, increment=2),
+    lambda one: changed(one, node="b"),
+    lambda one: changed(one, segments=()),
+    lambda one: changed(one, replaced=()),
+    lambda one: changed(one, replaced=one.replacements[0].replaced * 2),
+    lambda one: changed(one, replaced=(structs.replace(one.replacements[0].replaced[0], digest="0" * 64),)),
+    lambda one: changed(one, replaced=(structs.replace(one.replacements[0].replaced[0], key="x"),)),
+    lambda one: changed(one, segments=(structs.replace(one.replacements[0].segments[0], through=7),)),
+    lambda one: changed(one, segments=(structs.replace(one.replacements[0].segments[0], number=9),)),
+    lambda one: structs.replace(one, replacements=one.replacements * 2),
+])  # fmt: skip
+def test_a_repair_that_does_not_fit_the_chain_is_refused_by_name(change: Callable[[Repair], Repair]) -> None:
+    shard = new_shard()
+    damage(shard, shard.take().segments("a")[2].key)
+    repair(shard)
+    key = repair_key(NAME, 1)
+    stored = read_repair(shard.store, NAME, 1)
+    assert isinstance(stored, Repair)
+    damage(shard, key, seal(change(stored)))
+    with pytest.raises(ManifestError) as error:
+        read_chain(shard.store, NAME)
+    assert error.value.details["object"] == key
+    damage(shard, key, b"{}")
+    with pytest.raises(ManifestError, match="is damaged"):
+        read_chain(shard.store, NAME)
+    # Without it, the snapshot is as it was.
+    damage(shard, key, None)
+    assert read_chain(shard.store, NAME).applied.repairs == ()
+    assert repair(shard).number == 1
+
+
+def test_a_repair_that_changes_the_tables_of_an_object_is_refused() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    damage(shard, chain.base_entries("a")[0].key)
+    repair(shard)
+    stored = read_repair(shard.store, NAME, 1)
+    assert isinstance(stored, Repair)
+    objects = stored.replacements[0].objects
+    damage(shard, repair_key(NAME, 1), seal(changed(stored, objects=(structs.replace(objects[0], rows={7: 1}),))))
+    with pytest.raises(ManifestError, match="rows of other groups"):
+        read_chain(shard.store, NAME)

@@ -1,0 +1,277 @@
+"""Try kinds of damage: check a damaged copy of the store, restore what the check accepts, and compare.
+
+A check runs as the whole command, in this process. A restore goes into databases of its own on the servers of the
+fleet; pg_dump says what it made. Restores that wait for servers run beside each other.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from cutline.cli.main import run
+from cutline.cli.output.failure import CONFLICTS
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Silent
+from cutline.fleet.record import fields_of
+from cutline.nodes.connections import with_database
+from cutline.nodes.programs import run_tool
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
+from cutline.snapshots.ddl.server_globals_object import read_stored_globals
+from cutline.snapshots.records.proven_chains import read_chain
+from cutline.storage.errors import SnapshotError
+from tests.commands.in_process import shared_session
+from tests.damage_matrix.damaged import Damaged
+from tests.damage_matrix.kinds import DAMAGED, POINT, Found, Kind, Refused, Untold
+from tests.damage_matrix.world import DATABASE, World
+from tests.run.bounded import HangError, ended_after
+
+Document = dict[str, Any]
+SECONDS_MAX = 120
+RESTORES_AT_ONCE = 3
+TRACEBACK, HANG = 70, -1
+SAME, OTHER = "the same", "something else"
+DIFFERENCES_SHOWN, SHOWN_CHARACTERS = 4, 160
+COPY_ENDS = "\\."
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a kind: the exit code and the document of the check, and what a restore made of the store.
+
+    `keys` are the damaged objects. `restored` is SAME, OTHER, or the refusal of the restore; "" if the check did not
+    accept the store, or if there is nothing to restore. `differences` are some of the lines that are other.
+    """
+
+    kind: Kind
+    code: int
+    document: Document
+    keys: frozenset[str]
+    restored: str = ""
+    differences: tuple[str, ...] = ()
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the check passed."""
+        return self.code == 0
+
+    @property
+    def conflicts(self) -> list[Document]:
+        """The conflicts that the check reported."""
+        return [one for snapshot in self.document.get("snapshots", ()) for one in snapshot["conflicts"]]
+
+    @property
+    def problem(self) -> str:
+        """How the result differs from the declared outcome; "" if it does not."""
+        if self.code in (TRACEBACK, HANG):
+            return f"the check {'crashed' if self.code == TRACEBACK else 'hung'}: {self._shown}"
+        expected = self.kind.expected
+        if isinstance(expected, Found):
+            if self.code == CONFLICTS and any(self._is_named(expected, one) for one in self.conflicts):
+                return ""
+            if self.is_accepted:
+                return f"accepted; a restore {self._outcome}"
+            return f"not found as {', '.join(sorted(expected.kinds))} {_place(expected)}, but {self._shown}"
+        if isinstance(expected, Refused):
+            is_as_declared = (self.code, self.document.get("error")) == (expected.code, expected.error)
+            return "" if is_as_declared else f"not refused as {expected.error}, but {self._shown}"
+        return self._problem_of_untold(expected)
+
+    def _problem_of_untold(self, expected: Untold) -> str:
+        if not self.is_accepted:
+            return f"a false alarm: {self._shown}"
+        wanted = "" if self.kind.fleet == POINT else SAME if expected.is_same else OTHER
+        return "" if self.restored == wanted else f"accepted; a restore {self._outcome}"
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the check accepted what a reader can tell."""
+        return self.is_accepted and isinstance(self.kind.expected, Found)
+
+    @property
+    def _outcome(self) -> str:
+        if self.restored in (SAME, OTHER):
+            return f"brings back {self.restored}{''.join(f' | {line}' for line in self.differences)}"
+        return f"refuses: {self.restored}" if self.restored else "is not possible"
+
+    @property
+    def _shown(self) -> str:
+        """What the check said, in a line."""
+        if self.conflicts:
+            some = [f"{one['kind']} ({one['node'] or one['object'] or ''}): {one['detail']}" for one in self.conflicts]
+            return f"exit {self.code}: {' | '.join(some[:DIFFERENCES_SHOWN])}"
+        skipped = [one["what"] for snapshot in self.document.get("snapshots", ()) for one in snapshot["skipped"]]
+        message = self.document.get("message") or self.document.get("stderr", "")
+        return f"exit {self.code}: {self.document.get('error', '')} {message} {' | '.join(skipped)}"
+
+    def _is_named(self, expected: Found, conflict: Document) -> bool:
+        return (
+            conflict["kind"] in expected.kinds
+            and expected.node in ("", conflict["node"], conflict["other_node"])
+            and (expected.group in ("", conflict["group"]) or expected.group in conflict["detail"])
+            and (
+                expected.object in ("", conflict["object"])
+                or (expected.object == DAMAGED and conflict["object"] in self.keys)
+            )
+        )
+
+
+def _place(expected: Found) -> str:
+    return " ".join(filter(None, ("at", expected.node, expected.group, expected.object))) if expected.node else ""
+
+
+@dataclass(slots=True)
+class Trials:
+    """The trials in one world. `clean` is what a restore of each chain makes, by fleet and increment."""
+
+    world: World
+    clean: dict[tuple[str, int | None], str] = field(default_factory=dict)
+    made: int = 0
+
+    def run(self, kinds: Sequence[Kind], note: Callable[[Result], object] = lambda _: None) -> list[Result]:
+        """Try the kinds; the results are in the order of the kinds, and `note` gets each as it is known."""
+        results: list[Result] = []
+        with ThreadPoolExecutor(RESTORES_AT_ONCE) as threads:
+            for some in _batches(kinds):
+                results += self._run_batch(some, threads, note)
+        return results
+
+    def _run_batch(
+        self, kinds: Sequence[Kind], threads: ThreadPoolExecutor, note: Callable[[Result], object]
+    ) -> Iterator[Result]:
+        with self._folders(len(kinds)) as folders:
+            checked = [self._check(kind, folder) for kind, folder in zip(kinds, folders, strict=True)]
+            for result in checked:
+                if result.is_accepted and result.kind.fleet != POINT:
+                    self._restore_clean(result.kind)
+            for result in threads.map(self._restore, checked, folders):
+                note(result)
+                yield result
+
+    @contextmanager
+    def _folders(self, count: int) -> Iterator[list[Path]]:
+        folders = [self.world.folder / f"trial-{self.made + number}" for number in range(count)]
+        self.made += count
+        try:
+            for folder in folders:
+                folder.mkdir()
+            yield folders
+        finally:
+            for folder in folders:
+                shutil.rmtree(folder)
+
+    def _check(self, kind: Kind, folder: Path) -> Result:
+        store = Damaged.copy(self.world.store, folder / "store", kind.fleet)
+        kind.damage(store)
+        fleet = self._fleet(folder)
+        words = [] if kind.increment is None else ["--increment", str(kind.increment)]
+        code, document = self.check(fleet, kind.fleet, *words)
+        return Result(kind, code, document, frozenset(store.keys))
+
+    def check(self, fleet: Fleet, *words: str) -> tuple[int, Document]:
+        """Run `snapshot check` in this process; return its exit code and document, HANG if it takes too long."""
+        out, err = io.StringIO(), io.StringIO()
+        try:
+            with (
+                ended_after(SECONDS_MAX), shared_session(self.world.spark.session()),
+                redirect_stdout(out), redirect_stderr(err),
+            ):  # fmt: skip
+                code = run(["--fleet", str(fleet.path), "--json", "check", *words])
+        except HangError:
+            return HANG, {}
+        text = out.getvalue()
+        return code, json.loads(text) if text.strip() else {"stderr": err.getvalue()[-1000:]}
+
+    def _fleet(self, folder: Path) -> Fleet:
+        """The fleet with the store in the folder."""
+        path = folder / "fleet.toml"
+        path.write_text(self.world.fleet.path.read_text().replace(str(self.world.store), str(folder / "store")))
+        return load_fleet(path)
+
+    def _restore_clean(self, kind: Kind) -> None:
+        place = kind.fleet, kind.increment
+        if place not in self.clean:
+            self.clean[place] = self.restored(self.world.fleet, kind.fleet, kind.increment, f"{DATABASE}_clean")
+
+    def _restore(self, result: Result, folder: Path) -> Result:
+        kind = result.kind
+        if not result.is_accepted or kind.fleet == POINT:
+            return result
+        database = f"{DATABASE}_{folder.name.rpartition('-')[2]}"
+        try:
+            found = self.restored(load_fleet(folder / "fleet.toml"), kind.fleet, kind.increment, database)
+        except SnapshotError as error:
+            return replace(result, restored=f"{error.slug}: {error.message}"[:SHOWN_CHARACTERS])
+        clean = self.clean[kind.fleet, kind.increment]
+        if found == clean:
+            return replace(result, restored=SAME)
+        return replace(result, restored=OTHER, differences=tuple(_differences(clean, found)))
+
+    def restored(self, fleet: Fleet, name: str, increment: int | None, database: str) -> str:
+        """Restore into databases of that name and return what they contain, and the globals that the store has.
+
+        A restore changes no role that the server has, so the globals show what it would create elsewhere.
+        """
+        primaries = tuple(with_database(node, database) for node in fleet.primaries)
+        try:
+            request = RestoreRequest(name, increment)
+            restore_fleet(plan_restore(fleet, replace(fleet, nodes=primaries), request), self.world.spark, Silent())
+            chain = read_chain(fleet.store.open(), name, increment)
+            stored = [read_stored_globals(fleet.store.open(), chain, node.id) for node in primaries]
+            globals_ = [json.dumps(fields_of(one)) if one else "" for one in stored]
+            return "\n".join([*(dumped(node.dsn, database) for node in primaries), *globals_])
+        finally:
+            for node in primaries:
+                drop_databases(with_database(node, "postgres").dsn, database)
+
+
+def _batches(kinds: Sequence[Kind]) -> Iterator[Sequence[Kind]]:
+    size = 8 * RESTORES_AT_ONCE
+    return (kinds[at : at + size] for at in range(0, len(kinds), size))
+
+
+def dumped(dsn: str, database: str) -> str:
+    """Return what pg_dump writes of a database and everything in it, with the rows of each table in order."""
+    text = run_tool("pg_dump", "--dbname", dsn, "--create", "--restrict-key=matrix").stdout
+    lines: list[str] = []
+    rows: list[str] | None = None
+    for line in text.replace(database, "RESTORED").split("\n"):
+        if rows is None:
+            lines.append(line)
+            rows = [] if line.startswith("COPY ") and line.endswith("FROM stdin;") else None
+        elif line == COPY_ENDS:
+            lines += [*sorted(rows), line]
+            rows = None
+        else:
+            rows.append(line)
+    return "\n".join(lines)
+
+
+def drop_databases(maintenance: str, prefix: str) -> None:
+    """Drop the databases that a restore made or left behind."""
+    with psycopg.connect(maintenance, autocommit=True) as connection:
+        query = "SELECT datname FROM pg_database WHERE datname = %s OR datname ^@ %s"
+        for (name,) in connection.execute(query, (prefix, f"{prefix}_")).fetchall():
+            # Nobody drops a template.
+            connection.execute(sql.SQL("ALTER DATABASE {} IS_TEMPLATE false").format(sql.Identifier(name)))
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _differences(clean: str, found: str) -> Iterable[str]:
+    before, after = clean.split("\n"), found.split("\n")
+    lost, added = set(before) - set(after), set(after) - set(before)
+    lines = [f"- {line}" for line in before if line in lost] + [f"+ {line}" for line in after if line in added]
+    shown = lines[: DIFFERENCES_SHOWN // 2] + lines[len(lost) :][: DIFFERENCES_SHOWN // 2]
+    return [line[:SHOWN_CHARACTERS] for line in shown] or ["lines in another order"]

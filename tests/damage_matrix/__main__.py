@@ -28,6 +28,7 @@ from tests.damage_matrix.missed import read_missed, write_missed
 from tests.damage_matrix.sample import fixed_sample
 from tests.damage_matrix.trial import Result, Trials
 from tests.damage_matrix.world import made_world
+from tests.fuzz.ground import CASES_AT_ONCE, ground_in
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SEED
 
@@ -53,7 +54,7 @@ def main(words: Sequence[str]) -> int:
     """Return 1 if a result differs from the declared outcome and is not known to be missed."""
     given = arguments(words)
     kinds = [kind for kind in all_kinds() if not given.only or any(fnmatchcase(kind.id, one) for one in given.only)]
-    kinds = fixed_sample(kinds) if given.fixed else kinds
+    kinds = fixed_sample(kinds, read_missed()) if given.fixed else kinds
     if given.list:
         sys.stdout.writelines(f"{kind.id}\n" for kind in kinds)
         return 0
@@ -115,12 +116,11 @@ def _try(folder: Path, spark: SparkSession, kinds: Sequence[Kind]) -> list[Resul
 
 
 def _check_clean(folder: Path, spark: SparkSession, count: int, standbys: int) -> int:
-    for report in check_clean(folder, spark, SEED, count, standbys):
-        sys.stdout.write(f"{report}\n")
-        sys.stdout.flush()
-        if report.alarms:
-            return 1
-    return 0
+    with ground_in(folder, spark, standbys) as ground:
+        for report in check_clean(ground, SEED, count, CASES_AT_ONCE[standbys]):
+            sys.stdout.write(f"{report}\n")
+            sys.stdout.flush()
+    return 1 if report.alarms else 0
 
 
 if __name__ == "__main__":

@@ -9,17 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.fuzz.drawing import draw_cases
-from tests.fuzz.ground import CASES_AT_ONCE, ground_in
+from tests.fuzz.ground import Ground
 from tests.fuzz.merging import merge_cases
 from tests.fuzz.script import format_case
 from tests.fuzz.state import FoundError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # Cases are drawn in a process of its own, which takes a second.
 CASES_DRAWN = 12
@@ -37,22 +32,23 @@ class CleanReport:
         return "\n".join([f"{self.checked} snapshots and increments of {self.workloads} workloads", *self.alarms])
 
 
-def check_clean(folder: Path, spark: SparkSession, seed: int, count: int, standbys: int) -> Iterator[CleanReport]:
-    """Check at least `count` snapshots and increments of shards with so many standbys; yield the report as it grows."""
+def check_clean(ground: Ground, seed: int, count: int, together: int) -> Iterator[CleanReport]:
+    """Check at least `count` snapshots and increments on these shards; yield the report as it grows.
+
+    `together` cases run at once, each on shards of its own.
+    """
     report = CleanReport()
-    together = CASES_AT_ONCE[standbys]
-    with ground_in(folder, spark, standbys) as ground:
-        for round_seed in itertools.count(seed):
-            cases = [*draw_cases(round_seed, CASES_DRAWN)]
-            for at in range(0, len(cases), together):
-                if report.checked >= count:
-                    return
-                case = merge_cases(cases[at : at + together])
-                case.options.update(judge="check")
-                try:
-                    ground.run(case)
-                except FoundError as error:
-                    report.alarms.append(f"seed {round_seed}: {error}\n{format_case(case)}")
-                report.checked = ground.figures.checked
-                report.workloads = ground.figures.cases
-                yield report
+    before = ground.figures.checked, ground.figures.cases
+    for round_seed in itertools.count(seed):
+        cases = [*draw_cases(round_seed, CASES_DRAWN)]
+        for at in range(0, len(cases), together):
+            if report.checked >= count:
+                return
+            case = merge_cases(cases[at : at + together])
+            case.options.update(judge="check")
+            try:
+                ground.run(case)
+            except FoundError as error:
+                report.alarms.append(f"CUTLINE_SEED={round_seed}: {error}\n{format_case(case)}")
+            report.checked, report.workloads = ground.figures.checked - before[0], ground.figures.cases - before[1]
+            yield report

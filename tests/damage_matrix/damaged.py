@@ -38,6 +38,7 @@ from cutline.wal.cut.safe_time import safe_time_of_nodes
 from cutline.wal.segments.segments import (
     CHANGES,
     METADATA_KEY,
+    NO_SEAL,
     PARTIAL,
     SEGMENT_SCHEMA,
     TRUNCATE,
@@ -281,9 +282,14 @@ class Damaged:
         counts = Counter(row["group"] for row in rows)
         self._put(entry, body, {str(number): counts[number] for number in sorted(counts)})
 
-    def edit_large(self, shard: str, change: Callable[[Rows], object]) -> None:
-        """Change the parts of the shard's large objects."""
-        entry = self.entry(LARGE_OBJECTS, shard)
+    def large(self, shard: str, oid: int) -> Document:
+        """Return the entry of the object that has the large object."""
+        found = [one for one in self.entries(0) if (one["kind"], one["node"]) == (LARGE_OBJECTS, shard)]
+        return next(one for one in found if oid in pq.read_table(self.root / one["key"])["oid"].to_pylist())
+
+    def edit_large(self, shard: str, oid: int, change: Callable[[Rows], object]) -> None:
+        """Change the parts in the object that has the large object."""
+        entry = self.large(shard, oid)
         rows: Rows = pq.read_table(self.root / entry["key"]).cast(LARGE_SCHEMA).to_pylist()
         change(rows)
         count = sum(row["definition"] is not None for row in rows)
@@ -330,7 +336,7 @@ class Damaged:
         ops = Counter(row["op"] for row in opened.changes)
         counts = {"changes": len(changes), "events": len(events), "partials": ops[PARTIAL], "truncates": ops[TRUNCATE]}
         first = _first_changes(changes, metadata.definitions)
-        metadata = structs.replace(metadata, **({"first_changes": first, **counts} | opened.declared))
+        metadata = structs.replace(metadata, **({"first_changes": first, "seal": NO_SEAL, **counts} | opened.declared))
         body = segment_bytes(metadata, *opened.layout(changes, events))
         if not opened.seals:
             body = SEAL_OF_SEGMENT.sub(rb"\g<1>0000", body)
@@ -339,6 +345,10 @@ class Damaged:
         form = stored_form(LocalStore(self.root))
         listed = fields_of(_read_archived(metadata, entry["number"], body, body, form).segment)
         entry.update(listed | {"key": entry["key"]} | opened.listed)
+        for commit in self.commits[increment + 1 :]:
+            idle = commit.get("idle", {})
+            if idle.get(node, {}).get("key") == entry["key"]:
+                idle[node] = dict(entry)
 
     # Seals.
 
@@ -369,7 +379,11 @@ class Damaged:
             cut = resolve(_read_windows(archives, commit, StoredEvents(store)))
             for node in cut.nodes:
                 fields = fields_of(node)
-                self.cut(node.node, commit.increment).update({name: fields[name] for name in CUT_FIELDS})
+                part = self.cut(node.node, commit.increment)
+                part.update({name: fields[name] for name in CUT_FIELDS if name in fields})
+                # A node without a commit has no time of its newest commit.
+                for name in part.keys() & set(CUT_FIELDS) - fields.keys():
+                    del part[name]
             document["cut"] |= {name: getattr(cut, name) for name in CUT_TOTALS}
             document["cut"]["safe_at"] = str(safe_time_of_nodes(cut.nodes))
             again = structs.replace(commit, cut=structs.replace(commit.cut, nodes=cut.nodes))

@@ -18,22 +18,22 @@ COLUMNS = ("found", "refused", "untold", "missed")
 FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points"}
 TITLE = "# What a check finds: the damage matrix"
 INTRODUCTION = (
-    "This page is written by `python -m tests.damage_matrix --write`. It lists {count} kinds of damage to the objects of"
-    " a store, and what [`snapshot check`](check.md) makes of each. `make all` tries all of them, and `make test` a fixed"
-    " sample: each damages a copy of the store of a clean chain, and whatever the check accepts is restored and compared"
-    " with a restore of the clean chain.",
-    "**Raw** damage is done to bytes, by a disk, a copying tool or a mistake. All other damage is **sealed**: the size,"
-    " digest, seal, counts and listing of each damaged object and of all documents above it are computed again, as a bug"
-    " of Cutline would, or somebody who has the store's key and wants to deceive a reader. The fleet has two shards and,"
-    " where the copies matter, a standby of each.",
+    "This page is written by `python -m tests.damage_matrix --write`. It lists {count} kinds of damage to the objects"
+    " of a store, and what [`snapshot check`](check.md) makes of each. `make all` tries all of them, and `make test` a"
+    " fixed sample: each damages a copy of the store of a clean chain, and whatever the check accepts is restored and"
+    " compared with a restore of the clean chain.",
+    "**Raw** damage is done to bytes, by a disk, a copying tool or a mistake. All other damage is **sealed**: the"
+    " size, digest, seal, counts and listing of each damaged object and of all documents above it are computed again,"
+    " as a bug of Cutline would, or somebody who has the store's key and wants to deceive a reader. The fleet has two"
+    " shards and, where the copies matter, a standby of each.",
     "An outcome is *found* if the check exits with 1 and names what is wrong and where, *refused* if the command ends"
-    " with an error that names the cause, and *untold* if no reader of the store can tell, so that the check accepts the"
-    " store. *Missed* kinds are accepted although a reader could tell: they are faults of the check.",
+    " with an error that names the cause, and *untold* if no reader of the store can tell, so that the check accepts"
+    " the store. *Missed* kinds are accepted although a reader could tell: they are faults of the check.",
 )
 UNTOLD = (
-    "Nothing in the store contradicts these kinds. The first list contains those after which a restore brings back the"
-    " same as before, because the damage is to something that a restore does not use; the second those after which it"
-    " brings back something else, which only a second copy outside of the store could show."
+    "Nothing in the store contradicts these kinds. The first list contains those after which a restore brings back"
+    " the same as before, because the damage is to something that a restore does not use; the second those after which"
+    " it brings back something else, which only a second copy outside of the store could show."
 )
 MISSED = "These are accepted although a reader of the store could tell:"
 NOTHING_MISSED = "None."

@@ -102,6 +102,11 @@ SELECT lo_from_bytea(4711, '\\xcafe'), lo_from_bytea(4712, convert_to(repeat('la
 GRANT SELECT ON LARGE OBJECT 4711 TO {READER};
 COMMENT ON LARGE OBJECT 4711 IS 'the small one'
 """
+# Shards need not be the same.
+OF_SECOND = """
+UPDATE twin_a SET v = 'second ' || id;
+COMMENT ON TABLE twin_b IS 'of the second shard'
+"""
 BEFORE_FIRST = """
 UPDATE account SET balance = 90 WHERE id <= 2;
 DELETE FROM account WHERE id = 12;
@@ -208,6 +213,7 @@ def _take_chains(runs: Runs) -> None:
                 runs.increment(name)
 
     _run(dsns, BEFORE_FULL)
+    _run(dsns[1:], OF_SECOND)
     runs.init()
     for name in CHAINS:
         take(name, is_full=True)

@@ -11,7 +11,8 @@ from tests.damage_matrix.world import OWNER, READER
 
 LARGE, GLOBALS = "large objects", "globals"
 ONE_COPY = "large objects have one copy, and nothing else in the store says what it was"
-SMALL_OID = 4711
+# The large one has two parts.
+SMALL_OID, LARGE_OID = 4711, 4712
 
 
 def kinds() -> Iterator[Kind]:
@@ -34,24 +35,26 @@ def _define(change: Callable[[Document], object]) -> Callable[[Rows], object]:
 
 
 def _large_objects() -> Iterator[Kind]:
+    of_parts: Mapping[str, Callable[[Rows], object]] = {
+        "the parts in another order": lambda rows: rows.reverse(),
+        "a part is at another offset": lambda rows: rows[-1].update(offset=rows[-1]["offset"] + 1),
+        "a part is there twice": lambda rows: rows.append(dict(rows[-1])),
+        "the first part of a large object is lost": lambda rows: rows.pop(0),
+    }
     unreadable: Mapping[str, Callable[[Rows], object]] = {
         "a definition is no JSON": lambda rows: _small(rows).update(definition="{"),
         "a definition lacks its owner": _define(lambda one: one.pop("owner")),
         "a privilege that does not exist": _define(lambda one: one["grants"][0].__setitem__(2, "DELETE")),
-        "the parts in another order": lambda rows: rows.reverse(),
-        "a part is at another offset": lambda rows: rows[-1].update(offset=rows[-1]["offset"] + 1),
-        "a part is there twice": lambda rows: rows.append(dict(rows[-1])),
-        "the first part of a large object is lost": lambda rows: rows.remove(
-            next(row for row in rows if row["definition"] and row["oid"] != SMALL_OID)),
         "an oid out of range": lambda rows: _small(rows).update(oid=0),
         "a large object is there twice": lambda rows: rows.insert(1, dict(_small(rows))),
     }  # fmt: skip
-    for name, edit in unreadable.items():
-        for fleet in CHAINS:
+    for fleet in CHAINS:
+        for name, edit in of_parts.items():
+            yield Kind(name, LARGE, fleet, _editing(edit, LARGE_OID), found("unreadable", node="s1", object=DAMAGED))
+        for name, edit in unreadable.items():
             yield Kind(name, LARGE, fleet, _editing(edit), found("unreadable", node="s1", object=DAMAGED))
     untold: Mapping[str, Callable[[Rows], object]] = {
         "other contents": lambda rows: _small(rows).update(data=b"other"),
-        "the last part is lost": lambda rows: rows.pop(),
         "another owner": _define(lambda one: one.update(owner=OWNER)),
         "another comment": _define(lambda one: one.update(comment="other")),
         "the privileges are lost": _define(lambda one: one.update(grants=None)),
@@ -59,6 +62,7 @@ def _large_objects() -> Iterator[Kind]:
     }
     for name, edit in untold.items():
         yield Kind(name, LARGE, SINGLE, _editing(edit), Untold(ONE_COPY))
+    yield Kind("the last part is lost", LARGE, SINGLE, _editing(lambda rows: rows.pop(), LARGE_OID), Untold(ONE_COPY))
     told: Mapping[str, Callable[[Rows], object]] = {
         "an owner that is no role": _define(lambda one: one.update(owner="nobody")),
         "a privilege of nobody": _define(lambda one: one["grants"][0].__setitem__(1, "nobody")),
@@ -69,16 +73,16 @@ def _large_objects() -> Iterator[Kind]:
         yield Kind(name, LARGE, SINGLE, _editing(edit), found("large-objects", "rows", "definition", node="s1"))
 
     def miscount(store: Damaged) -> None:
-        store.edit_large("s1", lambda rows: _small(rows).update(data=b"other"))
-        store.entry("large_objects", "s1")["rows"]["0"] += 1
+        store.edit_large("s1", SMALL_OID, lambda rows: _small(rows).update(data=b"other"))
+        store.large("s1", SMALL_OID)["rows"]["0"] += 1
         store.seal()
 
     yield Kind("another count", LARGE, SINGLE, miscount, found("rows", node="s1", object=DAMAGED))
 
 
-def _editing(edit: Callable[[Rows], object]) -> Callable[[Damaged], None]:
+def _editing(edit: Callable[[Rows], object], oid: int = SMALL_OID) -> Callable[[Damaged], None]:
     def damage(store: Damaged) -> None:
-        store.edit_large("s1", edit)
+        store.edit_large("s1", oid, edit)
         store.seal()
 
     return damage

@@ -19,7 +19,7 @@ from cutline.snapshots.ddl.ddl_archive import (
 )
 from tests.damage_matrix.damaged import Damaged
 from tests.damage_matrix.kinds import SINGLE, Expected, Kind, Untold, found
-from tests.damage_matrix.world import OWNER, READER
+from tests.damage_matrix.world import DATABASE, OWNER, READER
 
 DESCRIBED, ALONE = "DDL: what the commit describes", "DDL: what nothing else describes"
 Edit = Callable[[bytes, Contents], bytes]
@@ -98,15 +98,14 @@ def _described() -> Mapping[str, Edit]:
         "a column more": replacing("TABLE", "twin_a", '"v" "text"', '"v" "text",\n    "more" integer'),
         "a table is lost": losing("TABLE", "twin_a"),
         "a table more": adding("TABLE", "more", 'CREATE TABLE "public"."more" ("id" integer);\n'),
-        "a primary key is lost": losing("CONSTRAINT", "twin_a_pkey"),
-        "a primary key has another column": replacing("CONSTRAINT", "twin_a_pkey", '("id")', '("v")'),
+        "a primary key is lost": losing("CONSTRAINT", "twin_a twin_a_pkey"),
+        "a primary key has another column": replacing("CONSTRAINT", "twin_a twin_a_pkey", '("id")', '("v")'),
         "a sequence is lost": losing("SEQUENCE", "ring"),
         "a sequence more": adding("SEQUENCE", "more", 'CREATE SEQUENCE "public"."more";\n'),
         "a sequence has another increment": replacing("SEQUENCE", "counter", "INCREMENT BY 1", "INCREMENT BY 5"),
-        "a sequence does not cycle": replacing("SEQUENCE", "ring", "CYCLE", ""),
+        "a sequence does not cycle": replacing("SEQUENCE", "ring", "\n    CYCLE", ""),
         "the values of a sequence have another bound": replacing("SEQUENCE", "ring", "MAXVALUE 10", "MAXVALUE 20"),
-        "a role that the commit does not name": owned_by("TABLE", "account", READER),
-        "another encoding": replacing("ENCODING", "ENCODING", "UTF8", "LATIN1"),
+        "another encoding": replacing("DATABASE", DATABASE, "UTF8", "LATIN1"),
         "rows are identified by no index": losing("INDEX", "byindex_a"),
         "a label of an enum that rows have": replacing("TYPE", "mood", "'ok'", "'fine'"),
         "a domain refuses a value that rows have": replacing("DOMAIN", "positive", "> 0", "> 100"),
@@ -122,10 +121,11 @@ def _exchange_columns(body: bytes, contents: Contents) -> bytes:
 
 def _alone() -> Mapping[str, Edit]:
     return {
+        "an owner is another": owned_by("TABLE", "account", READER),
         "an index is lost": losing("INDEX", "transfer_from"),
         "an index has another column": replacing("INDEX", "transfer_from", '"from_account"', '"to_account"'),
-        "an index becomes unique": replacing("INDEX", "account_balance", "CREATE INDEX", "CREATE  INDEX"),
-        "a unique constraint is lost": losing("CONSTRAINT", "account_owner_key"),
+        "an index becomes unique": replacing("INDEX", "transfer_from", "CREATE INDEX", "CREATE UNIQUE INDEX"),
+        "a unique constraint is lost": losing("CONSTRAINT", "account account_owner_key"),
         "a foreign key is lost": losing("FK CONSTRAINT", "transfer transfer_to_account_fkey"),
         "a CHECK constraint is lost": replacing(
             "TABLE", "account", ',\n    CONSTRAINT "not_overdrawn" CHECK (("balance" >= 0))', ""
@@ -141,9 +141,9 @@ def _alone() -> Mapping[str, Edit]:
         "a function has another body": replacing("FUNCTION", "twice(integer)", "$1 * 2", "$1 * 3"),
         "a view has another condition": replacing("VIEW", "rich", "100", "200"),
         "a view is lost": losing("VIEW", "rich"),
-        "a privilege is lost": losing("ACL", "TABLE account"),
-        "a privilege more": replacing("ACL", "TABLE account", "GRANT SELECT", "GRANT UPDATE"),
-        "a comment is another": replacing("COMMENT", "TABLE account", "the accounts", "other accounts"),
+        "a privilege is lost": losing("ACL", 'TABLE "account"'),
+        "a privilege more": replacing("ACL", 'TABLE "account"', "GRANT SELECT", "GRANT UPDATE"),
+        "a comment is another": replacing("COMMENT", 'TABLE "account"', "the accounts", "other accounts"),
         "a label of an enum more": replacing("TYPE", "mood", "'happy'", "'happy',\n    'more'"),
         "a domain allows more": replacing("DOMAIN", "positive", "> 0", "> -1"),
         "a sequence starts elsewhere": replacing("SEQUENCE", "counter", "START WITH 1", "START WITH 2"),
@@ -158,7 +158,9 @@ def _refused() -> Mapping[str, Edit]:
     """What PostgreSQL refuses to run."""
     return {
         "a statement is no SQL": replacing("VIEW", "rich", "CREATE VIEW", "CREATE VUEW"),
-        "a statement is cut off": replacing("FUNCTION", "twice(integer)", "$1 * 2'", "$1 * 2"),
+        "a statement is cut off": replacing("FUNCTION", "twice(integer)", "2$_$;", "2"),
+        "an index is unique that rows don't fit":
+            replacing("INDEX", "account_balance", "CREATE INDEX", "CREATE UNIQUE INDEX"),
         "a view of a table that does not exist": replacing("VIEW", "rich", '"account"', '"nothing"'),
         "a type that a table needs is lost": losing("TYPE", "mood"),
         "a function that a trigger calls is lost": losing("FUNCTION", "stamp()"),

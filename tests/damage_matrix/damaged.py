@@ -215,7 +215,7 @@ class Damaged:
         return [*own, *listed]
 
     def entry(self, kind: str, node: str, increment: int | None = None) -> Document:
-        """Return the entry of the node's largest object of the kind in the commit; None means the newest that has any."""
+        """Return the entry of the node's largest object of the kind in the commit (None: the newest that has any)."""
         numbers = range(len(self.commits) - 1, -1, -1) if increment is None else (increment,)
         for number in numbers:
             if found := [one for one in self.entries(number) if (one["kind"], one["node"]) == (kind, node)]:

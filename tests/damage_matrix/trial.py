@@ -41,7 +41,8 @@ from tests.run.bounded import HangError, ended_after
 Document = dict[str, Any]
 SECONDS_MAX = 120
 RESTORES_AT_ONCE = 3
-TRACEBACK, HANG = 70, -1
+# The last: the damage can't be done to this chain.
+TRACEBACK, HANG, UNDONE = 70, -1, -2
 SAME, OTHER = "the same", "something else"
 DIFFERENCES_SHOWN, SHOWN_CHARACTERS = 4, 160
 COPY_ENDS = "\\."
@@ -75,6 +76,8 @@ class Result:
     @property
     def problem(self) -> str:
         """How the result differs from the declared outcome; "" if it does not."""
+        if self.code == UNDONE:
+            return f"the damage can't be done: {self._shown}"
         if self.code in (TRACEBACK, HANG):
             return f"the check {'crashed' if self.code == TRACEBACK else 'hung'}: {self._shown}"
         expected = self.kind.expected
@@ -174,7 +177,10 @@ class Trials:
 
     def _check(self, kind: Kind, folder: Path) -> Result:
         store = Damaged.copy(self.world.store, folder / "store", kind.fleet)
-        kind.damage(store)
+        try:
+            kind.damage(store)
+        except Exception as error:  # noqa: BLE001  # the other kinds can still be tried
+            return Result(kind, UNDONE, {"message": f"{type(error).__name__}: {error}"}, frozenset())
         fleet = self._fleet(folder)
         words = [] if kind.increment is None else ["--increment", str(kind.increment)]
         code, document = self.check(fleet, kind.fleet, *words)

@@ -9,6 +9,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time, from_json
@@ -16,7 +17,7 @@ from cutline.snapshots.records.documents import seal
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.cut.safe_time import safe_time_of_nodes
 from cutline.wal.segments.segments import COMMIT, PREPARE
-from tests.damage_matrix.damaged import Damaged, Document
+from tests.damage_matrix.damaged import Damaged, Document, Rows
 from tests.damage_matrix.families.raw import commit_of
 from tests.damage_matrix.kinds import CHAINS, PAIRS, POINT, SINGLE, Expected, FleetName, Kind, Untold, found
 from tests.damage_matrix.world import OWNER, READER
@@ -30,6 +31,7 @@ CUT, TIMES, SEQUENCES, DEFINITIONS, CHANGES, DATABASES, OBJECTS, FIELDS = (
 )  # fmt: skip
 Change = Callable[[Damaged], object]
 SHARDS = ("s1", "s2")
+OTHER_OPERATION = "20260101T000000Z-0123456789"
 DESCRIBES = "the value describes, and nothing depends on it"
 RECORDED_ONCE = "nothing else in the store says what the value was"
 NEXT_CREATE = "only the next create uses the value, and compares it with the servers"
@@ -47,7 +49,9 @@ def kinds() -> Iterator[Kind]:
     yield from _fields()
 
 
-def kind(family: str, fleet: FleetName, name: str, change: Change, expected: Expected, *, recounts: bool = True) -> Kind:
+def kind(
+    family: str, fleet: FleetName, name: str, change: Change, expected: Expected, *, recounts: bool = True
+) -> Kind:
     """Return the kind that changes the chain's documents and seals them."""
 
     def damage(store: Damaged) -> None:
@@ -191,8 +195,9 @@ def _times() -> Iterator[Kind]:
                found("cut", "commit", "time"))  # fmt: skip
     yield kind(TIMES, SINGLE, "a node's newest commit is a second earlier", of_node("last_commit_at", -1.0),
                found("cut", node="s1"))  # fmt: skip
-    yield kind(TIMES, SINGLE, "the safe time is not the earliest of the nodes'", _of(
-        2, lambda commit: commit["cut"].update(safe_at=_later(commit["cut"]["safe_at"], 1.0))), found("commit"))  # fmt: skip
+    yield kind(TIMES, SINGLE, "the safe time is not the earliest of the nodes'",
+               _of(2, lambda commit: commit["cut"].update(safe_at=_later(commit["cut"]["safe_at"], 1.0))),
+               found("commit"))  # fmt: skip
     yield kind(TIMES, SINGLE, "a commit is begun a day after its cut", created(24 * hour),
                found("commit", "time", "operation"))  # fmt: skip
     yield kind(TIMES, SINGLE, "a commit is begun a day before its operation", created(-24 * hour),
@@ -203,8 +208,8 @@ def _times() -> Iterator[Kind]:
                Untold(DESCRIBES, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "a cut takes longer", _of(2, lambda commit: commit["cut"].update(seconds=9.0)),
                Untold(DESCRIBES, is_same=True))  # fmt: skip
-    yield kind(TIMES, SINGLE, "the clocks differ more",
-               _of(2, lambda commit: commit["cut"].update(skew_seconds=9.0)), Untold(DESCRIBES, is_same=True))  # fmt: skip
+    yield kind(TIMES, SINGLE, "the clocks differ more", _of(2, lambda commit: commit["cut"].update(skew_seconds=9.0)),
+               Untold(DESCRIBES, is_same=True))  # fmt: skip
 
 
 def _sequence(name: str, change: Callable[[Document], object], shard: str = "s1") -> Change:
@@ -305,6 +310,10 @@ def _exchange_names(store: Damaged) -> None:
         one["table"], other["table"] = other["table"], one["table"]
 
 
+def _without(number: int, rows: Rows) -> None:
+    rows[:] = [row for row in rows if row["group"] != number]
+
+
 def _lose_table(store: Damaged) -> None:
     """Lose a table with its rows, its state and its changes."""
     commit = store.commits[0]
@@ -313,10 +322,8 @@ def _lose_table(store: Damaged) -> None:
         commit["groups"][shard].remove(group)
         commit["tables"][shard] = [one for one in commit["tables"][shard] if one["table"] != "public.typed"]
         number = group["number"]
-        store.edit_base(shard, lambda rows, number=number: rows.__setitem__(  # type: ignore[misc]
-            slice(None), [row for row in rows if row["group"] != number]))  # fmt: skip
-        store.edit_segment(shard, 1, lambda opened, number=number: opened.drop(  # type: ignore[misc]
-            lambda row: row["group"] == number))  # fmt: skip
+        store.edit_base(shard, partial(_without, number))
+        store.edit_segment(shard, 1, lambda opened, number=number: _without(number, opened.changes))
 
 
 def _definitions() -> Iterator[Kind]:
@@ -572,6 +579,14 @@ def _exchange_bases(store: Damaged) -> None:
         store.put_base(second, rows[0])
 
 
+def _in_entry_of_list(change: Callable[[Document], object]) -> Change:
+    return lambda store: change(store.list_of("base", "s1"))
+
+
+def _in_list(change: Callable[[Document], object]) -> Change:
+    return lambda store: change(store.lists[store.list_of("base", "s1")["key"]])
+
+
 def _objects() -> Iterator[Kind]:
     damaged: Mapping[str, tuple[Change, tuple[str, ...]]] = {
         "another size": (_entry("base", lambda one: one.update(size=one["size"] + 1)), ("size",)),
@@ -602,15 +617,14 @@ def _objects() -> Iterator[Kind]:
     }
     for name, change_entry in of_list.items():
         of_kind = {"another size": "size", "another digest": "digest"}.get(name, "commit")
-        yield kind(OBJECTS, SINGLE, f"an entry of a list has {name}",
-                   lambda store, change=change_entry: change(store.list_of("base", "s1")),  # type: ignore[misc]
-                   found(of_kind))  # fmt: skip
-    yield kind(OBJECTS, SINGLE, "a list is of another snapshot", lambda store: store.lists[
-        store.list_of("base", "s1")["key"]].update(snapshot="other"), found("commit"))  # fmt: skip
-    yield kind(OBJECTS, SINGLE, "a list is of another operation", lambda store: store.lists[
-        store.list_of("base", "s1")["key"]].update(operation="20260101T000000Z-0123456789"), found("commit"))  # fmt: skip
-    yield kind(OBJECTS, SINGLE, "a list has an object twice", lambda store: store.lists[
-        store.list_of("base", "s1")["key"]]["objects"].append(store.entry("base", "s1", 0)), found("commit"))  # fmt: skip
+        yield kind(OBJECTS, SINGLE, f"an entry of a list has {name}", _in_entry_of_list(change_entry), found(of_kind))
+    of_document: Mapping[str, Callable[[Document], object]] = {
+        "is of another snapshot": lambda document: document.update(snapshot="other"),
+        "is of another operation": lambda document: document.update(operation=OTHER_OPERATION),
+        "has an object twice": lambda document: document["objects"].append(document["objects"][0]),
+    }
+    for name, change_list in of_document.items():
+        yield kind(OBJECTS, SINGLE, f"a list {name}", _in_list(change_list), found("commit"))
     lost: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
         # Some rows are needed by updates that left values out.
         "the base copy is lost": ("base", 0, ("history", "row-count")),
@@ -631,11 +645,15 @@ def _objects() -> Iterator[Kind]:
                    Untold("all tables of both shards have the same columns, and rows that fit"))  # fmt: skip
 
 
+def _count_more(name: str, commit: Document) -> None:
+    commit["counts"][name] += 1
+
+
 def _fields() -> Iterator[Kind]:
     refused: Mapping[str, Change] = {
         "another snapshot": _of(2, lambda commit: commit.update(snapshot="other")),
         "another increment": _of(2, lambda commit: commit.update(increment=7)),
-        "another chain": _of(2, lambda commit: commit.update(chain="20260101T000000Z-0123456789")),
+        "another chain": _of(2, lambda commit: commit.update(chain=OTHER_OPERATION)),
         "a field more": _of(2, lambda commit: commit.update(more=1)),
         "a field less": _of(2, lambda commit: commit.pop("comment")),
         "a value of another type": _of(2, lambda commit: commit.update(comment=7)),
@@ -648,13 +666,12 @@ def _fields() -> Iterator[Kind]:
         for fleet in CHAINS:
             yield kind(FIELDS, fleet, name, change, found("commit"))
     for name in ("rows", "changes", "transactions", "objects", "bytes", "groups", "continued"):
-        yield kind(FIELDS, SINGLE, f"another count of {name}", _of(
-            1, lambda commit, name=name: commit["counts"].update({name: commit["counts"][name] + 1})),  # type: ignore[misc]
-            found("commit"), recounts=False)  # fmt: skip
+        yield kind(FIELDS, SINGLE, f"another count of {name}", _of(1, partial(_count_more, name)), found("commit"),
+                   recounts=False)  # fmt: skip
     yield kind(FIELDS, SINGLE, "another count of ignored changes",
                _of(2, lambda commit: commit["counts"].update(ignored=7)), Untold(DESCRIBES, is_same=True))  # fmt: skip
-    yield kind(FIELDS, SINGLE, "another operation", _of(
-        2, lambda commit: commit.update(operation="20260101T000000Z-0123456789")), found("commit", "operation"))  # fmt: skip
+    yield kind(FIELDS, SINGLE, "another operation", _of(2, lambda commit: commit.update(operation=OTHER_OPERATION)),
+               found("commit", "operation"))  # fmt: skip
     yield kind(FIELDS, SINGLE, "another fleet", _of(0, lambda commit: commit.update(fleet="0badf00d")), found("fleet"))
     yield kind(FIELDS, SINGLE, "another comment", _of(2, lambda commit: commit.update(comment="other")),
                Untold(DESCRIBES, is_same=True))  # fmt: skip
@@ -686,12 +703,12 @@ def _links() -> Iterator[Kind]:
 
     by_name: Mapping[str, Callable[[Document], object]] = {
         "another previous commit": lambda commit: commit["previous"].update(digest="0" * 64),
-        "another previous operation": lambda commit: commit["previous"].update(operation="20260101T000000Z-0123456789"),
+        "another previous operation": lambda commit: commit["previous"].update(operation=OTHER_OPERATION),
         "a history of another full snapshot": lambda commit: commit["history"].update(full="0" * 64),
         "another digest in the history": lambda commit: commit["history"]["recent"][0].update(digest="0" * 64),
         "another count in the history":
             lambda commit: commit["history"]["recent"][0].update(changes=commit["history"]["recent"][0]["changes"] + 1),
-        "an increment less in the history": lambda commit: commit["history"].update(recent=commit["history"]["recent"][1:]),
+        "an increment less in the history": lambda commit: commit["history"]["recent"].pop(0),
         "no change of definitions in the history": lambda commit: commit["history"].update(redefinitions={}),
     }  # fmt: skip
     for name, change in by_name.items():

@@ -159,8 +159,9 @@ def _refused() -> Mapping[str, Edit]:
     return {
         "a statement is no SQL": replacing("VIEW", "rich", "CREATE VIEW", "CREATE VUEW"),
         "a statement is cut off": replacing("FUNCTION", "twice(integer)", "2$_$;", "2"),
-        "an index is unique that rows don't fit":
-            replacing("INDEX", "account_balance", "CREATE INDEX", "CREATE UNIQUE INDEX"),
+        "an index is unique that rows don't fit": replacing(
+            "INDEX", "account_balance", "CREATE INDEX", "CREATE UNIQUE INDEX"
+        ),
         "a view of a table that does not exist": replacing("VIEW", "rich", '"account"', '"nothing"'),
         "a type that a table needs is lost": losing("TYPE", "mood"),
         "a function that a trigger calls is lost": losing("FUNCTION", "stamp()"),

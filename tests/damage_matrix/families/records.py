@@ -73,8 +73,9 @@ def _operations() -> Iterator[Kind]:
     yield Kind("an intent is of another operation", OPERATIONS, PAIRS,
                _document("intent", 2, lambda one: one.update(operation=OTHER_OPERATION)),
                Untold(ONLY_SAVES_WORK, is_same=True))  # fmt: skip
-    yield Kind("two outcomes are exchanged", OPERATIONS, PAIRS, lambda store: store.exchange(
-        store.operation_key("outcome", 1), store.operation_key("outcome", 2)), found("operation", object=DAMAGED))  # fmt: skip
+    yield Kind("two outcomes are exchanged", OPERATIONS, PAIRS,
+               lambda store: store.exchange(store.operation_key("outcome", 1), store.operation_key("outcome", 2)),
+               found("operation", object=DAMAGED))  # fmt: skip
 
     def open_operation(store: Damaged) -> None:
         intent = json.loads(store.read(store.operation_key("intent", 2)))

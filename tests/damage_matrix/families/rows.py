@@ -215,7 +215,8 @@ OF_LINE: Mapping[str, Callable[[Row], object]] = {
 
 def _lines() -> Iterator[Kind]:
     for name, change in OF_LINE.items():
-        for place in (PRIMARY, BOTH, ONLY):
+        # A copy that contradicts itself is damage, whether or not there is another that does not.
+        for place in (PRIMARY, BOTH, ONLY) if name == "a field less" else (BOTH, ONLY):
             yield kind(LINES, name, place, "twin_a", _change_row(change),
                        found("rows", node="s1", object=DAMAGED))  # fmt: skip
     others: Mapping[str, tuple[str, Edit, str]] = {
@@ -226,7 +227,7 @@ def _lines() -> Iterator[Kind]:
         "the group of another table": ("typed", _into_twin_a, "rows"),
     }
     for name, (table, edit, of_kind) in others.items():
-        for place in (PRIMARY, BOTH, ONLY):
+        for place in (BOTH, ONLY):
             # A commit that lists rows of an unknown group is refused before anything is read.
             expected = found("commit") if of_kind == "commit" else found(of_kind, node="s1", object=DAMAGED)
             yield kind(LINES, name, place, table, edit, expected)

@@ -57,6 +57,7 @@ Rows = list[Row]
 DIGEST = slice(-67, -3)
 # The beginning of the seal in a segment's metadata.
 SEAL_OF_SEGMENT = re.compile(rb'("seal": ")[0-9a-f]{4}')
+OPERATIONS = "operations"
 CUT_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions", "last_commit_at")
 CUT_TOTALS = ("global_transactions", "included_early", "in_flight")
 
@@ -125,7 +126,8 @@ class OpenSegment:
 class Damaged:
     """A copy, in the folder `root`, of a store with the chain `name`.
 
-    `commits` and `lists` (by key) are the chain's documents. `keys` are the objects that were damaged.
+    `commits` and `lists` (by key) are the chain's documents. `keys` are the objects that were damaged, and `changed`
+    all objects that are not as in the clean store.
     """
 
     root: Path
@@ -133,12 +135,7 @@ class Damaged:
     commits: list[Document]
     lists: dict[str, Document]
     keys: set[str] = field(default_factory=set)
-
-    @classmethod
-    def copy(cls, store: Path, root: Path, name: str) -> Damaged:
-        """Copy the store by hard links, which `write` replaces."""
-        shutil.copytree(store, root, copy_function=os.link)
-        return cls.open(root, name)
+    changed: set[str] = field(default_factory=set)
 
     @classmethod
     def open(cls, root: Path, name: str) -> Damaged:
@@ -157,11 +154,12 @@ class Damaged:
         return (self.root / key).read_bytes()
 
     def write(self, key: str, body: bytes) -> None:
-        """Put an object in the place of the one that is there, if any."""
+        """Put an object in the place of the one that is there, if any; links to that one keep their contents."""
         path = self.root / key
         path.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
+        self.changed.add(key)
 
     def damage(self, key: str, change: Callable[[bytes], bytes]) -> None:
         """Change the object's bytes, and nothing else."""
@@ -175,6 +173,14 @@ class Damaged:
         """Remove the object."""
         (self.root / key).unlink()
         self.keys.add(key)
+        self.changed.add(key)
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove all objects in the folder; there must be some."""
+        keys = objects_in(self.root, folder)
+        assert keys
+        for key in keys:
+            self.remove(key)
 
     def exchange(self, key: str, other: str) -> None:
         """Exchange the bytes of two objects."""
@@ -183,6 +189,20 @@ class Damaged:
         self.write(key, instead)
         self.write(other, body)
         self.keys |= {key, other}
+
+    def undo(self, clean: Path) -> None:
+        """Make the store as the one in the folder `clean` again; remove the records of commands that were run on it."""
+        self.changed |= set(objects_in(self.root, OPERATIONS)) - set(objects_in(clean, OPERATIONS))
+        for key in self.changed:
+            path = self.root / key
+            path.unlink(missing_ok=True)
+            if (clean / key).exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.link(clean / key, path)
+                continue
+            for parent in list(path.relative_to(self.root).parents)[:-1]:
+                if not any((self.root / parent).iterdir()):
+                    (self.root / parent).rmdir()
 
     def change_document(self, key: str, change: Callable[[Document], object]) -> None:
         """Change a document that is not a commit of the chain, and seal it."""
@@ -438,6 +458,16 @@ class Damaged:
                 counts = self.commits[increment]["counts"]
                 document["volumes"] = {one: counts.get(one, count) for one, count in document["volumes"].items()}
                 self.write(key, seal(document))
+
+
+def copy_store(store: Path, root: Path) -> None:
+    """Copy a store by hard links."""
+    shutil.copytree(store, root, copy_function=os.link)
+
+
+def objects_in(root: Path, folder: str) -> list[str]:
+    """Return the keys of the store's objects in a folder."""
+    return [path.relative_to(root).as_posix() for path in (root / folder).rglob("*") if path.is_file()]
 
 
 def _changes(commit: Document) -> Document:

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,14 @@ from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import shared_session
-from tests.damage_matrix.damaged import Damaged
+from tests.damage_matrix.damaged import Damaged, copy_store
 from tests.damage_matrix.kinds import DAMAGED, POINT, Found, Kind, Refused, Untold
 from tests.damage_matrix.world import DATABASE, World
 from tests.run.bounded import HangError, ended_after
 
 Document = dict[str, Any]
+# The folder of a trial's store.
+STORE = "store"
 SECONDS_MAX = 120
 RESTORES_AT_ONCE = 3
 # The last: the damage can't be done to this chain.
@@ -137,7 +139,11 @@ def _place(expected: Found) -> str:
 
 @dataclass(slots=True)
 class Trials:
-    """The trials in one world. `clean` is what a restore of each chain makes, by fleet and increment."""
+    """The trials in one world. `clean` is what a restore of each chain makes, by fleet and increment.
+
+    Checks read one copy of the store, in which the damage of a kind is undone before that of the next. What a check
+    accepts is copied for its restore.
+    """
 
     world: World
     clean: dict[tuple[str, int | None], str] = field(default_factory=dict)
@@ -146,42 +152,51 @@ class Trials:
     def run(self, kinds: Sequence[Kind], note: Callable[[Result], object] = lambda _: None) -> list[Result]:
         """Try the kinds; the results are in the order of the kinds, and `note` gets each as it is known."""
         results: list[Result] = []
-        with ThreadPoolExecutor(RESTORES_AT_ONCE) as threads:
+        with ThreadPoolExecutor(RESTORES_AT_ONCE) as threads, self._folder() as folder:
+            copy_store(self.world.store, folder / STORE)
+            fleet = self._fleet(folder)
             for some in _batches(kinds):
-                results += self._run_batch(some, threads, note)
+                results += self._run_batch(some, fleet, threads, note)
         return results
 
     def _run_batch(
-        self, kinds: Sequence[Kind], threads: ThreadPoolExecutor, note: Callable[[Result], object]
+        self, kinds: Sequence[Kind], fleet: Fleet, threads: ThreadPoolExecutor, note: Callable[[Result], object]
     ) -> Iterator[Result]:
-        with self._folders(len(kinds)) as folders:
-            checked = [self._check(kind, folder) for kind, folder in zip(kinds, folders, strict=True)]
-            for result in checked:
-                if result.is_accepted and result.kind.fleet != POINT:
-                    self._restore_clean(result.kind)
+        with ExitStack() as stack:
+            checked, folders = list[Result](), list[Path | None]()
+            for kind in kinds:
+                store = Damaged.open(fleet.path.parent / STORE, kind.fleet)
+                try:
+                    result = self._check(kind, store, fleet)
+                    folder = None
+                    if result.is_accepted and kind.fleet != POINT:
+                        self._restore_clean(kind)
+                        folder = stack.enter_context(self._folder())
+                        copy_store(store.root, folder / STORE)
+                finally:
+                    store.undo(self.world.store)
+                checked.append(result)
+                folders.append(folder)
             for result in threads.map(self._restore, checked, folders):
                 note(result)
                 yield result
 
     @contextmanager
-    def _folders(self, count: int) -> Iterator[list[Path]]:
-        folders = [self.world.folder / f"trial-{self.made + number}" for number in range(count)]
-        self.made += count
+    def _folder(self) -> Iterator[Path]:
+        """A folder of a trial, which is removed at the end of the block."""
+        folder = self.world.folder / f"trial-{self.made}"
+        self.made += 1
+        folder.mkdir()
         try:
-            for folder in folders:
-                folder.mkdir()
-            yield folders
+            yield folder
         finally:
-            for folder in folders:
-                shutil.rmtree(folder)
+            shutil.rmtree(folder)
 
-    def _check(self, kind: Kind, folder: Path) -> Result:
-        store = Damaged.copy(self.world.store, folder / "store", kind.fleet)
+    def _check(self, kind: Kind, store: Damaged, fleet: Fleet) -> Result:
         try:
             kind.damage(store)
         except Exception as error:  # noqa: BLE001  # the other kinds can still be tried
             return Result(kind, UNDONE, {"message": f"{type(error).__name__}: {error}"}, frozenset())
-        fleet = self._fleet(folder)
         words = [] if kind.increment is None else ["--increment", str(kind.increment)]
         code, document = self.check(fleet, kind.fleet, *words)
         return Result(kind, code, document, frozenset(store.keys))
@@ -203,7 +218,7 @@ class Trials:
     def _fleet(self, folder: Path) -> Fleet:
         """The fleet with the store in the folder."""
         path = folder / "fleet.toml"
-        path.write_text(self.world.fleet.path.read_text().replace(str(self.world.store), str(folder / "store")))
+        path.write_text(self.world.fleet.path.read_text().replace(str(self.world.store), str(folder / STORE)))
         return load_fleet(path)
 
     def _restore_clean(self, kind: Kind) -> None:
@@ -211,13 +226,14 @@ class Trials:
         if place not in self.clean:
             self.clean[place] = self.restored(self.world.fleet, kind.fleet, kind.increment, f"{DATABASE}_clean")
 
-    def _restore(self, result: Result, folder: Path) -> Result:
+    def _restore(self, result: Result, folder: Path | None) -> Result:
+        """Restore the copy of the store in the folder; None if there is nothing to restore."""
         kind = result.kind
-        if not result.is_accepted or kind.fleet == POINT:
+        if folder is None:
             return result
         database = f"{DATABASE}_{folder.name.rpartition('-')[2]}"
         try:
-            found = self.restored(load_fleet(folder / "fleet.toml"), kind.fleet, kind.increment, database)
+            found = self.restored(self._fleet(folder), kind.fleet, kind.increment, database)
         except SnapshotError as error:
             return replace(result, restored=f"{error.slug}: {error.message}"[:SHOWN_CHARACTERS])
         clean = self.clean[kind.fleet, kind.increment]

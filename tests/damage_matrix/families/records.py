@@ -6,7 +6,6 @@ Sealed, as somebody who copies documents by hand or writes them without Cutline 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 
 from cutline.snapshots.records.documents import seal
@@ -44,7 +43,7 @@ def _operations() -> Iterator[Kind]:
     yield Kind("an intent is lost", OPERATIONS, PAIRS, lose("intent"), Untold(ONLY_SAVES_WORK, is_same=True))
     yield Kind("an operation is lost", OPERATIONS, PAIRS, lose("intent", "outcome"),
                Untold("gc removes the documents of operations that have ended", is_same=True))  # fmt: skip
-    yield Kind("all operations are lost", OPERATIONS, PAIRS, lambda store: shutil.rmtree(store.root / "operations"),
+    yield Kind("all operations are lost", OPERATIONS, PAIRS, lambda store: store.remove_folder("operations"),
                Untold("gc removes the documents of operations that have ended", is_same=True))  # fmt: skip
     wrong: Mapping[str, Callable[[Document], object]] = {
         "an outcome says that a commit failed": lambda one: one.update(state="failed", reason="made up", code=1),
@@ -98,7 +97,7 @@ def _operations() -> Iterator[Kind]:
 
 def _forget_newest(store: Damaged) -> None:
     store.remove(commit_of(store, 3))
-    shutil.rmtree(store.root / "operations" / store.last["operation"])
+    store.remove_folder(f"operations/{store.last['operation']}")
 
 
 def _marks() -> Iterator[Kind]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 
 from cutline.snapshots.records.documents import seal
@@ -158,7 +157,7 @@ def _doubled() -> Iterator[Kind]:
 
 def _gone() -> Iterator[Kind]:
     def losing(folder: str) -> Callable[[Damaged], None]:
-        return lambda store: shutil.rmtree(store.root / folder.format(name=store.name))
+        return lambda store: store.remove_folder(folder.format(name=store.name))
 
     folders: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "all segments of a primary": ("snapshots/{name}/wal/s1", ("missing",)),

@@ -5,6 +5,7 @@ The page follows from the declared outcomes and from missed.txt; a run of all ki
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,6 +15,8 @@ from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Found, Kind, Refused
 
 PATH = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
 WIDTH = 120
+# The copies to which a kind is done, at the end of its name.
+PLACE = re.compile(r" \([^()]*\)$")
 COLUMNS = ("found", "refused", "untold", "missed")
 FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points"}
 TITLE = "# What a check finds: the damage matrix"
@@ -90,14 +93,15 @@ def _reason(kind: Kind) -> str:
 
 def _grouped(kinds: Iterable[Kind], by: Callable[[Kind], str]) -> Iterator[str]:
     """Yield a line for each group: its title, and its kinds by family, without the copies that are damaged."""
-    names: dict[str, dict[str, None]] = {}
+    names: dict[str, dict[str, dict[str, None]]] = {}
     counts: Counter[str] = Counter()
     for kind in kinds:
-        name = kind.name.rpartition(", ")[0] or kind.name
-        names.setdefault(by(kind), {})[f"{kind.family}: {name}" if by(kind) != kind.family else name] = None
+        names.setdefault(by(kind), {}).setdefault(kind.family, {})[PLACE.sub("", kind.name)] = None
         counts[by(kind)] += 1
-    for title, some in names.items():
-        text = f"{title[0].upper()}{title[1:]} ({counts[title]}): {'; '.join(some)}"
+    for title, families in names.items():
+        some = ["; ".join(of_family) if family == title else f"*{family}*: {'; '.join(of_family)}"
+                for family, of_family in families.items()]  # fmt: skip
+        text = f"{title[0].upper()}{title[1:]} ({counts[title]}): {'. '.join(some)}"
         yield "\n".join(textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", break_long_words=False))
 
 

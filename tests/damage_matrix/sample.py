@@ -8,8 +8,8 @@ from tests.damage_matrix.kinds import Kind, Untold
 
 # A restore takes several times as long as a check.
 RESTORED = (
-    "rows: other values / single / a value of column small, the only copy",
-    "segments: changes / single / an update is repeated, the only copy",
+    "rows: other values / single / a value of column small (the only copy)",
+    "segments: changes / single / an update is repeated (the only copy)",
 )
 
 

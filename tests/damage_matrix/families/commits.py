@@ -463,11 +463,17 @@ def _changes_of_definitions() -> Iterator[Kind]:
     yield kind(CHANGES, SINGLE, "a table that was dropped is not gone", _gone("leaving", is_gone=False),
                found("definition"))  # fmt: skip
     for name, field, value in (
-        ("a table has another oid", "oid", 4), ("a table has another file", "file", 4),
-        ("a table has another publication", "publication", "4.4"), ("a table has other columns", "columns", "1.4"),
-        ("a table has more attributes", "attributes", 99),
+        ("oid", "oid", 4), ("file", "file", 4),
+        ("publication", "publication", "4.4"), ("stamp of a column", "columns", "1.4"),
+        ("number of attributes", "attributes", 99),
     ):  # fmt: skip
-        yield kind(CHANGES, SINGLE, f"in its state, {name}", _states(field, value), Untold(NEXT_CREATE, is_same=True))
+        yield kind(
+            CHANGES,
+            SINGLE,
+            f"another {name} in the state of a table",
+            _states(field, value),
+            Untold(NEXT_CREATE, is_same=True),
+        )
     yield kind(CHANGES, SINGLE, "another fingerprint",
                _of(2, lambda commit: commit["schema_changes"]["fingerprints"].update(s1="0" * 32)),
                Untold(NEXT_CREATE, is_same=True))  # fmt: skip

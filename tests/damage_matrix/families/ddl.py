@@ -46,7 +46,7 @@ def _on_shards(family: str, name: str, edit: Edit, on_both: Expected) -> Iterato
             store.seal()
 
         expected = on_both if len(shards) > 1 else found("definition", "unreadable", node="s1")
-        yield Kind(f"{name}, {where}", family, SINGLE, damage, expected)
+        yield Kind(f"{name} ({where})", family, SINGLE, damage, expected)
 
 
 def find(contents: Contents, kind: str, name: str) -> ArchiveEntry:

@@ -70,11 +70,11 @@ TYPED: Mapping[str, tuple[bytes, bytes]] = {
 }
 # Other values of tables that are stored in other ways.
 ELSEWHERE: Mapping[str, tuple[str, bytes, bytes]] = {
-    "a composite key": ("pairkey", rb"1" + b"\t" + rb"tab\there 1", b"v"),
+    "with a composite key": ("pairkey", rb"1" + b"\t" + rb"tab\there 1", b"v"),
     "without a key": ("journal", b"", b"what"),
-    "append-only": ("log", b"", b"what"),
-    "a unique index as its key": ("byindex", b"1", b"v"),
-    "a partition": ("parted_low", b"1", b"v"),
+    "that is append-only": ("log", b"", b"what"),
+    "with a unique index as its key": ("byindex", b"1", b"v"),
+    "that is a partition": ("parted_low", b"1", b"v"),
 }
 
 
@@ -95,7 +95,7 @@ def kind(family: str, name: str, place: Place, table: str, edit: Edit, expected:
             store.edit_base(node, partial(edit, store.table(table, node, increment)), increment, table)
         store.seal()
 
-    return Kind(f"{name}, {place.name}", family, place.fleet, damage, expected)
+    return Kind(f"{name} ({place.name})", family, place.fleet, damage, expected)
 
 
 def told(place: Place, table: str, *kinds_found: str, untold: str, is_same: bool = False) -> Expected:
@@ -120,7 +120,7 @@ def _values() -> Iterator[Kind]:
     for name, (table, key, column) in ELSEWHERE.items():
         edit = _append(column.decode(), key)
         for place in (PRIMARY, ONLY):
-            yield kind(VALUES, f"a value of a table with {name}", place, table, edit,
+            yield kind(VALUES, f"a value of a table {name}", place, table, edit,
                        told(place, table, "row-hash", untold=ALL_COPIES))  # fmt: skip
     for place in PLACES:
         yield kind(VALUES, "a value becomes NULL", place, "typed", set_value("note", rb"\N"),
@@ -305,7 +305,7 @@ def _in_two_objects(place: Place) -> Kind:
         store.seal()
 
     expected = found("duplicate", "row-count", node="s1", group="public.twin_a")
-    return Kind(f"a row is in two objects, {place.name}", WHOLE, place.fleet, damage, expected)
+    return Kind(f"a row is in two objects ({place.name})", WHOLE, place.fleet, damage, expected)
 
 
 def _listing(store: Damaged, node: str) -> list[dict[str, object]]:

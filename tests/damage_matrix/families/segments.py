@@ -72,7 +72,7 @@ def kind(
         else:
             store.seal()
 
-    return Kind(f"{name}, {place.name}", family, place.fleet, damage, expected)
+    return Kind(f"{name} ({place.name})", family, place.fleet, damage, expected)
 
 
 def on_change(table: str, increment: int, change: Callable[[OpenSegment, TableForm, Row], object], key: bytes | None,
@@ -397,7 +397,7 @@ def _outside_of_ranges() -> Iterator[Kind]:
                 store.edit_segment(node, 1, put)
             store.cut_again()
 
-        yield Kind(f"a transaction is in an earlier segment, {place.name}", TRANSACTIONS, place.fleet,
+        yield Kind(f"a transaction is in an earlier segment ({place.name})", TRANSACTIONS, place.fleet,
                    in_other_segment, found("rows", node="s1"))  # fmt: skip
 
 
@@ -582,17 +582,17 @@ def _entries() -> Iterator[Kind]:
 
     for place in (BOTH, ONLY):
         fleet, nodes = place.fleet, place.nodes
-        yield Kind(f"the entry of a segment is lost, {place.name}", METADATA, fleet,
+        yield Kind(f"the entry of a segment is lost ({place.name})", METADATA, fleet,
                    change_entries(1, lose(1), nodes), found("archive", "commit"))  # fmt: skip
-        yield Kind(f"the entry of the newest segment is lost, {place.name}", METADATA, fleet,
+        yield Kind(f"the entry of the newest segment is lost ({place.name})", METADATA, fleet,
                    change_entries(3, lose(3), nodes), found("archive", "commit"))  # fmt: skip
-        yield Kind(f"the entry of a segment is there twice, {place.name}", METADATA, fleet,
+        yield Kind(f"the entry of a segment is there twice ({place.name})", METADATA, fleet,
                    change_entries(2, double, nodes), found("commit"))  # fmt: skip
-        yield Kind(f"a shard that was busy is called idle, {fleet}", METADATA, fleet, idle,
+        yield Kind(f"a shard that was busy is called idle ({fleet})", METADATA, fleet, idle,
                    Untold(NO_TRANSACTION))  # fmt: skip
-        yield Kind(f"the idle shard's last segment is another, {fleet}", METADATA, fleet, not_last,
+        yield Kind(f"the idle shard's last segment is another ({fleet})", METADATA, fleet, not_last,
                    found("commit"))  # fmt: skip
-        yield Kind(f"the contents of two shards' segments are exchanged, {fleet}", METADATA, fleet, _exchange_shards,
+        yield Kind(f"the contents of two shards' segments are exchanged ({fleet})", METADATA, fleet, _exchange_shards,
                    found("marker", "cut", "rows"))  # fmt: skip
 
 

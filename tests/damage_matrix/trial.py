@@ -9,16 +9,19 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 from psycopg import sql
 
+from cutline.check import verify
 from cutline.cli.main import run
 from cutline.cli.output.failure import CONFLICTS
 from cutline.fleet.config import Fleet, load_fleet
@@ -198,7 +201,8 @@ class Trials:
         except Exception as error:  # noqa: BLE001  # the other kinds can still be tried
             return Result(kind, UNDONE, {"message": f"{type(error).__name__}: {error}"}, frozenset())
         words = [] if kind.increment is None else ["--increment", str(kind.increment)]
-        code, document = self.check(fleet, kind.fleet, *words)
+        with patch.object(verify, "STORED_BYTES_MAX", 0 if is_read_by_jobs(kind) else verify.STORED_BYTES_MAX):
+            code, document = self.check(fleet, kind.fleet, *words)
         return Result(kind, code, document, frozenset(store.keys))
 
     def check(self, fleet: Fleet, *words: str) -> tuple[int, Document]:
@@ -257,6 +261,11 @@ class Trials:
         finally:
             for node in primaries:
                 drop_databases(with_database(node, "postgres").dsn, database)
+
+
+def is_read_by_jobs(kind: Kind) -> bool:
+    """Whether Spark jobs read the archives: otherwise the driver does, as they are small. The same in every run."""
+    return zlib.crc32(kind.id.encode()) % 4 == 0
 
 
 def _batches(kinds: Sequence[Kind]) -> Iterator[Sequence[Kind]]:

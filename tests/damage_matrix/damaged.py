@@ -457,6 +457,8 @@ class Damaged:
                 document = json.loads(self.read(key))
                 counts = self.commits[increment]["counts"]
                 document["volumes"] = {one: counts.get(one, count) for one, count in document["volumes"].items()}
+                if causes := self.commits[increment]["cut"]["causes"]:
+                    document["causes"] = causes
                 self.write(key, seal(document))
 
 

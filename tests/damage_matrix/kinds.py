@@ -53,7 +53,20 @@ class Untold:
     is_same: bool = False
 
 
-Expected: TypeAlias = Found | Refused | Untold
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """A check warns of the damage with a doubt of one of these kinds, and accepts the store.
+
+    The `reason` says what else would explain it, for which a conflict would be a false alarm. `is_same` is as in
+    Untold.
+    """
+
+    kinds: frozenset[str]
+    reason: str
+    is_same: bool = False
+
+
+Expected: TypeAlias = Found | Refused | Doubted | Untold
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,11 @@ class Kind:
     def id(self) -> str:
         """The name by which the program and the tests select the kind."""
         return f"{self.family} / {self.fleet} / {self.name}"
+
+
+def doubted(*kinds: str, reason: str, is_same: bool = False) -> Doubted:
+    """Return the expectation that a check warns of the damage."""
+    return Doubted(frozenset(kinds), reason, is_same)
 
 
 def found(*kinds: str, node: str = "", group: str = "", object: str = "") -> Found:

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Found, Kind, Refused, Untold
+from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Doubted, Found, Kind, Refused, Untold
 
 PATH = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
 WIDTH = 120
 # The copies to which a kind is done, at the end of its name.
 PLACE = re.compile(r" \([^()]*\)$")
-COLUMNS = ("found", "refused", "untold", "missed")
+COLUMNS = ("found", "refused", "doubted", "untold", "missed")
 FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points"}
 TITLE = "# What a check finds: the damage matrix"
 INTRODUCTION = (
@@ -30,9 +30,12 @@ INTRODUCTION = (
     " as a bug of Cutline would, or somebody who has the store's key and wants to deceive a reader. The fleet has two"
     " shards and, where the copies matter, a standby of each.",
     "An outcome is *found* if the check exits with 1 and names what is wrong and where, *refused* if the command ends"
-    " with an error that names the cause, and *untold* if no reader of the store can tell, so that the check accepts"
-    " the store. *Missed* kinds are accepted although a reader could tell: they are faults of the check.",
+    " with an error that names the cause, *doubted* if it accepts the store with a warning, because something else"
+    " would explain what it sees, and *untold* if no reader of the store can tell, so that the check accepts the store"
+    " without one. *Missed* kinds are accepted, or not warned of, although a reader could tell: they are faults of the"
+    " check.",
 )
+DOUBTED = "Each of these would be a false alarm as a conflict, because there is another explanation:"
 UNTOLD = (
     "Nothing in the store contradicts these kinds. The first list contains those after which a restore brings back"
     " the same as before, because the damage is to something that a restore does not use; the second those after which"
@@ -46,7 +49,9 @@ def page_of(kinds: Iterable[Kind], missed: Collection[str]) -> str:
     """Return the text of the page."""
     kinds = list(kinds)
     parts = [TITLE, *(_wrapped(one.format(count=f"{len(kinds):,}")) for one in INTRODUCTION)]
-    parts += ["\n".join(_table(kinds, missed)), "## Untold", _wrapped(UNTOLD)]
+    doubted = [one for one in kinds if isinstance(one.expected, Doubted)]
+    parts += ["\n".join(_table(kinds, missed)), "## Doubted", DOUBTED, "\n".join(_grouped(doubted, _reason))]
+    parts += ["## Untold", _wrapped(UNTOLD)]
     for is_same, title in ((True, "### Restored as before"), (False, "### Restored as something else")):
         untold = [one for one in kinds if isinstance(one.expected, Untold) and one.expected.is_same == is_same]
         parts += [title, "\n".join(_grouped(untold, _reason))]
@@ -60,7 +65,7 @@ def outcome_of(kind: Kind, missed: Collection[str]) -> str:
     """Return the column of the table in which the kind is counted."""
     if kind.id in missed:
         return "missed"
-    by_type: Mapping[type, str] = {Found: "found", Refused: "refused", Untold: "untold"}
+    by_type: Mapping[type, str] = {Found: "found", Refused: "refused", Doubted: "doubted", Untold: "untold"}
     return by_type[type(kind.expected)]
 
 
@@ -78,17 +83,17 @@ def _table(kinds: Iterable[Kind], missed: Collection[str]) -> Iterator[str]:
         numbers = [sum(chosen.values()), *by_outcome, *by_fleet]
         yield f"| {family or '**all**'} | {' | '.join(map(str, numbers))} |"
     yield ""
-    yield "The last columns count the kinds of that fleet that are found or refused, and all of them."
+    yield "The last columns count the kinds of that fleet that are found, refused or doubted, and all of them."
 
 
 def _of_fleet(counts: Mapping[tuple[str, str, str], int], fleet: str) -> str:
     of_fleet = [(key[2], count) for key, count in counts.items() if key[1] == fleet]
-    told = sum(count for outcome, count in of_fleet if outcome in ("found", "refused"))
+    told = sum(count for outcome, count in of_fleet if outcome in ("found", "refused", "doubted"))
     return f"{told} of {sum(count for _, count in of_fleet)}" if of_fleet else ""
 
 
 def _reason(kind: Kind) -> str:
-    return kind.expected.reason if isinstance(kind.expected, Untold) else ""
+    return kind.expected.reason if isinstance(kind.expected, Untold | Doubted) else ""
 
 
 def _grouped(kinds: Iterable[Kind], by: Callable[[Kind], str]) -> Iterator[str]:

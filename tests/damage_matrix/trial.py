@@ -37,7 +37,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import shared_session
 from tests.damage_matrix.damaged import Damaged, copy_store
-from tests.damage_matrix.kinds import DAMAGED, POINT, Found, Kind, Refused, Untold
+from tests.damage_matrix.kinds import DAMAGED, POINT, Doubted, Found, Kind, Refused, Untold
 from tests.damage_matrix.world import DATABASE, World
 from tests.run.bounded import HangError, ended_after
 
@@ -79,6 +79,11 @@ class Result:
         return [one for snapshot in self.document.get("snapshots", ()) for one in snapshot["conflicts"]]
 
     @property
+    def doubts(self) -> list[Document]:
+        """The doubts of which the check warned."""
+        return [one for snapshot in self.document.get("snapshots", ()) for one in snapshot.get("doubts", ())]
+
+    @property
     def problem(self) -> str:
         """How the result differs from the declared outcome; "" if it does not."""
         if self.code == UNDONE:
@@ -95,18 +100,23 @@ class Result:
         if isinstance(expected, Refused):
             is_as_declared = (self.code, self.document.get("error")) == (expected.code, expected.error)
             return "" if is_as_declared else f"not refused as {expected.error}, but {self._shown}"
-        return self._problem_of_untold(expected)
+        return self._problem_of_accepted(expected)
 
-    def _problem_of_untold(self, expected: Untold) -> str:
+    def _problem_of_accepted(self, expected: Untold | Doubted) -> str:
         if not self.is_accepted:
             return f"a false alarm: {self._shown}"
+        if self.is_missed:
+            return f"accepted without a warning; a restore {self._outcome}"
         wanted = "" if self.kind.fleet == POINT else SAME if expected.is_same else OTHER
         return "" if self.restored == wanted else f"accepted; a restore {self._outcome}"
 
     @property
     def is_missed(self) -> bool:
-        """Whether the check accepted what a reader can tell."""
-        return self.is_accepted and isinstance(self.kind.expected, Found)
+        """Whether the check accepted what a reader can tell, or did not warn of it."""
+        expected = self.kind.expected
+        if isinstance(expected, Doubted):
+            return self.is_accepted and not expected.kinds & {one["kind"] for one in self.doubts}
+        return self.is_accepted and isinstance(expected, Found)
 
     @property
     def _outcome(self) -> str:

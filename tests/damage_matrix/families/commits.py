@@ -19,7 +19,18 @@ from cutline.wal.cut.safe_time import safe_time_of_nodes
 from cutline.wal.segments.segments import COMMIT, PREPARE
 from tests.damage_matrix.damaged import Damaged, Document, Rows
 from tests.damage_matrix.families.raw import commit_of
-from tests.damage_matrix.kinds import CHAINS, PAIRS, POINT, SINGLE, Expected, FleetName, Kind, Untold, found
+from tests.damage_matrix.kinds import (
+    CHAINS,
+    PAIRS,
+    POINT,
+    SINGLE,
+    Expected,
+    FleetName,
+    Kind,
+    Untold,
+    doubted,
+    found,
+)
 from tests.damage_matrix.world import OWNER, READER
 
 CUT, TIMES, SEQUENCES, DEFINITIONS, CHANGES, DATABASES, OBJECTS, FIELDS = (
@@ -33,6 +44,10 @@ Change = Callable[[Damaged], object]
 SHARDS = ("s1", "s2")
 OTHER_OPERATION = "20260101T000000Z-0123456789"
 DESCRIBES = "the value describes, and nothing depends on it"
+CLOCK = "somebody may have set the clock of a node during the create"
+MAY_BE_SET = "an application may set a sequence to any value, and insert any key"
+ALTERED = "somebody may have altered the database since its DDL was dumped"
+DIFFER = "shards may differ, and a change reaches one after the other"
 RECORDED_ONCE = "nothing else in the store says what the value was"
 NEXT_CREATE = "only the next create uses the value, and compares it with the servers"
 
@@ -154,7 +169,8 @@ def _cuts() -> Iterator[Kind]:
         yield kind(CUT, SINGLE, name, change, found("commit"))
     yield kind(CUT, SINGLE, "an attempt more, with its cause",
                _of(2, lambda commit: commit["cut"].update(attempts=2, causes=["made up"])),
-               Untold(DESCRIBES, is_same=True))  # fmt: skip
+               # The id of a cut ends with the number of the attempt.
+               found("cut", "commit"))  # fmt: skip
     for name in ("position", "start", "finish"):
         yield kind(CUT, POINT, f"the {name} is a byte later", _in_cut(0, _add(name, 1)),
                    found("cut", "marker", "commit", "archive"))  # fmt: skip
@@ -192,7 +208,7 @@ def _times() -> Iterator[Kind]:
     yield kind(TIMES, SINGLE, "a cut is made a millisecond later", _made_at(0.001),
                Untold(RECORDED_ONCE, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "a marker is written an hour after its cut", of_node("marked_at", hour),
-               found("cut", "commit", "time"))  # fmt: skip
+               doubted("time", reason=CLOCK, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "a node's newest commit is a second earlier", of_node("last_commit_at", -1.0),
                found("cut", node="s1"))  # fmt: skip
     yield kind(TIMES, SINGLE, "the safe time is not the earliest of the nodes'",
@@ -202,8 +218,8 @@ def _times() -> Iterator[Kind]:
                found("commit", "time", "operation"))  # fmt: skip
     yield kind(TIMES, SINGLE, "a commit is begun a day before its operation", created(-24 * hour),
                found("commit", "time", "operation"))  # fmt: skip
-    yield kind(TIMES, SINGLE, "a commit is begun a millisecond later", created(0.001),
-               Untold(RECORDED_ONCE, is_same=True))  # fmt: skip
+    yield kind(TIMES, SINGLE, "a commit is begun a millisecond later than its operation", created(0.001),
+               found("commit", "time", "operation"))  # fmt: skip
     yield kind(TIMES, SINGLE, "a commit takes longer", _of(2, lambda commit: commit.update(seconds=99.0)),
                Untold(DESCRIBES, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "a cut takes longer", _of(2, lambda commit: commit["cut"].update(seconds=9.0)),
@@ -229,27 +245,27 @@ def _exchange_values(sequences: list[Document]) -> None:
 
 
 def _sequences() -> Iterator[Kind]:
-    may_be_set = "an application may set a sequence to any value"
-    of_kind = ("sequence", "definition", "commit")
-    yield kind(SEQUENCES, SINGLE, "an identity column's sequence is before its rows",
-               _sequence("ticket_id_seq", lambda one: one.update(last_value=2)),
-               found(*of_kind, node="s1"))  # fmt: skip
-    yield kind(SEQUENCES, PAIRS, "a serial column's sequence is before its rows",
-               _sequence("transfer_id_seq", lambda one: one.update(last_value=2)),
-               found(*of_kind, node="s1"))  # fmt: skip
-    yield kind(SEQUENCES, SINGLE, "the last value of an identity column is handed out again",
-               _sequence("ticket_id_seq", lambda one: one.update(is_called=False)),
-               found(*of_kind, node="s1"))  # fmt: skip
+    behind: Mapping[str, tuple[FleetName, Change]] = {
+        "an identity column's sequence is before its rows":
+            (SINGLE, _sequence("ticket_id_seq", lambda one: one.update(last_value=2))),
+        "a serial column's sequence is before its rows":
+            (PAIRS, _sequence("transfer_id_seq", lambda one: one.update(last_value=2))),
+        "the last value of an identity column is handed out again":
+            (SINGLE, _sequence("ticket_id_seq", lambda one: one.update(is_called=False))),
+        "a sequence is behind the commit before": (SINGLE, _sequence("counter", lambda one: one.update(last_value=1))),
+        "the values of two sequences are exchanged": (SINGLE, _of_sequences(_exchange_values)),
+    }  # fmt: skip
+    for name, (fleet, change) in behind.items():
+        yield kind(SEQUENCES, fleet, name, change, doubted("sequence", reason=MAY_BE_SET))
     untold: Mapping[str, Change] = {
-        "a sequence is behind the commit before": _sequence("counter", lambda one: one.update(last_value=1)),
         "a sequence is ahead": _sequence("counter", lambda one: one.update(last_value=1000)),
         "the last value of a sequence is handed out again":
             _sequence("counter", lambda one: one.update(is_called=False)),
-        "the values of two sequences are exchanged": _of_sequences(_exchange_values),
         "a cycling sequence is elsewhere": _sequence("ring", lambda one: one.update(last_value=9)),
     }  # fmt: skip
     for name, change in untold.items():
-        yield kind(SEQUENCES, SINGLE, name, change, Untold(may_be_set))
+        yield kind(SEQUENCES, SINGLE, name, change, Untold(MAY_BE_SET))
+    of_kind = ("sequence", "definition", "commit")
     wrong: Mapping[str, Change] = {
         "a sequence is after its MAXVALUE": _sequence("ring", lambda one: one.update(last_value=11)),
         "a sequence is before its MINVALUE": _sequence("counter", lambda one: one.update(last_value=0)),
@@ -386,15 +402,17 @@ def _definitions() -> Iterator[Kind]:
     }  # fmt: skip
     for name, change in contradictory.items():
         yield kind(DEFINITIONS, SINGLE, name, change, found("commit"))
-    older: Mapping[str, tuple[str, tuple[str, ...]]] = {
-        "another value of older rows": ("4", SHARDS),
-        "another value of older rows on one shard": ("4", ("s1",)),
-        "a value of older rows that the type refuses": ("x", SHARDS),
-        "NULL as the value of older rows where it is not allowed": (r"\N", SHARDS),
-    }
-    for name, (value, shards) in older.items():
+    older: Mapping[str, tuple[str, tuple[str, ...], Expected]] = {
+        "another value of older rows": ("4", SHARDS, doubted("older-value", reason=(
+            "the default may have been another when the column was added"))),
+        "another value of older rows on one shard": ("4", ("s1",), doubted("older-value", reason=DIFFER)),
+        "a value of older rows that the type refuses": ("x", SHARDS, found("definition", "rows", "commit")),
+        "NULL as the value of older rows where it is not allowed":
+            (r"\N", SHARDS, found("definition", "rows", "commit")),
+    }  # fmt: skip
+    for name, (value, shards, expected) in older.items():
         change = _group("grown", _column("level", lambda one, value=value: one.update(missing=value)), shards)
-        yield kind(DEFINITIONS, SINGLE, name, change, found("definition", "rows", "commit"))
+        yield kind(DEFINITIONS, SINGLE, name, change, expected)
 
 
 def _changes_of(store: Damaged, increment: int = 1) -> Document:
@@ -463,7 +481,7 @@ def _changes_of_definitions() -> Iterator[Kind]:
     yield kind(CHANGES, SINGLE, "a table that was dropped is not gone", _gone("leaving", is_gone=False),
                found("definition"))  # fmt: skip
     for name, field, value in (
-        ("oid", "oid", 4), ("file", "file", 4),
+        ("file", "file", 4),
         ("publication", "publication", "4.4"), ("stamp of a column", "columns", "1.4"),
         ("number of attributes", "attributes", 99),
     ):  # fmt: skip
@@ -474,13 +492,14 @@ def _changes_of_definitions() -> Iterator[Kind]:
             _states(field, value),
             Untold(NEXT_CREATE, is_same=True),
         )
+    yield kind(CHANGES, SINGLE, "another oid in the state of a table", _states("oid", 4), found("definition"))
     yield kind(CHANGES, SINGLE, "another fingerprint",
                _of(2, lambda commit: commit["schema_changes"]["fingerprints"].update(s1="0" * 32)),
                Untold(NEXT_CREATE, is_same=True))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a role that the DDL names is lost", _roles(lambda roles: roles.remove(OWNER)),
-               found("definition", "commit"))  # fmt: skip
+               found("definition", "commit", "roles"))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a role more", _roles(lambda roles: roles.append("nobody")),
-               found("definition", "commit"))  # fmt: skip
+               found("definition", "commit", "roles"))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a shard has no DDL", lambda store: _changes_of(store, 2).update(objects=[
         one for one in _changes_of(store, 2)["objects"] if one["node"] != "s1"]), found("commit"))  # fmt: skip
 
@@ -503,6 +522,8 @@ def _databases() -> Iterator[Kind]:
     by_ddl: Mapping[str, Change] = {
         "another encoding": _nodes(lambda one: one.update(encoding="LATIN1")),
         "another collation": _nodes(lambda one: one.update(collate="POSIX", ctype="POSIX")),
+        "another name of the database": _nodes(lambda one: one.update(database="other")),
+        "another oid of the database": _nodes(lambda one: one.update(database_oid=4)),
         "another version of the server": _nodes(lambda one: one.update(server_version=150001)),
         "an extension that the DDL does not create":
             _database(lambda facts: facts.setdefault("extensions", {}).update(hstore="1.8")),
@@ -512,7 +533,7 @@ def _databases() -> Iterator[Kind]:
         "a privilege of nobody": _property(lambda one: one["privileges"][0].update(grantee="nobody")),
     }  # fmt: skip
     for name, change in by_ddl.items():
-        yield kind(DATABASES, SINGLE, name, change, found("definition", "commit"))
+        yield kind(DATABASES, SINGLE, name, change, found("definition", "commit", "roles"))
     alterable: Mapping[str, Change] = {
         "another owner": _property(lambda one: one.update(owner=READER)),
         "another comment of the database": _property(lambda one: one.update(comment="other")),
@@ -523,12 +544,10 @@ def _databases() -> Iterator[Kind]:
         "the privileges are lost": _property(lambda one: one.pop("privileges")),
     }
     for name, change in alterable.items():
-        yield kind(DATABASES, SINGLE, name, change,
-                   Untold("somebody may have altered the database since its DDL was dumped"))  # fmt: skip
+        yield kind(DATABASES, SINGLE, name, change, doubted("setting", reason=ALTERED))
     unused: Mapping[str, Change] = {
         "another server": _nodes(lambda one: one.update(system_identifier="1")),
         "another timeline": _nodes(lambda one: one.update(timeline=9)),
-        "another oid of the database": _nodes(lambda one: one.update(database_oid=4)),
     }
     for name, change in unused.items():
         yield kind(DATABASES, SINGLE, name, change, Untold(NEXT_CREATE, is_same=True))
@@ -635,8 +654,8 @@ def _objects() -> Iterator[Kind]:
         # Some rows are needed by updates that left values out.
         "the base copy is lost": ("base", 0, ("history", "row-count")),
         "the base copy of an increment is lost": ("base", 1, ("history", "row-count")),
-        "the large objects are lost": ("large_objects", 0, ("large-objects", "commit")),
-        "the globals are lost": ("globals", 0, ("globals", "commit", "definition")),
+        "the large objects are lost": ("large_objects", 0, ("left-out", "commit")),
+        "the globals are lost": ("globals", 0, ("roles", "commit", "definition")),
         "the DDL is lost": ("archive", 0, ("commit",)),
         "the DDL of an increment is lost": ("archive", 2, ("commit",)),
     }
@@ -697,7 +716,7 @@ def _fields() -> Iterator[Kind]:
             one for one in commit["left_out"] if one["kind"] != "large_objects_of_full"])),
     }  # fmt: skip
     for name, change in by_groups.items():
-        yield kind(FIELDS, SINGLE, name, change, found("commit", "definition"))
+        yield kind(FIELDS, SINGLE, name, change, found("commit", "definition", "rules", "left-out"))
     yield from _links()
 
 

@@ -70,7 +70,7 @@ def _large_objects() -> Iterator[Kind]:
         "a large object is lost": lambda rows: rows.remove(_small(rows)),
     }
     for name, edit in told.items():
-        yield Kind(name, LARGE, SINGLE, _editing(edit), found("large-objects", "rows", "definition", node="s1"))
+        yield Kind(name, LARGE, SINGLE, _editing(edit), found("roles", "rows", "left-out"))
 
     def miscount(store: Damaged) -> None:
         store.edit_large("s1", SMALL_OID, lambda rows: _small(rows).update(data=b"other"))
@@ -120,7 +120,7 @@ def _globals() -> Iterator[Kind]:
             {"role": "nobody", "member": READER, "grantor": "postgres"}),
     }  # fmt: skip
     for name, edit in told.items():
-        yield Kind(name, GLOBALS, SINGLE, editing(edit), found("globals", "definition", node="s1"))
+        yield Kind(name, GLOBALS, SINGLE, editing(edit), found("roles", "globals", "definition", node="s1"))
     unreadable: Mapping[str, Callable[[Document], object]] = {
         "an unknown field": lambda document: document.update(more=1),
         "a field is lost": lambda document: document.pop("roles"),

@@ -7,6 +7,7 @@ DDL of another shard that had the same object shows a difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from cutline.snapshots.ddl.ddl_archive import (
     SETTINGS,
@@ -18,26 +19,28 @@ from cutline.snapshots.ddl.ddl_archive import (
     statements_of_entry,
 )
 from tests.damage_matrix.damaged import Damaged
-from tests.damage_matrix.kinds import SINGLE, Expected, Kind, Untold, found
+from tests.damage_matrix.kinds import SINGLE, Expected, Found, Kind, Untold, doubted, found
 from tests.damage_matrix.world import DATABASE, OWNER, READER
 
 DESCRIBED, ALONE = "DDL: what the commit describes", "DDL: what nothing else describes"
 Edit = Callable[[bytes, Contents], bytes]
 PLACES: Mapping[str, tuple[str, ...]] = {"one shard": ("s1",), "both shards": ("s1", "s2")}
+DIFFER = "shards may differ, and a change reaches one after the other"
 ON_ALL_SHARDS = "the DDL of every shard says so, and nothing else in the store describes the object"
 
 
 def kinds() -> Iterator[Kind]:
     """Yield the kinds of these families."""
     for name, edit in _described().items():
-        yield from _on_shards(DESCRIBED, name, edit, found("definition"))
+        yield from _on_shards(DESCRIBED, name, edit, found("definition", "roles", "rows", "partition"))
     for name, edit in _alone().items():
-        yield from _on_shards(ALONE, name, edit, Untold(ON_ALL_SHARDS))
+        yield from _on_shards(ALONE, name, edit, Untold(ON_ALL_SHARDS), doubted("shards", reason=DIFFER))
     for name, edit in _refused().items():
-        yield from _on_shards(ALONE, name, edit, found("definition", "unreadable"))
+        yield from _on_shards(ALONE, name, edit, found("definition", "unreadable", "roles"))
 
 
-def _on_shards(family: str, name: str, edit: Edit, on_both: Expected) -> Iterator[Kind]:
+def _on_shards(family: str, name: str, edit: Edit, on_both: Expected, on_one: Expected | None = None) -> Iterator[Kind]:
+    """Yield the kind on one shard and on both; without `on_one`, a check finds it on one shard as well."""
     for where, shards in PLACES.items():
 
         def damage(store: Damaged, shards: tuple[str, ...] = shards) -> None:
@@ -45,7 +48,9 @@ def _on_shards(family: str, name: str, edit: Edit, on_both: Expected) -> Iterato
                 store.edit_ddl(shard, edit)
             store.seal()
 
-        expected = on_both if len(shards) > 1 else found("definition", "unreadable", node="s1")
+        expected = on_both
+        if len(shards) == 1:
+            expected = on_one or (replace(on_both, node="s1") if isinstance(on_both, Found) else on_both)
         yield Kind(f"{name} ({where})", family, SINGLE, damage, expected)
 
 
@@ -107,6 +112,10 @@ def _described() -> Mapping[str, Edit]:
         "the values of a sequence have another bound": replacing("SEQUENCE", "ring", "MAXVALUE 10", "MAXVALUE 20"),
         "another encoding": replacing("DATABASE", DATABASE, "UTF8", "LATIN1"),
         "rows are identified by no index": losing("INDEX", "byindex_a"),
+        # The stamps of the columns in the states of the tables are as they were.
+        "a default is another": replacing("TABLE", "account", "DEFAULT 0", "DEFAULT 1"),
+        "the default of a column that was added is another": replacing("TABLE", "grown", "DEFAULT 3", "DEFAULT 4"),
+        "NOT NULL is lost": replacing("TABLE", "typed", '"needed" "text" NOT NULL', '"needed" "text"'),
         "a label of an enum that rows have": replacing("TYPE", "mood", "'ok'", "'fine'"),
         "a domain refuses a value that rows have": replacing("DOMAIN", "positive", "> 0", "> 100"),
     }
@@ -131,9 +140,6 @@ def _alone() -> Mapping[str, Edit]:
             "TABLE", "account", ',\n    CONSTRAINT "not_overdrawn" CHECK (("balance" >= 0))', ""
         ),
         "a CHECK constraint allows more": replacing("TABLE", "account", '("balance" >= 0)', '("balance" >= -1)'),
-        "a default is another": replacing("TABLE", "account", "DEFAULT 0", "DEFAULT 1"),
-        "the default of a column that was added is another": replacing("TABLE", "grown", "DEFAULT 3", "DEFAULT 4"),
-        "NOT NULL is lost": replacing("TABLE", "typed", '"needed" "text" NOT NULL', '"needed" "text"'),
         "a policy is lost": losing("POLICY", "account seen"),
         "a policy allows other rows": replacing("POLICY", "account seen", "USING (true)", "USING (false)"),
         "row level security is not enabled": losing("ROW SECURITY", "account"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from cutline.snapshots.records.documents import seal
 from tests.damage_matrix.damaged import Damaged, Document
 from tests.damage_matrix.families.raw import commit_of
-from tests.damage_matrix.kinds import DAMAGED, PAIRS, SINGLE, Expected, Kind, Refused, Untold, found
+from tests.damage_matrix.kinds import DAMAGED, PAIRS, SINGLE, Expected, Kind, Refused, Untold, doubted, found
 
 OPERATIONS, MARKS, STORE = "records: operations", "records: marks and tombstones", "records: the store's identity"
 ONLY_SAVES_WORK = "the commit decides; the outcome only saves work"
@@ -41,6 +41,8 @@ def _operations() -> Iterator[Kind]:
 
     yield Kind("an outcome is lost", OPERATIONS, PAIRS, lose("outcome"), Untold(ONLY_SAVES_WORK, is_same=True))
     yield Kind("an intent is lost", OPERATIONS, PAIRS, lose("intent"), Untold(ONLY_SAVES_WORK, is_same=True))
+    yield Kind("the intent of the full snapshot is lost", OPERATIONS, PAIRS, lose("intent", increment=0),
+               doubted("operation", reason="gc may have ended between two deletions", is_same=True))  # fmt: skip
     yield Kind("an operation is lost", OPERATIONS, PAIRS, lose("intent", "outcome"),
                Untold("gc removes the documents of operations that have ended", is_same=True))  # fmt: skip
     yield Kind("all operations are lost", OPERATIONS, PAIRS, lambda store: store.remove_folder("operations"),

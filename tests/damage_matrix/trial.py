@@ -10,7 +10,8 @@ import io
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
@@ -310,9 +311,9 @@ def drop_databases(maintenance: str, prefix: str) -> None:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def _differences(clean: str, found: str) -> Iterable[str]:
-    before, after = clean.split("\n"), found.split("\n")
-    lost, added = set(before) - set(after), set(after) - set(before)
-    lines = [f"- {line}" for line in before if line in lost] + [f"+ {line}" for line in after if line in added]
-    shown = lines[: DIFFERENCES_SHOWN // 2] + lines[len(lost) :][: DIFFERENCES_SHOWN // 2]
-    return [line[:SHOWN_CHARACTERS] for line in shown] or ["lines in another order"]
+def _differences(clean: str, found: str) -> list[str]:
+    """Return the first lines that only one of both has, or has more often."""
+    before, after = Counter(clean.split("\n")), Counter(found.split("\n"))
+    sides = [[f"{sign} {line}"[:SHOWN_CHARACTERS] for line in lines] for sign, lines in (
+        ("-", before - after), ("+", after - before))]  # fmt: skip
+    return [line for side in sides for line in side[: DIFFERENCES_SHOWN // 2]] or ["lines in another order"]

@@ -32,7 +32,7 @@ OWNER, READER = "matrix_owner", "matrix_reader"
 RESULTS: Mapping[FleetName, str] = {PAIRS: "valid", SINGLE: "one-copy", POINT: "valid"}
 SETTINGS = '[groups]\nappend_only = ["public.log"]\n[check]\nallow = ["one-copy"]\n'
 # More than one part of a large object.
-LARGE_BYTES = 300 << 10
+LARGE_BYTES = 260 << 10
 
 BEFORE_FULL = f"""
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.damage_matrix.clean import check_clean
 from tests.fuzz.drawing import draw_cases
 from tests.fuzz.figures import Figures
 from tests.fuzz.ground import CASES_AT_ONCE, Ground, ground_in
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CASES = CASES_AT_ONCE[0]
+# Snapshots and increments that are only checked, on shards with standbys and without.
+CHECKED = 8
 RUNS_OF_ROUND = 3
 REDUCE_SECONDS = 300.0
 ROUNDS_OF_FLEET = 6
@@ -60,6 +63,16 @@ def test_random_databases_come_back(ground: Ground, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("paths", KNOWN, ids=lambda paths: "+".join(path.stem for path in paths))
 def test_cases_that_failed_once_come_back(ground: Ground, paths: Sequence[Path]) -> None:
     ground.run(merge_cases([parse_case(path.read_text()) for path in paths]))
+
+
+@pytest.mark.timeout(SHORT_SECONDS_MAX)
+def test_a_check_of_clean_chains_finds_nothing(ground: Ground, tmp_path: Path, spark: SparkSession) -> None:
+    """`python -m tests.damage_matrix --clean N` checks more of them."""
+    *_, report = check_clean(ground, SEED, CHECKED, CASES)
+    assert report.alarms == []
+    with ground_in(tmp_path, spark, 1) as with_standbys:
+        *_, report = check_clean(with_standbys, SEED + 1, CHECKED, CASES_AT_ONCE[1])
+    assert report.alarms == []
 
 
 @dataclass(slots=True)

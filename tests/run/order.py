@@ -22,6 +22,7 @@ LONG = (
     "tests/integration/restoring",
     "tests/integration/exact",
     "tests/integration/matrix",
+    "tests/integration/test_damage_matrix.py",
     "tests/integration/test_fault_walk.py",
     "tests/integration/test_cluster_pack.py",
     "tests/integration/test_speculation.py",

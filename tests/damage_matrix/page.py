@@ -1,0 +1,114 @@
+"""docs/damage-matrix.md: what a check finds of every kind of damage, and what it can't tell.
+
+The page follows from the declared outcomes and from missed.txt; a run of all kinds confirms both.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Doubted, Found, Kind, Refused, Untold
+
+PATH = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
+WIDTH = 120
+# The copies to which a kind is done, at the end of its name.
+PLACE = re.compile(r" \([^()]*\)$")
+COLUMNS = ("found", "refused", "doubted", "untold", "missed")
+FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points"}
+TITLE = "# What a check finds: the damage matrix"
+INTRODUCTION = (
+    "This page is written by `python -m tests.damage_matrix --write`. It lists {count} kinds of damage to the objects"
+    " of a store, and what [`snapshot check`](check.md) makes of each. `make all` tries all of them, and `make test` a"
+    " fixed sample: each damages a copy of the store of a clean chain, and whatever the check accepts is restored and"
+    " compared with a restore of the clean chain.",
+    "**Raw** damage is done to bytes, by a disk, a copying tool or a mistake. All other damage is **sealed**: the"
+    " size, digest, seal, counts and listing of each damaged object and of all documents above it are computed again,"
+    " as a bug of Cutline would, or somebody who has the store's key and wants to deceive a reader. The fleet has two"
+    " shards and, where the copies matter, a standby of each.",
+    "An outcome is *found* if the check exits with 1 and names what is wrong and where, *refused* if the command ends"
+    " with an error that names the cause, *doubted* if it accepts the store with a warning, because something else"
+    " would explain what it sees, and *untold* if no reader of the store can tell, so that the check accepts the store"
+    " without one. *Missed* kinds are accepted, or not warned of, although a reader could tell: they are faults of the"
+    " check.",
+)
+DOUBTED = "Each of these would be a false alarm as a conflict, because there is another explanation:"
+UNTOLD = (
+    "Nothing in the store contradicts these kinds. The first list contains those after which a restore brings back"
+    " the same as before, because the damage is to something that a restore does not use; the second those after which"
+    " it brings back something else, which only a second copy outside of the store could show."
+)
+MISSED = "These are accepted although a reader of the store could tell:"
+NOTHING_MISSED = "None."
+
+
+def page_of(kinds: Iterable[Kind], missed: Collection[str]) -> str:
+    """Return the text of the page."""
+    kinds = list(kinds)
+    parts = [TITLE, *(_wrapped(one.format(count=f"{len(kinds):,}")) for one in INTRODUCTION)]
+    doubted = [one for one in kinds if isinstance(one.expected, Doubted)]
+    parts += ["\n".join(_table(kinds, missed)), "## Doubted", DOUBTED, "\n".join(_grouped(doubted, _reason))]
+    parts += ["## Untold", _wrapped(UNTOLD)]
+    for is_same, title in ((True, "### Restored as before"), (False, "### Restored as something else")):
+        untold = [one for one in kinds if isinstance(one.expected, Untold) and one.expected.is_same == is_same]
+        parts += [title, "\n".join(_grouped(untold, _reason))]
+    parts += ["## Missed"]
+    open_kinds = [one for one in kinds if one.id in missed]
+    parts += [MISSED, "\n".join(_grouped(open_kinds, lambda kind: kind.family))] if open_kinds else [NOTHING_MISSED]
+    return "\n\n".join(parts) + "\n"
+
+
+def outcome_of(kind: Kind, missed: Collection[str]) -> str:
+    """Return the column of the table in which the kind is counted."""
+    if kind.id in missed:
+        return "missed"
+    by_type: Mapping[type, str] = {Found: "found", Refused: "refused", Doubted: "doubted", Untold: "untold"}
+    return by_type[type(kind.expected)]
+
+
+def _table(kinds: Iterable[Kind], missed: Collection[str]) -> Iterator[str]:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for kind in kinds:
+        counts[kind.family, kind.fleet, outcome_of(kind, missed)] += 1
+    families = list(dict.fromkeys(family for family, _, _ in counts))
+    yield f"| damage | kinds | {' | '.join((*COLUMNS, *FLEETS.values()))} |"
+    yield "|---" * (2 + len(COLUMNS) + len(FLEETS)) + "|"
+    for family in (*families, ""):
+        chosen = {key: count for key, count in counts.items() if family in ("", key[0])}
+        by_outcome = [sum(count for key, count in chosen.items() if key[2] == outcome) for outcome in COLUMNS]
+        by_fleet = [_of_fleet(chosen, fleet) for fleet in FLEETS]
+        numbers = [sum(chosen.values()), *by_outcome, *by_fleet]
+        yield f"| {family or '**all**'} | {' | '.join(map(str, numbers))} |"
+    yield ""
+    yield "The last columns count the kinds of that fleet that are found, refused or doubted, and all of them."
+
+
+def _of_fleet(counts: Mapping[tuple[str, str, str], int], fleet: str) -> str:
+    of_fleet = [(key[2], count) for key, count in counts.items() if key[1] == fleet]
+    told = sum(count for outcome, count in of_fleet if outcome in ("found", "refused", "doubted"))
+    return f"{told} of {sum(count for _, count in of_fleet)}" if of_fleet else ""
+
+
+def _reason(kind: Kind) -> str:
+    return kind.expected.reason if isinstance(kind.expected, Untold | Doubted) else ""
+
+
+def _grouped(kinds: Iterable[Kind], by: Callable[[Kind], str]) -> Iterator[str]:
+    """Yield a line for each group: its title, and its kinds by family, without the copies that are damaged."""
+    names: dict[str, dict[str, dict[str, None]]] = {}
+    counts: Counter[str] = Counter()
+    for kind in kinds:
+        names.setdefault(by(kind), {}).setdefault(kind.family, {})[PLACE.sub("", kind.name)] = None
+        counts[by(kind)] += 1
+    for title, families in names.items():
+        some = ["; ".join(of_family) if family == title else f"*{family}*: {'; '.join(of_family)}"
+                for family, of_family in families.items()]  # fmt: skip
+        text = f"{title[0].upper()}{title[1:]} ({counts[title]}): {'. '.join(some)}"
+        yield "\n".join(textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", break_long_words=False))
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))

@@ -1,0 +1,58 @@
+"""Check finds every kind of damage that a reader can tell, and a restore brings back whatever check accepts.
+
+tests/damage_matrix declares the kinds and tries them. `make test` tries a fixed sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cutline.embedded.fleet import EmbeddedFleet
+from tests.commands.snapshot_runs import Ready
+from tests.damage_matrix.families import all_kinds
+from tests.damage_matrix.kinds import Kind
+from tests.damage_matrix.missed import read_missed
+from tests.damage_matrix.sample import fixed_sample
+from tests.damage_matrix.trial import Trials
+from tests.damage_matrix.world import RESULTS, made_world
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAMILIES = tuple(dict.fromkeys(kind.family for kind in all_kinds()))
+
+
+@pytest.fixture(scope="module")
+def trials(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trials]:
+    with made_world(shared_fleet, tmp_path_factory.mktemp("matrix"), Ready(spark)) as world:
+        yield Trials(world)
+
+
+def wrong_results(trials: Trials, kinds: Sequence[Kind]) -> list[str]:
+    """How results differ from the declared outcomes; a kind that is known to be missed has to be missed."""
+    known = read_missed()
+    wrong = [one for one in trials.run(kinds) if bool(one.problem) != (one.kind.id in known)]
+    return [f"{one.kind.id}: {one.problem or 'it is found now: remove it from missed.txt'}" for one in wrong]
+
+
+def test_the_clean_chains_pass(trials: Trials) -> None:
+    for name, expected in RESULTS.items():
+        code, document = trials.check(trials.world.fleet, name)
+        assert (code, document["result"]) == (0, expected), document
+
+
+def test_the_fixed_sample_of_damage_is_found(trials: Trials) -> None:
+    assert wrong_results(trials, fixed_sample(all_kinds(), read_missed())) == []
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_damage_is_found_or_can_not_be_told(trials: Trials, family: str) -> None:
+    wrong = wrong_results(trials, [kind for kind in all_kinds() if kind.family == family])
+    assert not wrong, "\n".join(wrong)

@@ -160,9 +160,9 @@ def shared_parts(events: FleetEvents, stored: CutRecord, nodes: tuple[str, ...])
     prepared = events.prepared
     cuts = [stored.of(node) for node in nodes]
     position = np.array([cut.position for cut in cuts], np.int64)[prepared.node]
-    undecided = _are_at(events, [[entry.lsn for entry in cut.undecided] for cut in cuts])
+    undecided = _are_at(events, cuts, [[entry.lsn for entry in cut.undecided] for cut in cuts])
     # Another attempt may have used the same gid after a rollback, on other shards.
-    is_gone = events.undone | _are_at(events, [list(cut.rolled_back) for cut in cuts])
+    is_gone = events.undone | _are_at(events, cuts, [list(cut.rolled_back) for cut in cuts])
     width = len(nodes)
     part = prepared.gid * width + prepared.node
     included = np.unique(part[(prepared.lsn < position) & ~undecided & ~is_gone])
@@ -177,9 +177,15 @@ def shared_parts(events: FleetEvents, stored: CutRecord, nodes: tuple[str, ...])
     return SharedParts(_pairs(included // width), _pairs(waiting[~is_torn] // width), torn)
 
 
-def _are_at(events: FleetEvents, positions: list[list[Lsn]]) -> Flags:
+def _are_at(events: FleetEvents, cuts: list[NodeCut], positions: list[list[Lsn]]) -> Flags:
     """Flag the prepared transactions at these positions, which are listed by node."""
-    places = [offset + lsn for offset, listed in zip(events.offset.tolist(), positions, strict=True) for lsn in listed]
+    places = [
+        offset + lsn
+        for offset, cut, listed in zip(events.offset.tolist(), cuts, positions, strict=True)
+        for lsn in listed
+        # A damaged commit may list a position after the window, even one that is no 64-bit integer.
+        if lsn < cut.finish
+    ]
     return np.isin(events.prepared.place, np.array(places, np.int64))
 
 

@@ -70,14 +70,15 @@ class ShardCuts:
     def of(cls, chain: Chain, shard: str) -> ShardCuts:
         """Return the cuts of a shard in a chain."""
         cuts = [commit.cut.of(shard) for commit in chain.commits]
-        late = {entry.lsn: number + 1 for number, cut in enumerate(cuts) for entry in cut.undecided}
+        end = cuts[-1].position
+        late = {entry.lsn: number + 1 for number, cut in enumerate(cuts) for entry in cut.undecided if entry.lsn < end}
         lsns = np.array(sorted(late), np.int64)
         numbers = np.array([late[lsn] for lsn in sorted(late)], np.int64)
         return cls(
             np.array([cut.position for cut in cuts], np.int64),
             lsns,
             np.where(numbers < len(cuts), numbers, LATER),
-            np.array([lsn for cut in cuts for lsn in cut.rolled_back], np.int64),
+            np.array([lsn for cut in cuts for lsn in cut.rolled_back if lsn < end], np.int64),
             # Before that was recorded, only the first start marker is known to be late enough.
             chain.full.slots_complete_at.get(shard, cuts[0].start),
         )

@@ -27,6 +27,7 @@ id = "s2"
 dsn = "host=db2 dbname=shop user=cutline sslmode=verify-full"
 max_retained_wal = "64GiB"           # this node's own limit
 connections_max = 20                 # this node's own limit
+known_as = ["west"]                  # this node's own names in distributed transactions
 
 [[node]]
 id = "s2-b1"

@@ -139,17 +139,25 @@ def _xids(values: Iterable[int]) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
+class TornTransaction:
+    """A transaction that the state of a cut contains on the shard `has`, but not on `lacks`, which has a part of it."""
+
+    global_id: str
+    has: str
+    lacks: str
+
+
+@dataclass(frozen=True, slots=True)
 class SharedParts:
     """The transactions with parts on several shards in a cut's window.
 
     `pairs` counts them once for each pair of shards on which the cut's state contains them, and `waiting` those that it
-    contains on neither. `torn` lists the global id of each transaction that the state contains on one shard, but not on
-    another that has a part of it, with both shards.
+    contains on neither.
     """
 
     pairs: int
     waiting: int
-    torn: tuple[tuple[str, str, str], ...]
+    torn: tuple[TornTransaction, ...]
 
 
 def shared_parts(events: FleetEvents, stored: CutRecord, nodes: tuple[str, ...]) -> SharedParts:
@@ -171,7 +179,11 @@ def shared_parts(events: FleetEvents, stored: CutRecord, nodes: tuple[str, ...])
     place = np.minimum(np.searchsorted(included_gids, waiting // width), max(len(included_gids) - 1, 0))
     is_torn = np.isin(waiting // width, included_gids)
     torn = tuple(
-        (events.names[int(one // width)].as_py(), nodes[int(included[first[at]] % width)], nodes[int(one % width)])
+        TornTransaction(
+            events.names[int(one // width)].as_py(),
+            has=nodes[int(included[first[at]] % width)],
+            lacks=nodes[int(one % width)],
+        )
         for one, at in zip(waiting[is_torn].tolist(), place[is_torn].tolist(), strict=True)
     )
     return SharedParts(_pairs(included // width), _pairs(waiting[~is_torn] // width), torn)
@@ -195,9 +207,8 @@ def _pairs(gids: Ints) -> int:
     return int((counts * (counts - 1) // 2).sum())
 
 
-def torn_conflict(torn: tuple[str, str, str], nodes: tuple[str, ...]) -> Conflict:
-    """Return the conflict for a transaction in SharedParts.torn."""
-    global_id, has, lacks = torn
-    here, there = sorted((has, lacks), key=nodes.index)
-    detail = f"it is included in the state on {has}, but not in the state on {lacks}"
-    return Conflict(TRANSACTION, detail, node=here, other_node=there, global_id=global_id)
+def torn_conflict(torn: TornTransaction, nodes: tuple[str, ...]) -> Conflict:
+    """Return the conflict for a torn transaction; its nodes are in the order of `nodes`."""
+    here, there = sorted((torn.has, torn.lacks), key=nodes.index)
+    detail = f"it is included in the state on {torn.has}, but not in the state on {torn.lacks}"
+    return Conflict(TRANSACTION, detail, node=here, other_node=there, global_id=torn.global_id)

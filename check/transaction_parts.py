@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -271,29 +271,32 @@ def named_shards(participants: Any, names: Mapping[str, int]) -> tuple[NamedShar
 
 def reduce_parts(events: pa.Table, node: str, rules: PartRules) -> PartReport:
     """Reduce the parts among a segment's events (SEGMENT_SCHEMA) to combined hashes."""
-    found = _Events.of(events)
-    keys: list[Ints] = []
-    hashes: list[Hashes] = []
+    found, sets, foreign = _Events.of(events), list[_PartSet](), frozenset[str]()
     number, shard = rules.nodes.index(node), rules.shard_of[node]
-
-    def add(kind: int, other: Ints | int, bucket: Ints | int, values: Hashes) -> None:
-        columns = [np.broadcast_to(np.asarray(value, np.int64), len(values)) for value in (number, kind, other, bucket)]
-        keys.append(np.stack(columns, axis=1))
-        hashes.append(values)
-
     if node in rules.since:
         chosen, bucket = _compared_between_copies(found, node, rules)
-        add(COPY, NO_OTHER, bucket, _event_hashes(chosen))
-    foreign = frozenset[str]()
+        sets.append(_PartSet(COPY, bucket, _event_hashes(chosen)))
     if number == shard:
         parts = _Parts.of(found, shard, rules)
         foreign = parts.named.foreign
-        for kind, other, numbers, values in parts.sets(rules):
-            add(kind, other, numbers, values)
-    together = [np.empty((0, KEY_COLUMNS), np.int64), *keys]
-    return PartReport(
-        combine_hashes(np.concatenate(together), np.concatenate([np.empty(0, np.uint64), *hashes])), foreign
-    )
+        sets += parts.sets(rules)
+    keys = np.concatenate([np.empty((0, KEY_COLUMNS), np.int64), *(one.keys(number) for one in sets)])
+    hashes = np.concatenate([np.empty(0, np.uint64), *(one.hashes for one in sets)])
+    return PartReport(combine_hashes(keys, hashes), foreign)
+
+
+class _PartSet(NamedTuple):
+    """The hashes of parts or events of a kind; `bucket` and `other` are one number for all, or one for each."""
+
+    kind: int
+    bucket: Ints | int
+    hashes: Hashes
+    other: Ints | int = NO_OTHER
+
+    def keys(self, node: int) -> Ints:
+        """Return the keys (KEY_COLUMNS) of these hashes on a node."""
+        columns = (node, self.kind, self.other, self.bucket)
+        return np.stack([np.broadcast_to(np.asarray(one, np.int64), len(self.hashes)) for one in columns], axis=1)
 
 
 def _compared_between_copies(found: _Events, node: str, rules: PartRules) -> tuple[_Events, Ints]:
@@ -336,8 +339,8 @@ class _Parts:
         named, lists = named_shards(found.table["key"], rules.names)
         return cls(shard, found.hashes, cut, (cut == 0) & (found.lsn < cuts.certain_from), named, lists)
 
-    def sets(self, rules: PartRules) -> Iterable[tuple[int, Ints | int, Ints | int, Hashes]]:
-        """Yield kind, other, bucket and hashes of each set of parts. A transaction counts once in a segment.
+    def sets(self, rules: PartRules) -> Iterable[_PartSet]:
+        """Yield the sets of parts of each kind. A transaction counts once in a segment.
 
         It may have several branches on a shard, and a global id may occur again at a later cut.
         """
@@ -351,15 +354,16 @@ class _Parts:
         led = named & (np.minimum.reduceat(first[order], starts) >= self.shard)
         early = np.logical_or.reduceat(self.is_early[order], starts)
         for kind, chosen in ((NAMED, named & ~early), (LED, led & ~early), (BARE, ~named & ~early)):
-            yield kind, NO_OTHER, bucket[chosen], hashes[chosen]
-        yield LED_EARLY, NO_OTHER, 0, hashes[led & early]
-        yield BARE_EARLY, NO_OTHER, 0, hashes[~named & early]
+            yield _PartSet(kind, bucket[chosen], hashes[chosen])
+        yield _PartSet(LED_EARLY, 0, hashes[led & early])
+        yield _PartSet(BARE_EARLY, 0, hashes[~named & early])
         rows, others = self.named.expand(self.lists)
         is_pair = (others != self.shard) & ~self.is_early[rows]
         rows, others = rows[is_pair], others[is_pair]
         order, starts = distinct(self.hashes[rows], self.cut[rows], others)
         rows, others = rows[order[starts]], others[order[starts]]
-        yield PAIR, others, rules.buckets.numbers(self.cut[rows], self.hashes[rows]), self.hashes[rows]
+        bucket = rules.buckets.numbers(self.cut[rows], self.hashes[rows])
+        yield _PartSet(PAIR, bucket, self.hashes[rows], others)
 
 
 def distinct(*columns: Any) -> tuple[Ints, Ints]:

@@ -229,7 +229,8 @@ class _Comparison:
 
     def _compare_one_by_one(self, pairs: Ints) -> int:
         """Read the parts in the buckets of `pairs` (shard, shard, bucket); return how many transactions are known."""
-        missing = _MissingParts(self.rules, self.findings)
+        intact = [shard for shard in self.rules.shards if shard not in self.findings.damaged]
+        missing = _MissingParts(self.rules, self.findings, frozenset(map(self.rules.shards.index, intact)))
         known = 0
         for buckets in self._batches(np.unique(pairs[:, 2]), (NAMED, BARE)):
             of_batch = pairs[np.isin(pairs[:, 2], buckets)]
@@ -237,7 +238,6 @@ class _Comparison:
             wanted = np.intersect1d(of_batch[left, 2], buckets)
             missing.unread += len(buckets) - len(wanted)
             if len(wanted):
-                intact = [shard for shard in self.rules.shards if shard not in self.findings.damaged]
                 parts = self._read_parts(PartQuery(self.rules, wanted), intact)
                 known += missing.add(parts) if parts else 0
         missing.report()
@@ -303,10 +303,15 @@ def _event_name(op: int) -> str:
 
 @dataclass(slots=True)
 class _MissingParts:
-    """The transactions that a participant lacks; `unread` counts buckets that were not read, as enough are named."""
+    """The transactions that a participant lacks.
+
+    `intact` are the numbers of the shards whose parts are read. `unread` counts the buckets that were not read, because
+    enough transactions were named.
+    """
 
     rules: PartRules
     findings: Findings
+    intact: frozenset[int]
     unread: int = 0
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
 
@@ -324,11 +329,13 @@ class _MissingParts:
         included = np.flatnonzero(cut >= 0)
         rows, others = named.expand(lists[included])
         rows = included[rows]
-        known = len(distinct(gid[rows], cut[rows])[1])
         # A shard may have had a transaction of the first cut before its slot was created.
         certain_from = np.array([cuts.certain_from for cuts in self.rules.cuts], np.int64)
         is_certain = (cut[rows] > 0) | (lsn[rows] >= certain_from[shard[rows]])
         rows, others = rows[is_certain], others[is_certain]
+        known = len(distinct(gid[rows], cut[rows])[1])
+        is_intact = np.isin(others, list(self.intact))
+        rows, others = rows[is_intact], others[is_intact]
         identity = gid * len(self.rules.cuts[0].positions) + np.maximum(cut, 0)
         shards = len(self.rules.shards)
         wanted = identity[rows] * shards + others
@@ -367,7 +374,7 @@ class _MissingParts:
         """Add a conflict for each pair of shards with more transactions than are named."""
         for (has, lacks), count in sorted(self.counts.items()):
             if count > NAMED_MAX:
-                more = f"{count - NAMED_MAX}{' or more' if self.unread else ''}"
+                more = f"{'at least ' * bool(self.unread)}{count - NAMED_MAX}"
                 detail = f"{more} more transactions that it lacks are not listed"
                 here, there = self.rules.shards[lacks], self.rules.shards[has]
                 self.findings.conflict(Conflict(TRANSACTION, detail, node=here, other_node=there))

@@ -338,6 +338,20 @@ def test_a_restore_point_is_compared_too() -> None:
     assert found == [("s2", "a")]
 
 
+def test_a_damaged_shard_is_not_expected_to_have_anything() -> None:
+    """The others are compared as far as they go; how many participants are not known can't be told."""
+    names = "s1,s2,s3"
+    events = {f"s{place}": transaction("a", 100 + place, participants=names) for place in (1, 2, 3)}
+    store = memory()
+    chain = MadeShards(events).chain(store, losing("s2", "a"))
+    findings = Findings(SnapshotReport(chain.name, 0), damaged={"s3"})
+    rules, stored = PartRules.of(chain, {}), StoredEvents(store)
+    reports = [reduce_parts(stored.read(chain.segments(node)[0]), node, rules) for node in ("s1", "s2")]
+    compare_transactions(chain, rules, reports, reading_here(stored), findings)
+    assert found(findings.report) == [("s2", "s1", "a")]
+    assert findings.report.unknown_participants is None
+
+
 def cut_conflicts(made: MadeShards, is_lost: Lost) -> list[Conflict]:
     store = memory()
     chain = made.chain(store, is_lost)

@@ -7,7 +7,7 @@ most READS_AT_ONCE segments that are being read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
+from cutline.check.cut_findings import differences, lost_prepares, shared_parts, torn_conflict
 from cutline.check.report import Conflict, Findings
-from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
@@ -26,16 +27,17 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
-from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
+from cutline.wal.cut.cut_events import fleet_events
+from cutline.wal.cut.cut_values import InDoubt, Undecided
 from cutline.wal.cut.markers import marker_from_bytes
-from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
-from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve_events
+from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
 
 # Reading a small segment consists mostly of waiting for the store.
 READS_AT_ONCE = 8
-NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions", "last_commit_at")
-TOTALS = ("global_transactions", "included_early", "in_flight")
+# At most this many transactions of each kind are named for a cut.
+NAMED_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,18 @@ class StoredEvents:
         return read_events(self.store, segment) if stream is None else from_stream(stream)
 
 
-def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress: Progress) -> None:
+def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress: Progress) -> int:
     """Report a conflict for every cut that its archived events don't confirm; stop if a primary's archive is damaged.
 
-    Raises StoreUnreachableError if the store does not answer: that proves nothing about a cut.
+    Returns the number of global transactions that were compared, once for each pair of shards with parts of it. Raises
+    StoreUnreachableError if the store does not answer: that proves nothing about a cut.
     """
+    compared = 0
     progress.step("resolve cuts again", total=len(chain.commits), unit="cuts")
     archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.full.primaries]
     for commit in chain.commits:
         if findings.damaged & set(chain.full.primaries):
-            return
+            return compared
         try:
             windows = _read_windows(archives, commit, events)
             for archive in archives:
@@ -69,18 +73,47 @@ def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress:
                         f"earlier commits list the node as idle, but the archive contains {count} events from that time"
                     )
                     findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=archive.shard))
-            cut = resolve(windows)
+            fleet = fleet_events(windows)
+            shared = shared_parts(fleet, commit.cut, tuple(windows))
+            compared += shared.pairs + (shared.waiting if commit is chain.last else 0)
+            conflicts = [torn_conflict(torn, tuple(windows)) for torn in shared.torn]
+            conflicts += _lost_prepares(windows, commit, is_last=commit is chain.last)
+            for conflict in conflicts[:NAMED_MAX]:
+                findings.conflict(conflict)
+            if len(conflicts) > NAMED_MAX:
+                detail = f"cut {commit.cut.id}: {len(conflicts) - NAMED_MAX} more transactions are not listed"
+                findings.conflict(Conflict("transaction", detail))
+            cut = resolve_events(windows, fleet)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
-            return
+            return compared
         except GlobalIdReusedError as error:
-            findings.conflict(Conflict("cut", f"cut {commit.cut.id} can't be resolved again: {error.message}"))
+            findings.conflict(
+                Conflict(
+                    "cut",
+                    f"cut {commit.cut.id} can't be resolved again: {error.message}",
+                    global_id=str(error.details["global_id"]),
+                )
+            )
         else:
-            for node, detail in _differences(commit, cut):
-                findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=node))
+            for conflict in differences(commit.cut, cut, windows):
+                findings.conflict(conflict)
         for archive in archives:
             archive.end_window(commit)
         progress.advance(1)
+    return compared
+
+
+def _lost_prepares(windows: Mapping[str, NodeWindow], commit: Commit, *, is_last: bool) -> Iterator[Conflict]:
+    """Yield a conflict for each COMMIT PREPARED whose PREPARE is missing.
+
+    Those after the cut belong to the next cut, if there is one.
+    """
+    for node, window in windows.items():
+        cut = commit.cut.of(node)
+        for global_id, position in lost_prepares(window, cut.finish if is_last else cut.position):
+            detail = f"the archive contains the COMMIT PREPARED of the transaction, at {position}, but not its PREPARE"
+            yield Conflict("transaction", detail, node=node, global_id=global_id)
 
 
 @dataclass(slots=True)
@@ -150,31 +183,6 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, stored: StoredE
     return windows
 
 
-def _differences(commit: Commit, resolved: Cut) -> Iterable[tuple[str | None, str]]:
-    for again in resolved.nodes:
-        stored = commit.cut.of(again.node)
-        for name in NODE_FIELDS:
-            expected, given = _comparable(again, name), _comparable(stored, name)
-            if given != expected:
-                yield (
-                    again.node,
-                    f"{name} is {_shown(given)} in the commit, but {_shown(expected)} in the archived events",
-                )
-    for name in TOTALS:
-        if getattr(resolved, name) != getattr(commit.cut, name):
-            given, expected = getattr(commit.cut, name), getattr(resolved, name)
-            yield None, f"{name} is {given} in the commit, but {expected} in the archived events"
-
-
-def _comparable(cut: NodeCut, name: str) -> object:
-    value = getattr(cut, name)
-    return frozenset(value) if isinstance(value, tuple) else value
-
-
-def _shown(value: object) -> str:
-    return f"a list of {len(value)} transactions" if isinstance(value, frozenset) else str(value)
-
-
 def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
     """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit.
 
@@ -198,29 +206,3 @@ def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], find
                 if positions.get((commit.cut.id, kind)) != position:
                     detail = f"the archive contains no {kind} marker of cut {commit.cut.id} at {position}"
                     findings.conflict(Conflict("marker", detail, node=node))
-
-
-def check_restore_point(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:
-    """Read every object and resolve the cut again; report a conflict for every damaged object and every difference."""
-    segments = [segment for node in chain.nodes for segment in chain.segments(node.node)]
-    progress.step("read WAL archive", total=len(segments), unit="objects")
-    markers: dict[str, dict[bytes, Lsn]] = {node.node: {} for node in chain.nodes}
-    for segment in segments:
-        try:
-            markers[segment.node] |= _read_markers(store, segment)
-        except ObjectDamagedError as error:
-            findings.damage(report_of(error))
-        else:
-            findings.count(objects=1, size_bytes=segment.size)
-        progress.advance(1)
-    check_markers(chain, markers, findings)
-    check_cuts(chain, StoredEvents(store), findings, progress)
-    findings.report.compared.transactions += chain.last.cut.global_transactions
-
-
-def _read_markers(store: ObjectStore, segment: Segment) -> dict[bytes, Lsn]:
-    """Verify every byte of the segment; return its markers with their positions."""
-    read_listed(store, segment.node, segment.key, (segment.size, segment.digest))
-    events = read_events(store, segment)
-    markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
-    return dict(zip(markers["row"].to_pylist(), map(Lsn, markers["lsn"].to_pylist()), strict=True))

@@ -112,6 +112,10 @@ class SnapshotReport:
     `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
     else that may differ after a restore. `large_objects` counts the large objects that were read back intact; there is
     no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards.
+
+    `unknown_participants` counts the global transactions whose participants are not known (None: it was not counted):
+    if such a transaction is missing altogether on a shard, a check can't tell. `foreign_participants` are names of
+    participants that belong to no shard of the snapshot.
     """
 
     name: str
@@ -123,6 +127,8 @@ class SnapshotReport:
     warned: tuple[LeftOut, ...] = ()
     large_objects: int = 0
     allows_one_copy: bool = False
+    unknown_participants: int | None = None
+    foreign_participants: tuple[str, ...] = ()
 
     @property
     def result(self) -> CheckResult:
@@ -156,6 +162,8 @@ class SnapshotReport:
             "compared": {name: getattr(self.compared, name) for name in names},
             "append_only": self.append_only,
             "large_objects": self.large_objects,
+            "unknown_participants": self.unknown_participants,
+            "foreign_participants": list(self.foreign_participants),
             "warned": to_builtins(self.warned),
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],

@@ -21,6 +21,7 @@ from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import forms_of_shards
+from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import broadcast
@@ -149,7 +150,8 @@ class StreamTask:
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
     from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables.
-    `last` and `with_events` request additional results.
+    `last` and `with_events` request additional results, and so does `parts`, a broadcast of the rules for the parts of
+    global transactions.
     """
 
     segment: SegmentSource
@@ -158,6 +160,7 @@ class StreamTask:
     forms: Any
     last: LastTask | None = None
     with_events: bool = False
+    parts: Any = None
 
 
 class MarkerMessage(NamedTuple):
@@ -171,7 +174,8 @@ class MarkerMessage(NamedTuple):
 class StreamReport:
     """Combined hashes, keyed by (node number, group), where group 0 holds the events; or the problem with the segment.
 
-    `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams.
+    `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams. `parts` reduces the parts of global
+    transactions.
     """
 
     sums: Sums | None
@@ -180,6 +184,7 @@ class StreamReport:
     problem: ErrorReport | None = None
     last: bytes | None = None
     events: bytes | None = None
+    parts: PartReport | None = None
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
@@ -217,6 +222,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
         tuple(markers),
         last=last.report() if last else None,
         events=to_stream(events) if task.with_events else None,
+        parts=reduce_parts(events, source.node, task.parts.value) if task.parts else None,
     )
 
 
@@ -284,7 +290,8 @@ class StreamHashes:
     """Combined hashes of all streams, keyed by (node number, group), and each node's markers: position by content.
 
     `store` is where the segments were read. `last` maps object keys to the reports of last changes of `sources` until
-    they are used. `events` maps object keys to the events from primaries, or to None if they were not kept.
+    they are used. `events` maps object keys to the events from primaries, or to None if they were not kept. `parts`
+    are the reduced parts of global transactions, of every intact segment.
     """
 
     sums: Sums
@@ -293,6 +300,7 @@ class StreamHashes:
     sources: Sources | None = None
     last: dict[str, bytes | None] = field(default_factory=dict)
     events: dict[str, bytes] | None = None
+    parts: tuple[PartReport, ...] = ()
 
     @property
     def held(self) -> HeldObjects | None:
@@ -307,11 +315,12 @@ def hash_streams(
     findings: Findings,
     progress: Progress,
     sources: Sources | None = None,
+    rules: PartRules | None = None,
 ) -> StreamHashes:
     """Hash every copy's segments, in a Spark job unless the driver holds them; report unreadable segments as damage.
 
     With `sources`, the last changes and the events from primaries are kept if they are small enough, so that the
-    segments are not read again.
+    segments are not read again. With `rules`, the parts of global transactions are reduced.
     """
     segments = [
         segment_source
@@ -325,6 +334,7 @@ def hash_streams(
         set(copies.shard.values()),
         lambda found: InDriver(found) if is_here else broadcast(session, found),
     )
+    of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(session, rules)
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
@@ -336,6 +346,7 @@ def hash_streams(
             forms[copies.shard[segment.source.node]],
             wanted.get(segment.source.key),
             with_events and _is_primary(segment, copies),
+            of_parts,
         )
         for segment in segments
     ]
@@ -347,7 +358,7 @@ def hash_streams(
     try:
         reports = _run_here(tasks, shares) if is_here else _run_tasks(session, tasks, shares)
     finally:
-        for sent in forms.values():
+        for sent in (*forms.values(), *([of_parts] if of_parts else [])):
             sent.unpersist()
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
@@ -363,7 +374,8 @@ def hash_streams(
             if report.events is not None:
                 events[source.key] = report.events
             findings.count(objects=1, size_bytes=source.size, changes=report.changes)
-    return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None)
+    reduced = tuple(report.parts for report in reports if report.parts is not None)
+    return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None, reduced)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cutline.check.compare import compare_copies, compare_streams
-from cutline.check.cuts import StoredEvents, check_cuts, check_markers, check_restore_point
+from cutline.check.cuts import StoredEvents, check_cuts, check_markers
 from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
 from cutline.check.partitions import hash_partitions
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.restore_points import check_restore_point
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_listing, check_structure, names_to_check
-from cutline.check.transactions import compare_pairs
+from cutline.check.transaction_parts import PartRules
+from cutline.check.transactions import compare_transactions, reading_here, reading_in_jobs
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
@@ -25,7 +26,7 @@ from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
 from cutline.snapshots.ddl.server_globals_object import read_globals_object
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
-from cutline.snapshots.fold.sources import SegmentSource, Sources, segment_sources, sources_of
+from cutline.snapshots.fold.sources import Sources, sources_of
 from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
     document_names,
@@ -45,9 +46,6 @@ from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, read_listed
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +71,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     unread: list[ManifestError] = []
     recorded = read_recorded_commits(store, unread=unread, operations=operations)
     names = [request.name] if request.name else names_to_check(store, recorded)
+    known_as = {name: node.id for node in fleet.primaries for name in node.known_as}
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
@@ -88,7 +87,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
         if chain is not None:
             findings = Findings(report)
             with _replace_if_deleted(store, chain, report):
-                _check_chain(chain, fleet.store, findings, request, spark, progress)
+                _check_chain(chain, fleet.store, findings, request, spark, progress, known_as)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
@@ -104,6 +103,7 @@ def _check_chain(
     request: CheckRequest,
     spark: SparkSource,
     progress: Progress,
+    known_as: Mapping[str, str],
 ) -> None:
     store = location.open()
     # Check records are compared by their end times.
@@ -113,12 +113,12 @@ def _check_chain(
         _note_lost_lists(chain, findings)
         return
     if chain.full.only_cut:
-        check_restore_point(chain, store, findings, progress)
+        check_restore_point(chain, store, findings, progress, known_as)
         return
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
     check_stored_ddl(store, chain, findings)
-    check_contents(spark, chain, location, findings, progress, request.rows)
+    check_contents(spark, chain, location, findings, progress, request.rows, known_as)
 
 
 @contextmanager
@@ -209,22 +209,29 @@ def check_contents(
     findings: Findings,
     progress: Progress,
     rows: int = 0,
+    known_as: Mapping[str, str] | None = None,
 ) -> None:
-    """Read every object and compare the contents. The chain must have passed `check_structure`."""
+    """Read every object and compare the contents. The chain must have passed `check_structure`.
+
+    `known_as` maps further names of shards, as distributed transactions have them, to their primaries.
+    """
     session, copies = spark.session(), Copies.of(chain)
     held = hold_archive(chain, store)
     sources = None if held else _sources_for_reports(copies, store)
-    streams = hash_streams(session, copies, held or store, findings, progress, sources)
+    rules = PartRules.of(chain, known_as or {})
+    streams = hash_streams(session, copies, held or store, findings, progress, sources, rules)
     check_markers(chain, streams.markers, findings)
     events = StoredEvents(streams.store.open(), streams.events or {})
-    check_cuts(chain, events, findings, progress)
+    findings.report.compared.transactions += check_cuts(chain, events, findings, progress)
     hashes = hash_partitions(session, copies, store, findings, progress, streams)
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     name_rows(session, copies, store, findings, progress, rows, hashes.rows)
     progress.step("compare transactions")
-    _compare_transactions(session, copies, store, findings, None if streams.events is None and held is None else events)
+    is_in_jobs = streams.events is None and held is None
+    read = reading_in_jobs(session, store, progress) if is_in_jobs else reading_here(events)
+    compare_transactions(chain, rules, streams.parts, read, findings)
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
@@ -245,25 +252,3 @@ def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None
     except ObjectDamagedError:
         # The job that reads all segments will report the damaged object.
         return None
-
-
-def _compare_transactions(
-    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, events: StoredEvents | None
-) -> None:
-    primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
-    pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store, events)
-    findings.report.compared.transactions += pairs.transactions
-    findings.report.conflicts += pairs.conflicts
-    # The objects were intact when they were first read, so earlier results hold, and only this comparison is left out.
-    for problem in pairs.problems:
-        findings.damage(problem)
-
-
-def _undamaged_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
-    """Return all segments in undamaged copies, including segments that hold only events."""
-    return tuple(
-        segment_source
-        for number, node in enumerate(nodes)
-        if node not in findings.damaged
-        for segment_source in segment_sources(copies.chain, number, node)
-    )

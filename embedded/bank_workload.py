@@ -5,7 +5,8 @@ However the workload is stopped, no transaction stays prepared on a shard that c
 Accounts are locked in the order of their ids, and shards are ranges of ids, so clients never deadlock, even across
 shards. A transfer across shards is prepared on both shards and then committed on both. It may be rolled back until the
 second PREPARE has been answered; after that it is always committed. The gid contains the transfer's id, a random UUID,
-and is never reused.
+and is never reused. Each half names both shards as participants, so that a check finds a transfer of which one half is
+missing.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ PREPARE = f"""
 BEGIN;
 UPDATE account SET balance = balance + %(change)s WHERE id = %(account)s;
 {RECORD}
+SELECT pg_logical_emit_message(true, 'snapshot.participants', %(participants)s);
 PREPARE TRANSACTION %(gid)s
 """
 COMMIT_PREPARED = "COMMIT PREPARED %(gid)s"
@@ -88,10 +90,13 @@ def choose_transfer(chance: random.Random, shards: int, cross_shard_ratio: float
 
 
 class BankClient:
-    """A client with one session on every shard. Only `cancel` may be called from other threads."""
+    """A client with one session on every shard. Only `cancel` may be called from other threads.
 
-    def __init__(self, dsns: Sequence[str]) -> None:
-        self._dsns = dsns
+    `names` are the shards' ids in fleet.toml, in the same order; without them, transfers name no participants.
+    """
+
+    def __init__(self, dsns: Sequence[str], names: Sequence[str] = ()) -> None:
+        self._dsns, self._names = dsns, names
         with ExitStack() as opened:
             self._sessions = [opened.enter_context(closing(open_session(dsn))) for dsn in dsns]
             self._opened = opened.pop_all()
@@ -130,10 +135,11 @@ class BankClient:
     def _move_across(self, transfer: Transfer, *, second_first: bool) -> None:
         shards = [shard_of(account) for account, _ in transfer.changes]
         gid = {"gid": GID_PREFIX + str(transfer.id)}
+        participants = {"participants": ",".join(self._names[shard] for shard in shards) if self._names else ""}
         statement = ROLLBACK_PREPARED
         try:
             for shard, (account, change) in zip(shards, transfer.changes, strict=True):
-                half = {"account": account, "change": change}
+                half = {"account": account, "change": change} | participants
                 self._sessions[shard].execute(PREPARE, asdict(transfer) | half | gid)
             statement = COMMIT_PREPARED
             for shard in reversed(shards) if second_first else shards:
@@ -276,8 +282,9 @@ class BankWorkload:
     """Runs `clients` threads that make transfers until `stop`; `dsns` are the shards' primaries, in order.
 
     `cross_shard_ratio` is the share of transfers across shards. `seed` determines accounts and amounts. Every client
-    waits `pause_seconds` between its transactions. When used as a context manager, the workload starts and stops with
-    the block. The first error ends all clients, and `stop` raises it.
+    waits `pause_seconds` between its transactions. `names` are the shards' ids, as in BankClient. When used as a
+    context manager, the workload starts and stops with the block. The first error ends all clients, and `stop` raises
+    it.
     """
 
     dsns: Sequence[str]
@@ -285,6 +292,7 @@ class BankWorkload:
     cross_shard_ratio: float = 0.5
     seed: int = 0
     pause_seconds: float = 0.0
+    names: Sequence[str] = ()
     latencies: LatencyLog = field(default_factory=LatencyLog, init=False)
     settled: int = field(default=0, init=False)
     _threads: list[_ClientThread] = field(default_factory=list, init=False)
@@ -331,7 +339,7 @@ class BankWorkload:
                 _lock(sessions[0])
                 self.settled = settle_leftovers(sessions)
                 for number in range(self.clients):
-                    client = BankClient(self.dsns)
+                    client = BankClient(self.dsns, self.names)
                     opened.callback(client.close)
                     self._threads.append(_ClientThread(self, client, number))
                 self._opened = opened.pop_all()

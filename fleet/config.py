@@ -21,6 +21,7 @@ from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet import libpq_environment
+from cutline.fleet.participants import is_single_name
 from cutline.fleet.record import END, Record
 from cutline.fleet.units import DAYS_MAX, Duration, Interval, Size, size_text
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
@@ -313,6 +314,7 @@ class NodeTable(Record, frozen=True):
     backup_of: Text | None = None
     max_retained_wal: Size | None = None
     connections_max: Annotated[int, Meta(ge=CONNECTIONS_MIN)] | None = None
+    known_as: tuple[Text, ...] = ()
 
 
 Value: TypeAlias = bool | int | float | str
@@ -525,6 +527,8 @@ class Node:
     connections_max: int | None = None
     # The folder that contains pg_dump and pg_restore; None: search for them.
     programs: Path | None = None
+    # Other names that distributed transactions have for the shard (fleet.participants).
+    known_as: tuple[str, ...] = ()
     # None until a session has reached the server.
     server: KnownServer | None = field(default=None, compare=False)
 
@@ -739,6 +743,7 @@ def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:
         retained_wal_bytes_max=wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
         connections_max=entry.connections_max,
         programs=Path(tools.postgresql) if tools.postgresql else None,
+        known_as=entry.known_as,
     )
 
 
@@ -758,6 +763,19 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
     for node in nodes:
         if node.backup_of is not None and node.backup_of not in primaries:
             raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is not a primary in this file")
+    _check_other_names(nodes)
+
+
+def _check_other_names(nodes: tuple[Node, ...]) -> None:
+    shards = {node.id: node.id for node in nodes}
+    for node in nodes:
+        if node.known_as and node.backup_of is not None:
+            raise ValueError(f"node {node.id}: known_as belongs to the primary, {node.backup_of}")
+        for name in node.known_as:
+            if not is_single_name(name):
+                raise ValueError(f"node {node.id}: known_as contains {name!r}, which is not a single name")
+            if (other := shards.setdefault(name, node.id)) != node.id:
+                raise ValueError(f"node {node.id}: known_as contains {name}, which also names node {other}")
 
 
 def check_spark_variables(fleet: Fleet) -> None:

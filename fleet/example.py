@@ -27,6 +27,7 @@ id = "s2"
 dsn = "host=db2 dbname=shop user=cutline sslmode=verify-full"
 max_retained_wal = "64GiB"           # this node's own limit
 connections_max = 20                 # this node's own limit
+known_as = ["west"]                  # this node's own names in distributed transactions
 
 [[node]]
 id = "s2-b1"
@@ -51,6 +52,9 @@ max_retained_wal = "16GiB"           # WAL that a node may keep for a chain
 include = ["*"]
 exclude = ["scratch.*"]
 append_only = ["public.audit"]       # tables without a replica identity
+
+[check]
+allow = ["one-copy"]                 # what a check may lack and still pass
 
 [globals]
 passwords = false                    # whether snapshots contain password verifiers

@@ -305,6 +305,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     if one.large_objects:
         read_back = quantity_text(one.large_objects, "large objects")
         lines.append(f"  read back, no second copy to compare with: {read_back}")
+    lines += _participant_lines(one)
     for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]:
         lines.append(f"  conflict: {conflict_text(conflict)}")
         lines += [f"    {line}" for row in conflict.rows for line in _row_lines(row)]
@@ -313,6 +314,16 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def _participant_lines(one: SnapshotReport) -> Iterator[str]:
+    """Report the global transactions whose participants are not known, and names that belong to no shard."""
+    if one.unknown_participants:
+        count = quantity_text(one.unknown_participants, "global transactions")
+        yield f"  participants not known: {count} (a check can't tell if a shard lacks one of them; see docs/check.md)"
+    if one.foreign_participants:
+        names = ", ".join(one.foreign_participants)
+        yield f"  participants that are not shards of this snapshot: {names} (see known_as in docs/fleet-file.md)"
 
 
 def _row_lines(row: DifferentRow) -> Iterator[str]:

@@ -104,8 +104,9 @@ def load(
 
     Every other transfer spans two shards, using two-phase commit. Ctrl-C ends the workload early and cleanly.
     """
-    dsns = open_fleet(directory).dsns()
-    workload = BankWorkload(dsns, clients=clients)
+    fleet = open_fleet(directory)
+    dsns = fleet.dsns()
+    workload = BankWorkload(dsns, clients=clients, names=[primary.id for primary in fleet.primaries])
     interrupt: KeyboardInterrupt | None = None
     with progress(context) as shown, workload:
         began = time.monotonic()

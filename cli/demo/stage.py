@@ -98,7 +98,12 @@ class Stage:
     def open_bank(self, fleet: EmbeddedFleet) -> BankWorkload:
         """Start the bank's clients; they run until `stop` or the end of the block."""
         return self._opened.enter_context(
-            BankWorkload(fleet.dsns(), clients=CLIENTS, pause_seconds=CLIENT_PAUSE_SECONDS)
+            BankWorkload(
+                fleet.dsns(),
+                clients=CLIENTS,
+                pause_seconds=CLIENT_PAUSE_SECONDS,
+                names=[primary.id for primary in fleet.primaries],
+            )
         )
 
     def begin(self, *_: object) -> None:

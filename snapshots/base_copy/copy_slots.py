@@ -138,6 +138,12 @@ def _close_made(futures: Sequence[Future[None]], made: Mapping[str, ExportedSlot
         slot.connection.close()
 
 
+def insert_position(connection: psycopg.Connection[Any]) -> Lsn:
+    """Return the position in a primary's WAL after which all later records begin."""
+    (position,) = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("0/0",)
+    return Lsn.parse(position)
+
+
 def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:
     """Raise ChangedError unless the catalogs in all exported snapshots match the `fingerprints`, by shard.
 

@@ -35,7 +35,12 @@ from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.nodes.table_state import SNAPSHOT_BEGAN, TableState
 from cutline.nodes.watch import NodesQuery
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
-from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
+from cutline.snapshots.base_copy.copy_slots import (
+    check_exported,
+    drop_copy_slots,
+    export_snapshots,
+    insert_position,
+)
 from cutline.snapshots.base_copy.copy_tables import TableSource, copy_tables
 from cutline.snapshots.create.context import (
     ChainState,
@@ -185,10 +190,14 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """A finished base copy: its plan, the positions of the slots by node, and the entries for the stored objects."""
+    """A finished base copy: its plan, the positions of the slots by node, and the entries for the stored objects.
+
+    `slots_complete_at` has the positions of the primaries when all slots had been created.
+    """
 
     plan: FullPlan
     positions: Mapping[str, Lsn]
+    slots_complete_at: Mapping[str, Lsn]
     entries: tuple[NamedObject, ...]
 
 
@@ -239,13 +248,15 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
                 invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
                 export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
             ):
+                slots_complete_at = sessions.ask_primaries(insert_position)
                 check_exported(now.nodes, slots, now.fingerprints)
                 entries = _copy(context, now, slots, spark, progress)
         except ChangedError:
             drop_copy_slots(now.nodes, slot, progress)
             raise
         progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
-        return BaseCopy(now, {node: slot.position for node, slot in slots.items()}, tuple(entries))
+        positions = {node: slot.position for node, slot in slots.items()}
+        return BaseCopy(now, positions, slots_complete_at, tuple(entries))
 
     return retry_until_unchanged(attempt, context.request.retries, progress)
 
@@ -368,6 +379,7 @@ def _build_commit(
         baseline=tuple(sessions.identities.values()),
         groups={node: tuple(table.group for table in tables) for node, tables in plan.tables.items()},
         base=dict(base.positions),
+        slots_complete_at=dict(base.slots_complete_at),
         copied=(*copied, *server_globals),
         lists=lists,
         roles=sessions.ask_primaries(read_roles),

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -20,7 +22,7 @@ from cutline.nodes.problems import refuse_unfit
 from cutline.nodes.publications import check_exists, publication_names
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
-from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, export_snapshots
+from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, export_snapshots, insert_position
 from cutline.snapshots.create.context import CreateContext, CreateRequest, begin_full, counted_full, undo_create
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, LastCut, make_cut
 from cutline.snapshots.create.prepared_transactions import await_prepared
@@ -93,6 +95,7 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
     slot = slot_name(operation.id)
     with export_snapshots(context.fleet, sessions.nodes, slot, request.wait_seconds, progress) as slots:
         base = {node: exported_slot.position for node, exported_slot in slots.items()}
+        slots_complete_at = sessions.ask_primaries(insert_position)
     progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
     await_prepared(sessions, request.wait_seconds, progress)
     progress.reached(CrashPoint.PREPARED_OVER)
@@ -100,6 +103,7 @@ def _take(context: CreateContext, plan: RestorePointPlan, progress: Progress, be
     drop_copy_slots(sessions.nodes, slot, progress)
     progress.step("commit")
     commit = _build_commit(context, plan, base, cut, time.monotonic() - began)
+    commit = structs.replace(commit, slots_complete_at=slots_complete_at)
     check_own_store(context.store, plan.fleet_id)
     check_stored(context.store, commit.object_sizes)
     check_exclusive(context.lock, context.store, operation)

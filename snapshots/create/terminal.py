@@ -31,6 +31,7 @@ from cutline.nodes.lock import FleetLock
 from cutline.nodes.other_sessions import SessionsLeftError, end_sessions, sessions_text
 from cutline.nodes.read_only import freeze, read_frozen
 from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.snapshots.base_copy.copy_slots import insert_position
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.operations.operation import Operation, check_exclusive
@@ -93,7 +94,7 @@ def end_writes(
     # A read-only session can still commit prepared transactions, so wait for those as well. New transactions can't
     # write.
     await_prepared(sessions, wait_seconds, progress, "the last cut")
-    return sessions.ask_primaries(_insert_position)
+    return sessions.ask_primaries(insert_position)
 
 
 def check_final(
@@ -131,11 +132,6 @@ def check_final(
             raise _not_final_error(plan.tasks[node].node, "it was made writable again before the commit", [])
 
     in_parallel(check, ends)
-
-
-def _insert_position(connection: psycopg.Connection[Any]) -> Lsn:
-    (position,) = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("0/0",)
-    return Lsn.parse(position)
 
 
 def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finish: Lsn) -> None:

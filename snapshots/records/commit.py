@@ -374,7 +374,9 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
     Groups, roles, tables and fingerprints are keyed by shard; `base` positions are keyed by node. `rules` selected the
     groups. `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point,
-    which has a cut but no tables. `lists` names additional base copy objects.
+    which has a cut but no tables. `lists` names additional base copy objects. `slots_complete_at` has the position of
+    each primary at a moment when all slots had been created: a transaction that was prepared later is in the archives
+    of all shards on which it has parts. Early versions did not record it.
     """
 
     fleet_id: str = field(name="fleet")
@@ -389,6 +391,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     fingerprints: dict[str, str]
     only_cut: bool = False
     lists: tuple[ObjectList, ...] = ()
+    slots_complete_at: dict[str, Lsn] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, str | None]:

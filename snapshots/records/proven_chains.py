@@ -547,6 +547,7 @@ def _check_full(full: FullSnapshot) -> None:
         raise ValueError("only_cut is set, but the commit contains tables")
     _check_nodes(full, full)
     _check_same("base", full.base, nodes)
+    _check_slots_complete(full, primaries)
     _check_same("groups", full.groups, primaries)
     _check_same("roles", full.roles, primaries)
     if not full.tables.keys() | full.fingerprints.keys() <= primaries:
@@ -563,6 +564,15 @@ def _check_full(full: FullSnapshot) -> None:
         check_definitions(first, full.definition_changes)
     _check_at_commit(first, Chain(full))
     _check_rows(full)
+
+
+def _check_slots_complete(full: FullSnapshot, primaries: set[str]) -> None:
+    if not full.slots_complete_at:
+        return
+    _check_same("slots_complete_at", full.slots_complete_at, primaries)
+    for shard, position in full.slots_complete_at.items():
+        if not full.base[shard] <= position <= full.cut.of(shard).start:
+            raise ValueError(f"slots_complete_at.{shard}: {position} is not between the base position and the cut")
 
 
 def _check_rows(full: FullSnapshot) -> None:

@@ -67,7 +67,8 @@ class Reader:
         self.advance_end(end)
         if transaction.gid is not None or lsn != transaction.lsn:
             raise RefusedError("the end of another transaction")
-        self.event("C", (lsn, end, ended_at), transaction.xid, transaction.tag)
+        key = transaction.participants if transaction.tag is not None else b""
+        self.event("C", (lsn, end, ended_at), transaction.xid, transaction.tag, key=key)
         self.transaction = None
 
     def prepare(self, cursor: Cursor) -> None:
@@ -78,7 +79,7 @@ class Reader:
         xid, gid = cursor.number(4), cursor.name()
         if transaction.gid is None or cursor.message[2:] != transaction.head:
             raise RefusedError("the end of another transaction")
-        self.event("P", (lsn, end, ended_at), xid, gid)
+        self.event("P", (lsn, end, ended_at), xid, gid, key=transaction.participants)
         self.transaction = None
 
     def commit_prepared(self, cursor: Cursor) -> None:
@@ -133,6 +134,8 @@ class Reader:
             transaction = self.current()
             if prefix == b"snapshot.gid" and transaction.gid is None and 0 < len(content) < 200:
                 transaction.tag = decode_or(content, transaction.tag)
+            if prefix == b"snapshot.participants" and 0 < len(content) <= 8192:
+                transaction.participants = (decode_or(content, None) or "").encode() or transaction.participants
         self.found.through = max(self.found.through, lsn)
         if prefix == b"cutline":
             self.event("M", (lsn, lsn, 0), 0, None, content)
@@ -269,12 +272,14 @@ class Reader:
             "row": row,
         })  # fmt: skip
 
-    def event(self, op: str, record: tuple[int, int, int], xid: int, gid: str | None, row: bytes = b"") -> None:
+    def event(
+        self, op: str, record: tuple[int, int, int], xid: int, gid: str | None, row: bytes = b"", *, key: bytes = b""
+    ) -> None:
         lsn, end, ended_at = record
         self.found.through = max(self.found.through, end)
         self.found.events.append({
             "lsn": lsn, "end_lsn": end, "seq": ended_at, "xid": xid, "global_id": gid, "op": ord(op), "group": 0,
-            "partition": -1, "key": b"", "row": row,
+            "partition": -1, "key": key, "row": row,
         })  # fmt: skip
 
 

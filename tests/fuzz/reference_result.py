@@ -18,6 +18,7 @@ class OpenTransaction:
     gid: str | None
     rows: int = 0
     tag: str | None = None
+    participants: bytes = b""
 
 
 @dataclass(slots=True)

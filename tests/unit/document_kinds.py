@@ -213,6 +213,7 @@ MAPS = {
     "segments",
     "groups",
     "base",
+    "slots_complete_at",
     "roles",
     "tables",
     "fingerprints",

@@ -62,6 +62,8 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
             },
             "append_only": ["public.log"],
             "large_objects": 0,
+            "unknown_participants": None,
+            "foreign_participants": [],
             "warned": [],
             "skipped": [
                 {"what": "rows of shard s1", "why": "no backup copy to compare with", "is_one_copy": False}

@@ -139,6 +139,7 @@ def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
             rules=draw(RULES),
             tables=of_shards(STATES),
             fingerprints=of_shards(TEXTS),
+            slots_complete_at=draw(st.just({}) | st.fixed_dictionaries(dict.fromkeys(shards, POSITIONS))),
             **common,
         )
     changes = None

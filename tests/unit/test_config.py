@@ -47,6 +47,7 @@ sql.shuffle.partitions = 4
 [[node]]
 id = "a"
 dsn = "postgresql://u:${PASSWORD}@h/shop"
+known_as = ["east", "db:1"]
 [[node]]
 id = "a-b"
 backup_of = "a"
@@ -72,7 +73,7 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     client = {"region": "eu", "endpoints": ["http://h:1"]}
     assert fleet.store.options == {"retry_for": 1800.0, "key": "k", "client": client}
     assert fleet.nodes == (
-        Node("a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=1000),
+        Node("a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=1000, known_as=("east", "db:1")),
         Node("a-b", "dbname=shop user=u", "a", retained_wal_bytes_max=1536, connections_max=12),
     )
     assert [node.shard for node in fleet.nodes] == ["a", "a"]
@@ -181,6 +182,11 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + NODE + BACKUP.replace('backup_of = "a"', 'backup_of = "c"'), "backup_of names c, which is not a primary"),
     (HEAD + NODE + BACKUP + BACKUP.replace('"a-b"', '"x"').replace('"a"', '"a-b"').replace("host=b", "host=c"),
      "node x: backup_of names a-b, which is not a primary"),
+    (HEAD + NODE + BACKUP + 'known_as = ["x"]\n', "node a-b: known_as belongs to the primary, a"),
+    (HEAD + NODE + 'known_as = ["x, y"]\n', "node a: known_as contains 'x, y', which is not a single name"),
+    (HEAD + NODE + 'known_as = ["a-b"]\n' + BACKUP, "node a: known_as contains a-b, which also names node a-b"),
+    (HEAD + NODE + 'known_as = ["x"]\n' + NODE.replace('"a"', '"b"').replace("dbname=a", "dbname=b") +
+     'known_as = ["x"]\n', "node b: known_as contains x, which also names node a"),
     (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "at `node[0].id`"),
     (HEAD + '[[node]]\nid = "a"\n', "`node[0]` lacks the key `dsn`"),
     (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "expected text, got integer - at `node[0].dsn`"),

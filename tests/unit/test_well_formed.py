@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cutline.nodes.groups import Column, Group
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.proven_chains import commit_key, read_chain, read_commit
+from cutline.snapshots.records.proven_chains import check_commit, commit_key, read_chain, read_commit
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import InDoubt
 from tests.unit.made_commits import commit, counted, full_commit, memory
@@ -81,3 +82,22 @@ def test_a_transaction_that_is_twice_in_doubt_is_refused() -> None:
     assert read_chain(stores[0], "daily").full.cut == once
     with pytest.raises(ManifestError, match=r"position in doubt .* twice"):
         read_chain(stores[1], "daily")
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        ({"b": 1}, "slots_complete_at lists b instead of a"),
+        ({"a": 4}, "slots_complete_at.a: 0/4 is not between the base position and the cut"),
+        ({"a": 11}, "slots_complete_at.a: 0/B is not between the base position and the cut"),
+    ],
+)
+def test_all_slots_existed_between_the_base_positions_and_the_cut(positions: dict[str, int], message: str) -> None:
+    made = full_commit()
+    (node,) = made.cut.nodes
+    cut = replace(made.cut, nodes=(replace(node, start=Lsn(10), finish=Lsn(11)),))
+    made = replace(made, base={"a": Lsn(5), "b": Lsn(7)}, cut=cut, segments={"a": (), "b": ()})
+    for at in (5, 10):
+        check_commit(counted(replace(made, slots_complete_at={"a": Lsn(at)})))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_commit(counted(replace(made, slots_complete_at={name: Lsn(at) for name, at in positions.items()})))

@@ -50,9 +50,11 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
 
     Raises GlobalIdReusedError if a global id is ambiguous.
     """
-    if not windows:
-        return Cut((), 0, 0, 0)
-    events = fleet_events(windows)
+    return resolve_events(windows, fleet_events(windows)) if windows else Cut((), 0, 0, 0)
+
+
+def resolve_events(windows: Mapping[str, NodeWindow], events: FleetEvents) -> Cut:
+    """Do the same for windows whose events are already converted to columns."""
     history = _history(events)
     _check_unique(events, history)
     position, is_global = _raise_positions(events, history)

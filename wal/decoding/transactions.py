@@ -8,6 +8,10 @@ A slot yields a transaction's messages in one piece, between its BEGIN and its C
 A transaction that commits in one phase can be tagged with a global id by a transactional logical message that has the
 `snapshot.gid` prefix and a gid as its content. The last tag counts. Content that PostgreSQL would not accept as a gid
 is ignored. So is a tag in a prepared transaction, which has its own gid.
+
+The *participants* of a distributed transaction are the shards on which it has parts. A gid can name them, if the rule
+has a group `participants`. So can any part, by a transactional logical message with the prefix `snapshot.participants`,
+of which the last one in the part counts. `fleet.participants` describes how names are written.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_list, gather, texts_array
+from cutline.fleet.config import GLOBAL_ID_FORMS
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.participants import SEPARATOR
 from cutline.nodes.encodings import Texts
 from cutline.wal.cut.markers import MARKER_PREFIX
 from cutline.wal.decoding import pgoutput
@@ -53,22 +59,39 @@ def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
     builtin = {"xa": XA, "citus": CITUS}.get(form)
     if builtin:
         return pc.coalesce(pc.struct_field(pc.extract_regex(gids, builtin), "global"), gids)
+    return _matched_names(gids, form)[0]
+
+
+def _matched_names(gids: pa.Array[Any], form: str) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    """Return the global id that the regular expression `form` finds in each gid, and the text of its participants.
+
+    Without a match of the group `participants`, that text is empty.
+    """
     # Arrow's regular expressions are RE2: no look-around, no unnamed groups. The operator's rule was validated as a
     # Python regular expression, so Python evaluates it, once per distinct gid.
     encoded = gids.dictionary_encode()
-    pattern = re.compile(form)
-    names = texts_array(_global_id(pattern, gid) for gid in encoded.dictionary.to_pylist())
-    return names.take(encoded.indices)
+    pattern, names, participants = re.compile(form), list[str](), list[str]()
+    names_participants = PARTICIPANTS_GROUP in pattern.groupindex
+    for gid in encoded.dictionary.to_pylist():
+        match = pattern.search(gid)
+        names.append((match and match["global"]) or gid)
+        participants.append((match and names_participants and match[PARTICIPANTS_GROUP]) or "")
+    return texts_array(names).take(encoded.indices), texts_array(participants).take(encoded.indices)
 
 
-def _global_id(pattern: re.Pattern[str], gid: str) -> str:
-    match = pattern.search(gid)
-    return (match and match["global"]) or gid
+def _names_of(gids: pa.Array[Any], form: str) -> tuple[pa.Array[Any], pa.Array[Any] | None]:
+    """Return the global ids of `gids`, which may be null, and the participants that they name (None: no gid can)."""
+    if form in GLOBAL_ID_FORMS or len(gids) == 0 or PARTICIPANTS_GROUP not in re.compile(form).groupindex:
+        return global_ids(gids, form), None
+    return _matched_names(gids, form)
 
 
-TAG_PREFIX = b"snapshot.gid"
+TAG_PREFIX, PARTICIPANTS_PREFIX = b"snapshot.gid", b"snapshot.participants"
+PARTICIPANTS_GROUP = "participants"
 # PostgreSQL's limit for gids (GIDSIZE without the terminating zero).
 GID_BYTES_MAX = 199
+# Enough for the names of a thousand shards. A logical message may be 1 GB, and events are held in memory.
+PARTICIPANTS_BYTES_MAX = 8192
 ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRUNCATED)
 
 
@@ -76,8 +99,9 @@ ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRU
 class OpenTransactionHead:
     """The transaction that has begun but not ended in the messages so far; `sent` counts its rows.
 
-    A prepared transaction has a `global_id`; a transaction that commits in one phase may have a `tag`. `head` is the
-    BEGIN message without its kind.
+    A prepared transaction has a `global_id`; a transaction that commits in one phase may have a `tag`, a gid.
+    `participants` is the content of the transaction's last message that names them. `head` is the BEGIN message without
+    its kind.
     """
 
     lsn: Lsn
@@ -86,6 +110,7 @@ class OpenTransactionHead:
     sent: int
     tag: str | None = None
     head: bytes = b""
+    participants: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +118,7 @@ class Transactions:
     """The transactions in a batch, and for each message the number of its transaction.
 
     Number 0 is the transaction that the previous batch left open. `ordinal` numbers the rows of each transaction.
-    `global_id` and `tag` are the fields of OpenTransactionHead, by transaction number.
+    `global_id`, `tag` and `participants` are the fields of OpenTransactionHead, by transaction number.
     """
 
     of_message: Ints
@@ -102,6 +127,7 @@ class Transactions:
     xid: Ints
     global_id: pa.Array[Any]
     tag: pa.Array[Any]
+    participants: pa.Array[Any]
     left_open: OpenTransactionHead | None
 
     @classmethod
@@ -130,36 +156,69 @@ class Transactions:
         first = np.concatenate([[-(before.sent if before else 0)], rows[begins]])
         ordinal = rows - is_row - first[of_message]
         identities = known.take(to_arrow(index, absent=index < 0))
-        tags = _tags(messages, of_message, index >= 0, before, form)
+        tags = _tags(messages, of_message, index >= 0, before)
+        participants = _participants(messages, of_message, before, count + 1)
         sent = int(rows[-1] - first[of_message[-1]])
         left = None
         if _is_left_open(kinds, of_message, was_open=before is not None):
             last = int(of_message[-1])
             head = messages.bytes_at(int(begins[last - 1]))[1:] if last else before.head if before else b""
             left = OpenTransactionHead(
-                Lsn(lsn[last]), int(xid[last]), identities[last].as_py(), sent, tags[last].as_py(), head
+                Lsn(lsn[last]),
+                int(xid[last]),
+                identities[last].as_py(),
+                sent,
+                tags[last].as_py(),
+                head,
+                participants[last].as_py(),
             )
-        return cls(of_message, ordinal, lsn, xid, identities, tags, left)
+        return cls(of_message, ordinal, lsn, xid, identities, tags, participants, left)
 
 
 def _tags(
-    messages: Messages, of_message: Ints, is_prepared: Flags, before: OpenTransactionHead | None, form: str
+    messages: Messages, of_message: Ints, is_prepared: Flags, before: OpenTransactionHead | None
 ) -> pa.Array[Any]:
     """Return the last tag of each transaction that was not prepared."""
-    numbers, starts = messages.find_prefix(TAG_PREFIX)
-    # A non-transactional message belongs to no transaction.
-    is_tag = messages.u8(messages.starts[numbers] + 1) == 1
-    is_tag &= (messages.ends[numbers] > starts) & (messages.ends[numbers] - starts <= GID_BYTES_MAX)
-    is_tag &= ~is_prepared[of_message[numbers]]
-    numbers, starts = numbers[is_tag], starts[is_tag]
+    numbers, starts = _transactional(messages, TAG_PREFIX, GID_BYTES_MAX)
+    is_tag = ~is_prepared[of_message[numbers]]
+    tag = before.tag if before else None
+    return _last_texts(messages, (numbers[is_tag], starts[is_tag]), of_message, tag, len(is_prepared))
+
+
+def _participants(
+    messages: Messages, of_message: Ints, before: OpenTransactionHead | None, count: int
+) -> pa.Array[Any]:
+    """Return the content of the last message in each of `count` transactions that names participants."""
+    found = _transactional(messages, PARTICIPANTS_PREFIX, PARTICIPANTS_BYTES_MAX)
+    return _last_texts(messages, found, of_message, before.participants if before else None, count)
+
+
+def _transactional(messages: Messages, prefix: bytes, bytes_max: int) -> tuple[Ints, Ints]:
+    """Find the messages with this prefix and a content of 1 to `bytes_max` bytes, as `Messages.find_prefix` does.
+
+    A non-transactional message belongs to no transaction, so it is left out.
+    """
+    numbers, starts = messages.find_prefix(prefix)
+    lengths = messages.ends[numbers] - starts
+    chosen = (messages.u8(messages.starts[numbers] + 1) == 1) & (lengths > 0) & (lengths <= bytes_max)
+    return numbers[chosen], starts[chosen]
+
+
+def _last_texts(
+    messages: Messages, found: tuple[Ints, Ints], of_message: Ints, before: str | None, count: int
+) -> pa.Array[Any]:
+    """Return the last of the `found` contents that is valid text in each of `count` transactions; null without any.
+
+    `before` is the text of the transaction that the previous batch left open.
+    """
+    numbers, starts = found
     texts, are_texts = _texts(gather(messages.source, starts, messages.ends[numbers] - starts), messages.convert)
-    index = np.full(len(is_prepared), -1, np.int64)
-    if before and before.tag is not None:
+    index = np.full(count, -1, np.int64)
+    if before is not None:
         index[0] = 0
     # If an index occurs several times, numpy keeps the last value.
     index[of_message[numbers[are_texts]]] = np.arange(len(texts)) + 1
-    known = pa.concat_arrays([_one_text(before.tag if before else None), global_ids(texts, form)])
-    return known.take(to_arrow(index, absent=index < 0))
+    return pa.concat_arrays([_one_text(before), texts]).take(to_arrow(index, absent=index < 0))
 
 
 def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any], Flags]:
@@ -195,7 +254,7 @@ NO_GID = from_list([b""]).to_arrow()[0]
 def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
     """Return the events in a batch, ordered by their end positions; `form` is the rule for global ids."""
     parts = [
-        _commits(messages, transactions),
+        _commits(messages, transactions, form),
         _prepares(messages, transactions, form),
         _settlements(messages, pgoutput.COMMIT_OF_PREPARED, COMMIT_PREPARED, form),
         _settlements(messages, pgoutput.ROLLBACK_OF_PREPARED, ROLLBACK_PREPARED, form),
@@ -205,27 +264,47 @@ def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.T
     return events.take(to_arrow(np.argsort(to_numpy(events["end_lsn"]), kind="stable")))
 
 
-def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
+def _commits(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == pgoutput.COMMIT_LOCAL)
     at = messages.starts[numbers]
     of_commit = transactions.of_message[numbers]
-    names = transactions.tag.take(to_arrow(of_commit))
+    names, participants = _names_of(transactions.tag.take(to_arrow(of_commit)), form)
     of_records = _Numbers(
         messages.u64(at + 2), messages.u64(at + 10), messages.u64(at + 18), transactions.xid[of_commit]
     )
-    return _event_table(COMMIT, of_records, names)
+    keys = _participant_keys(participants, transactions.participants.take(to_arrow(of_commit)), names)
+    return _event_table(COMMIT, of_records, names, keys=keys)
 
 
 def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == pgoutput.PREPARED)
     at = messages.starts[numbers]
     gids = messages.names(numbers, 30)
-    names = global_ids(gids, form)
+    names, participants = _names_of(gids, form)
     # The position of the transaction's changes is where its PREPARE record begins.
-    lsn = transactions.lsn[transactions.of_message[numbers]]
+    of_prepare = transactions.of_message[numbers]
+    lsn = transactions.lsn[of_prepare]
     other_gids = pc.if_else(pc.equal(gids, names), NO_GID, gids.cast(pa.binary()))
     of_records = _Numbers(lsn, messages.u64(at + 10), messages.u64(at + 18), messages.u32(at + 26))
-    return _event_table(PREPARE, of_records, names, other_gids)
+    keys = _participant_keys(participants, transactions.participants.take(to_arrow(of_prepare)), names)
+    return _event_table(PREPARE, of_records, names, other_gids, keys)
+
+
+def _participant_keys(by_gid: pa.Array[Any] | None, by_message: pa.Array[Any], names: pa.Array[Any]) -> Any:
+    """Return the participants that gids and messages name as keys of events (binary); None if there are none.
+
+    A transaction without a global id has no participants but its own shard, whatever a message says.
+    """
+    if by_message.null_count == len(by_message) and by_gid is None:
+        return None
+    nothing = from_list([b""]).to_arrow()[0]
+    texts = by_message.cast(pa.binary()).fill_null(nothing)
+    if by_gid is not None:
+        gids = by_gid.cast(pa.binary()).fill_null(nothing)
+        separator = from_list([SEPARATOR.encode()]).to_arrow()[0]
+        both = pc.and_(pc.not_equal(gids, nothing), pc.not_equal(texts, nothing))
+        texts = pc.binary_join_element_wise(gids, texts, pc.if_else(both, separator, nothing))
+    return pc.if_else(names.is_valid(), texts, nothing)
 
 
 def _settlements(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
@@ -262,7 +341,7 @@ class _Numbers(NamedTuple):
     xid: Ints
 
 
-def _event_table(op: int, numbers: _Numbers, names: Any, rows: Any = None) -> pa.Table:
+def _event_table(op: int, numbers: _Numbers, names: Any, rows: Any = None, keys: Any = None) -> pa.Table:
     count = len(numbers.lsn)
     empty = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
     return pa.table(
@@ -272,7 +351,7 @@ def _event_table(op: int, numbers: _Numbers, names: Any, rows: Any = None) -> pa
             to_arrow(np.full(count, op, np.int8)),
             to_arrow(np.full(count, NO_GROUP, np.int32)),
             to_arrow(np.full(count, EVERY_PARTITION, np.int32)),
-            empty,
+            empty if keys is None else keys,
             empty if rows is None else rows,
         ],
         schema=SEGMENT_SCHEMA,

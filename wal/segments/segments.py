@@ -64,8 +64,11 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 # seq: for a change, its number within its transaction. For an event, when the transaction ended or was prepared, by the
 # node's clock, in microseconds since 2000, as in PostgreSQL. 0 for markers.
 #
-# global_id: for changes and events of a two-phase transaction, its global id. For a COMMIT, the transaction's tag
+# global_id: for changes and events of a two-phase transaction, its global id. For a COMMIT, the global id of its tag
 # (wal.decoding.transactions), which names the distributed transaction whose part this node committed in one phase.
+#
+# key: for a PREPARE, or a COMMIT with a global id, the names of the transaction's participants, if its gid or a message
+# in it names them (fleet.participants). Empty for all other events.
 SEGMENT_SCHEMA = pa.schema(
     [
         pa.field("lsn", pa.int64(), nullable=False),

@@ -91,7 +91,8 @@ def stored_chain(servers: EmbeddedFleet, directory: Path, spark: Ready) -> Itera
         execute(first, WIDE_TABLE)
         with dropping_slots(fleet):
             runs.init()
-            with BankWorkload(servers.dsns(), clients=2, pause_seconds=0.005) as bank:
+            names = [primary.id for primary in servers.primaries]
+            with BankWorkload(servers.dsns(), clients=2, pause_seconds=0.005, names=names) as bank:
                 runs.full(NAME)
                 while bank.committed.total < TRANSACTIONS:
                     assert bank.wait(0.05)

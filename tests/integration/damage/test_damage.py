@@ -72,6 +72,8 @@ def test_a_healthy_chain_is_valid(stored: StoredChain) -> None:
     compared = report.snapshots[0].compared
     assert compared.objects == len(stored.objects())
     assert min(compared.rows, compared.changes, compared.partitions, compared.transactions) > 0
+    # The bank names the participants of its transfers, also of those during the full snapshot.
+    assert report.snapshots[0].unknown_participants == 0
     assert stored.check(increment=0).exit_code == 0
 
 
@@ -203,6 +205,28 @@ def test_rows_that_a_standby_lacks_or_has_different_are_found_by_comparison_alon
     assert (whole.node, whole.line, whole.increment) == ("s2", lacking[0], 1)
     assert whole.position
     assert (none.node, none.line, none.increment) == ("s2-b1", None, None)
+
+
+def test_half_of_a_transfer_is_missed_on_its_other_shard(stored: StoredChain) -> None:
+    """All traces of a transfer are removed from the archives of one shard, whose copies then agree with each other."""
+    segment = stored.chain.increments[0].segments["s2"][0]
+    events = pq.read_table(stored.store / segment.key).to_pylist()
+    position = stored.chain.increments[0].cut.of("s2").position
+    half = next(
+        one
+        for one in events
+        if one["op"] == PREPARE and one["lsn"] < position and one["key"] == b"s1,s2" and is_shared(stored, one)
+    )
+    for node in ("s2", "s2-b1"):
+        change_segment(
+            stored.store,
+            NAME,
+            1,
+            node,
+            lambda table: table.filter(pa.array([row["global_id"] != half["global_id"] for row in table.to_pylist()])),
+        )
+    missing = [one for one in stored.conflicts() if one.kind == "transaction"]
+    assert [(one.node, one.other_node, one.global_id) for one in missing] == [("s2", "s1", half["global_id"])]
 
 
 def test_a_commit_with_a_wrong_cut_is_found(stored: StoredChain) -> None:

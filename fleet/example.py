@@ -59,9 +59,6 @@ allow = ["one-copy"]                 # what a check may lack and still pass
 [globals]
 passwords = false                    # whether snapshots contain password verifiers
 
-[check]
-allow = ["one-copy"]                 # lets a check pass for shards that have one copy
-
 [watch]                              # the schedule of `snapshot watch`
 every = "5min"
 full = "weekly"

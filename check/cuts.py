@@ -51,14 +51,22 @@ class StoredEvents:
         return read_events(self.store, segment) if stream is None else from_stream(stream)
 
 
-def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress: Progress) -> None:
+def check_cuts(
+    chain: Chain, events: StoredEvents, findings: Findings, progress: Progress, after: int | None = None
+) -> None:
     """Report a conflict for every cut that its archived events don't confirm; stop if a primary's archive is damaged.
 
-    Raises StoreUnreachableError if the store does not answer: that proves nothing about a cut.
+    With `after`, only the cuts of later increments are resolved. Raises StoreUnreachableError if the store does not
+    answer: that proves nothing about a cut.
     """
-    progress.step("resolve cuts again", total=len(chain.commits), unit="cuts")
+    known = () if after is None else chain.commits[: after + 1]
+    progress.step("resolve cuts again", total=len(chain.commits) - len(known), unit="cuts")
     archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.full.primaries]
-    for commit in chain.commits:
+    for commit in known:
+        for archive in archives:
+            archive.extend(commit)
+            archive.end_window(commit)
+    for commit in chain.commits[len(known) :]:
         if findings.damaged & set(chain.full.primaries):
             return
         try:
@@ -175,22 +183,29 @@ def _shown(value: object) -> str:
     return f"a list of {len(value)} transactions" if isinstance(value, frozenset) else str(value)
 
 
-def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
+def check_markers(
+    chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings, after: int | None = None
+) -> None:
     """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit.
 
     The archive of a node that is idle at the last cut ends before that cut, and perhaps before earlier ones. Their
-    markers will be in its next segment.
+    markers will be in its next segment. With `after`, the markers are those of later increments, and so of the cuts
+    for which the node was idle then.
     """
     for node, contents in markers.items():
         if node in findings.damaged:
             continue
-        idle = chain.last.idle.get(node)
+        idle, known = chain.last.idle.get(node), () if after is None else chain.commits[: after + 1]
+        was_idle = known[-1].idle.get(node) if known else None
+        awaited = [
+            commit for commit in known if was_idle and commit.cut.of(chain.shard_of(node)).start >= was_idle.through
+        ]
         positions: dict[tuple[str, str], Lsn] = {}
         for content, position in contents.items():
             with suppress(ValueError):
                 marker = marker_from_bytes(content)
                 positions[marker.cut, marker.kind] = position
-        for commit in chain.commits:
+        for commit in (*awaited, *chain.commits[len(known) :]):
             cut = commit.cut.of(chain.shard_of(node))
             if idle is not None and cut.start >= idle.through:
                 continue

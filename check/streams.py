@@ -18,13 +18,14 @@ import pyarrow as pa
 
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
+from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, forms_of
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import from_stream, to_stream
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
@@ -36,9 +37,8 @@ from cutline.snapshots.fold.sources import (
     open_object,
     own_definitions,
     read_opened,
-    segment_sources,
 )
-from cutline.spark.spark_jobs import Dealing, NodeShares, run_tasks
+from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore
@@ -148,7 +148,8 @@ class StreamTask:
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
     from which all copies have them. `forms` is a broadcast of the forms of the node's tables, keyed by number.
-    `last` and `with_events` request additional results.
+    `last` and `with_events` request additional results. An earlier check has compared the segment's changes and events
+    before `checked_to`, except those of the transactions at `decided`.
     """
 
     segment: SegmentSource
@@ -157,6 +158,8 @@ class StreamTask:
     forms: Any
     last: LastTask | None = None
     with_events: bool = False
+    checked_to: Lsn = ORIGIN
+    decided: frozenset[Lsn] = frozenset()
 
 
 class MarkerMessage(NamedTuple):
@@ -237,6 +240,8 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
     is_compared = (lsn >= task.since) & (lsn < task.segment.position) & ~np.isin(op, (ROLLBACK_PREPARED, MARKER))
     if task.segment.excluded:
         is_compared &= ~np.isin(lsn, np.fromiter(task.segment.excluded, np.int64))
+    if task.checked_to:
+        is_compared &= (lsn >= task.checked_to) | np.isin(lsn, np.fromiter(task.decided, np.int64))
     chosen = table.filter(pa.array(is_compared))
     group = np.asarray(chosen["group"].to_numpy(), np.int64)
     keys = np.stack([np.full(len(chosen), task.segment.source.number, np.int64), group], axis=1)
@@ -301,27 +306,30 @@ class StreamHashes:
 
 
 def hash_streams(
-    session: SparkSession,
+    spark: SparkSource,
     copies: Copies,
     store: OpensStore,
     findings: Findings,
     progress: Progress,
     sources: Sources | None = None,
+    part: NewPart | None = None,
 ) -> StreamHashes:
     """Hash every copy's segments, in a Spark job unless the driver holds them; report unreadable segments as damage.
 
     With `sources`, the last changes and the events from primaries are kept if they are small enough, so that the
-    segments are not read again.
+    segments are not read again. With `part`, only its segments are read, and only what is new in them is hashed.
     """
+    part = part or NewPart(copies.chain)
     segments = [
         segment_source
         for number, node in enumerate(copies.nodes)
-        for segment_source in segment_sources(copies.chain, number, node, copies.same_shard(node))
+        for segment_source in part.segment_sources(number, node, copies.same_shard(node))
     ]
     since = {node: copies.since(node) for node in copies.nodes}
+    decided = {node: part.decided(node) for node in copies.nodes}
     known = {shard: forms_of(copies.chain.definitions(shard)) for shard in set(copies.shard.values())}
     is_here = isinstance(store, HeldObjects)
-    forms = {shard: InDriver(found) if is_here else broadcast(session, found) for shard, found in known.items()}
+    forms = {shard: InDriver(found) if is_here else broadcast(spark.session(), found) for shard, found in known.items()}
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
@@ -333,6 +341,9 @@ def hash_streams(
             forms[copies.shard[segment.source.node]],
             wanted.get(segment.source.key),
             with_events and _is_primary(segment, copies),
+            # A new segment of an idle node may begin before the cut that was checked.
+            ORIGIN if part.is_new(segment.segment) else part.checked_to(segment.source.node),
+            decided[segment.source.node],
         )
         for segment in segments
     ]
@@ -342,7 +353,7 @@ def hash_streams(
     )
     shares.begin()
     try:
-        reports = _run_here(tasks, shares) if is_here else _run_tasks(session, tasks, shares)
+        reports = _run_here(tasks, shares) if is_here else _run_tasks(spark.session(), tasks, shares)
     finally:
         for sent in forms.values():
             sent.unpersist()

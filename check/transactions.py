@@ -8,8 +8,9 @@ hashed separately; transactions are listed only where the hashes differ.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,10 @@ from cutline.check.report import Conflict
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import runs
 from cutline.columns.python_workers import broadcast, map_batches
+from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold.changes import TASKS_PER_CORE, balance_by_size
 from cutline.snapshots.fold.sources import SegmentSource
+from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import COMMIT, PREPARE, read_events
@@ -42,6 +45,19 @@ UNREAD_NODES = (-2, -1)
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedParts:
+    """The parts of one node's transactions that an earlier check has not compared.
+
+    These are all parts in `new_segments`, the parts in other segments at or after `checked_to`, and the parts that the
+    cut that was checked left undecided: `undecided` has their global ids, and whether the state now contains them.
+    """
+
+    checked_to: Lsn
+    new_segments: Set[str]
+    undecided: tuple[tuple[str, bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PairReport:
     """The number of shared transactions compared, the conflicts between nodes, and errors for unreadable objects."""
 
@@ -51,28 +67,35 @@ class PairReport:
 
 
 def compare_pairs(
-    spark: SparkSession,
+    spark: SparkSource,
     nodes: tuple[str, ...],
     segments: tuple[SegmentSource, ...],
     store: StoreLocation,
     events: StoredEvents | None = None,
+    compared: Mapping[int, ComparedParts] = MappingProxyType({}),
 ) -> PairReport:
     """Compare the parts of every transaction that two of the primaries share.
 
-    Runs in the driver if it has the `events` in memory, otherwise as a Spark job.
+    Runs in the driver if it has the `events` in memory, otherwise as a Spark job. With `compared`, by node number, only
+    these parts are compared.
     """
     if len(nodes) < 2 or not segments:
         return PairReport(0, [], [])
     if events:
-        return _compare_held(nodes, segments, events)
-    return _compare_in_job(spark, nodes, segments, store)
+        return _compare_held(nodes, segments, events, compared)
+    return _compare_in_job(spark.session(), nodes, segments, store, compared)
 
 
-def _compare_held(nodes: tuple[str, ...], segments: tuple[SegmentSource, ...], events: StoredEvents) -> PairReport:
-    parts: list[pa.RecordBatch] = []
+def _compare_held(
+    nodes: tuple[str, ...],
+    segments: tuple[SegmentSource, ...],
+    events: StoredEvents,
+    compared: Mapping[int, ComparedParts],
+) -> PairReport:
+    parts = [_undecided_parts(compared)]
     try:
         for segment in segments:
-            parts += _part_batches(segment, events.read(segment.segment))
+            parts += _part_batches(segment, events.read(segment.segment), compared.get(segment.source.number))
     except SnapshotError as error:
         return PairReport(0, [], [report_of(error)])
     names = ["global_id", "node"]
@@ -123,10 +146,14 @@ def _compare_in_job(
     nodes: tuple[str, ...],
     segments: tuple[SegmentSource, ...],
     store: StoreLocation,
+    compared: Mapping[int, ComparedParts],
 ) -> PairReport:
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
-    parts = read_parts(spark, segments, store).groupBy("global_id", "node").agg(F.max("included").alias("included"))
+    found = read_parts(spark, segments, store, compared)
+    if len(undecided := _undecided_parts(compared)):
+        found = found.unionByName(spark.createDataFrame(pa.Table.from_batches([undecided])))
+    parts = found.groupBy("global_id", "node").agg(F.max("included").alias("included"))
     pairs = pair_up(parts).persist()
     hashed = F.xxhash64("global_id")
     sides = pairs.groupBy("node", "other").agg(
@@ -158,17 +185,24 @@ def pair_up(parts: DataFrame) -> DataFrame:
     return left.join(right, "global_id").where("node < other")
 
 
-def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
+def read_parts(
+    spark: SparkSession,
+    segments: tuple[SegmentSource, ...],
+    store: StoreLocation,
+    compared: Mapping[int, ComparedParts] = MappingProxyType({}),
+) -> DataFrame:
     """Read the segments' PART_ROWS; for UNREAD_NODES, `global_id` is the error report on an unreadable segment."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     listed = broadcast(spark, balance_by_size(segments, tasks))
+    limits = dict(compared)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 segment = listed.value[number]
                 try:
-                    yield from _part_batches(segment, read_events(store.open(), segment.segment))
+                    events = read_events(store.open(), segment.segment)
+                    yield from _part_batches(segment, events, limits.get(segment.source.number))
                 except SnapshotError as error:
                     yield pa.record_batch(
                         [pa.array(UNREAD_NODES, pa.int32()), [json.dumps(report_of(error))] * 2, [True, True]],
@@ -178,10 +212,15 @@ def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: 
     return map_batches(spark.range(0, len(segments), 1, tasks), read, PART_ROWS)
 
 
-def _part_batches(segment: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
+def _part_batches(
+    segment: SegmentSource, events: pa.Table, compared: ComparedParts | None = None
+) -> Iterator[pa.RecordBatch]:
     op = np.asarray(events["op"].to_numpy())
+    is_part = (op == PREPARE) | (op == COMMIT)
+    if compared is not None and segment.source.key not in compared.new_segments:
+        is_part &= np.asarray(events["lsn"].to_numpy()) >= compared.checked_to
     # Most commits are local to one node and have no global id.
-    events = events.filter(pa.array((op == PREPARE) | (op == COMMIT))).filter(pc.field("global_id").is_valid())
+    events = events.filter(pa.array(is_part)).filter(pc.field("global_id").is_valid())
     lsn = np.asarray(events["lsn"].to_numpy())
     included = lsn < segment.position
     if segment.excluded:
@@ -189,6 +228,13 @@ def _part_batches(segment: SegmentSource, events: pa.Table) -> Iterator[pa.Recor
     node = np.full(len(events), segment.source.number, np.int32)
     table = pa.table([node, events["global_id"], included], schema=PART_SCHEMA)
     yield from table.to_batches()
+
+
+def _undecided_parts(compared: Mapping[int, ComparedParts]) -> pa.RecordBatch:
+    """Return the parts that were undecided at the cut that was checked (PART_SCHEMA)."""
+    rows = [(number, *part) for number, parts in compared.items() for part in parts.undecided]
+    columns = [pa.array([row[place] for row in rows], field.type) for place, field in enumerate(PART_SCHEMA)]
+    return pa.RecordBatch.from_arrays(columns, schema=PART_SCHEMA)
 
 
 def _torn_conflict(nodes: tuple[str, ...], row: Any) -> Conflict:

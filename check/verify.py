@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cutline.check.compare import compare_copies, compare_streams
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers, check_restore_point
+from cutline.check.earlier_check import commits_to_read_since, store_digest
 from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
-from cutline.check.partitions import hash_partitions
+from cutline.check.new_part import NewPart
+from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.rereading import Deadline
+from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_listing, check_structure, names_to_check
-from cutline.check.transactions import compare_pairs
+from cutline.check.transactions import ComparedParts, compare_pairs
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
@@ -25,7 +28,8 @@ from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
 from cutline.snapshots.ddl.server_globals_object import read_globals_object
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
-from cutline.snapshots.fold.sources import SegmentSource, Sources, segment_sources, sources_of
+from cutline.snapshots.fold.sources import Sources
+from cutline.snapshots.listing.name_templates import find_newest
 from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
     document_names,
@@ -36,46 +40,63 @@ from cutline.snapshots.operations.open_operations import (
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.proven_chains import cut_time
+from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, read_listed
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
     """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None.
 
-    `rows` is the number of different rows that are named for each partition that differs.
+    With `newest`, check only the newest snapshot. `rows` is the number of different rows that are named for each
+    partition that differs.
+
+    With `since_last`, read only what no check has read since, and rest on the record of an earlier check for the rest,
+    of which some is reread. `subset` (n, t) says which part is reread. `seconds_max` limits the time: the check ends
+    after the increment or the objects that it is reading then. Both imply `since_last`.
     """
 
     name: str | None = None
     increment: int | None = None
     metadata_only: bool = False
     rows: int = 0
+    since_last: bool = False
+    subset: tuple[int, int] | None = None
+    seconds_max: float | None = None
+    newest: bool = False
+
+    @property
+    def uses_records(self) -> bool:
+        """Whether the check may rest on the record of an earlier check."""
+        return self.since_last or self.is_limited
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the check must not read everything, even if there is no record to rest on."""
+        return self.subset is not None or self.seconds_max is not None
 
 
 def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
     """Check the snapshots that `request` names; start Spark only if there are contents to read."""
-    began = time.monotonic()
+    began, deadline = time.monotonic(), Deadline(request.seconds_max)
     store = fleet.store.open()
     fleet_id = read_identity(store, fleet).fleet_id
     operations = document_names(store)
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
-    recorded = read_recorded_commits(store, unread=unread, operations=operations)
-    names = [request.name] if request.name else names_to_check(store, recorded)
+    names, recorded = _names_to_check(store, request, operations, unread)
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
+        moment = utc_now()
         try:
             with naming_open_operations(open_operations):
                 chain, report = check_structure(store, fleet_id, name, request.increment, recorded.get(name, {}))
@@ -86,25 +107,45 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             continue
         report.allows_one_copy = fleet.allows_one_copy
         if chain is not None:
-            findings = Findings(report)
+            check = ChainCheck(
+                chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,
+                store_digest(fleet.store, fleet_id), fleet.reread_seconds,
+            )  # fmt: skip
             with _replace_if_deleted(store, chain, report):
-                _check_chain(chain, fleet.store, findings, request, spark, progress)
+                _check_chain(check, request, operations)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
         ]
+        if report.conflicts:
+            report.read = None
         reports.append(report)
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
 
-def _check_chain(
-    chain: Chain,
-    location: StoreLocation,
-    findings: Findings,
-    request: CheckRequest,
-    spark: SparkSource,
-    progress: Progress,
-) -> None:
+def _names_to_check(
+    store: ObjectStore, request: CheckRequest, operations: Mapping[str, Set[str]], unread: list[ManifestError]
+) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """Return the snapshots to check, and the commits that operations have recorded (read_recorded_commits).
+
+    If a check may rest on a record, only the records of operations since then are read. For the newest snapshot, those
+    since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
+    is checked as well.
+    """
+    if request.newest:
+        newest = find_newest(store)
+        recorded = read_recorded_commits(store, newest.operation if newest else "", unread, operations)
+        existing = set(snapshot_names(store))
+        lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
+        return [*([newest.snapshot] if newest else []), *lost], recorded
+    since = commits_to_read_since(store, operations, request.name) if request.name and request.uses_records else ""
+    recorded = read_recorded_commits(store, since, unread, operations)
+    return [request.name] if request.name else names_to_check(store, recorded), recorded
+
+
+def _check_chain(check: ChainCheck, request: CheckRequest, operations: Mapping[str, Set[str]]) -> None:
+    """Check the chain as requested; `operations` is the result of document_names."""
+    chain, location, findings, progress = check.chain, check.location, check.findings, check.progress
     store = location.open()
     # Check records are compared by their end times.
     note_late_clock(cut_time(chain.last), progress)
@@ -115,10 +156,18 @@ def _check_chain(
     if chain.full.only_cut:
         check_restore_point(chain, store, findings, progress)
         return
-    spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
-    _check_ddl(store, chain, findings)
-    check_contents(spark, chain, location, findings, progress, request.rows)
+    if request.uses_records and rest_on_record(check, operations, lambda part: _check_part(check, part)):
+        return
+    check.spark.begin(ExecutorNeeds(location), progress)
+    _check_ddl(store, NewPart(chain), findings)
+    check_contents(check.spark, chain, location, findings, progress, request.rows)
+    record_full(check)
+
+
+def _check_part(check: ChainCheck, part: NewPart) -> None:
+    _check_ddl(check.location.open(), part, check.findings)
+    check_contents(check.spark, part.chain, check.location, check.findings, check.progress, part=part)
 
 
 @contextmanager
@@ -133,6 +182,7 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
     with suppress(ManifestError):
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
+            report.rests_on = report.read = None
             return
     if problem:
         raise problem
@@ -153,12 +203,12 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all stored DDL, globals and extension rows, and count object lists.
+def _check_ddl(store: ObjectStore, part: NewPart, findings: Findings) -> None:
+    """Read all stored DDL, globals and extension rows in the part, and count its object lists.
 
     A damaged object is a conflict, and so is DDL that contradicts the commit that lists it.
     """
-    entries = ((commit, entry) for commit in chain.commits for entry in commit.own_objects)
+    entries = ((commit, entry) for commit in part.commits for entry in commit.own_objects)
     for listed_by, stored in [(commit, entry) for commit, entry in entries if entry.kind in WITHOUT_ROWS]:
         try:
             if stored.kind == GLOBALS:
@@ -167,7 +217,7 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
                 read_extension_rows_object(store, stored)
             else:
                 ddl = read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
-                for detail in contradictions(chain.up_to(listed_by.increment), stored.node, ddl):
+                for detail in contradictions(part.chain.up_to(listed_by.increment), stored.node, ddl):
                     findings.conflict(Conflict("definition", detail, node=stored.node, object=stored.key))
         except ObjectDamagedError as error:
             # The object contains no table rows, so the copy can still be compared.
@@ -175,7 +225,7 @@ def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
             continue
         findings.count(objects=1, size_bytes=stored.size)
     # The bytes of the object lists were verified when the chain was read.
-    for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
+    for object_list in [object_list for commit in part.commits for object_list in commit.object_lists]:
         if not isinstance(object_list, LostList):
             findings.count(objects=1, size_bytes=object_list.size)
 
@@ -187,27 +237,41 @@ def check_contents(
     findings: Findings,
     progress: Progress,
     rows: int = 0,
+    part: NewPart | None = None,
 ) -> None:
-    """Read every object and compare the contents. The chain must have passed `check_structure`."""
-    session, copies = spark.session(), Copies.of(chain)
-    held = hold_archive(chain, store)
-    sources = None if held else _sources_for_reports(copies, store)
-    streams = hash_streams(session, copies, held or store, findings, progress, sources)
-    check_markers(chain, streams.markers, findings)
+    """Read every object and compare the contents. The chain must have passed `check_structure`.
+
+    With `part`, an earlier check has read the rest of the chain and found it valid. Spark is then started only if
+    tables were copied or there is more to read than the driver should hold.
+    """
+    part = part or NewPart(chain)
+    copies = Copies.of(chain)
+    held = hold_archive(chain, store, part)
+    if part.has_copies or held is None:
+        spark.begin(ExecutorNeeds(store), progress)
+    sources = None if held else _sources_for_reports(copies, part, store)
+    streams = hash_streams(spark, copies, held or store, findings, progress, sources, part)
+    check_markers(chain, streams.markers, findings, part.after)
     events = StoredEvents(streams.store.open(), streams.events or {})
-    check_cuts(chain, events, findings, progress)
-    hashes = hash_partitions(session, copies, store, findings, progress, streams)
-    check_large_objects(session, chain.full, store, findings, progress)
+    check_cuts(chain, events, findings, progress, part.after)
+    hashes = PartitionHashes.none()
+    if part.has_copies:
+        hashes = hash_partitions(spark.session(), copies, store, findings, progress, streams, part)
+    if part.after is None:
+        check_large_objects(spark.session(), chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
-    name_rows(session, copies, store, findings, progress, rows, hashes.rows)
+    if rows:
+        name_rows(spark.session(), copies, store, findings, progress, rows, hashes.rows)
     progress.step("compare transactions")
-    _compare_transactions(session, copies, store, findings, None if streams.events is None and held is None else events)
+    in_memory = None if streams.events is None and held is None else events
+    _compare_transactions(spark, copies, part, store, findings, in_memory)
 
 
-def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
+def hold_archive(chain: Chain, store: StoreLocation, part: NewPart | None = None) -> HeldObjects | None:
     """Return an object holder with which the driver reads each archive once; None if Spark jobs are faster."""
-    segments = [segment for node in chain.baseline for segment in chain.segments(node)]
+    part = part or NewPart(chain)
+    segments = [segment for node in chain.baseline for segment in part.segments(node)]
     if (
         sum(segment.size for segment in segments) > STORED_BYTES_MAX
         or sum(segment.changes for segment in segments) > CHANGES_MAX
@@ -216,32 +280,35 @@ def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
     return HeldObjects(store)
 
 
-def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None:
+def _sources_for_reports(copies: Copies, part: NewPart, store: StoreLocation) -> Sources | None:
     """Return the sources for folding the copies; None if a segment with a TRUNCATE can't be read."""
     try:
-        return sources_of(copies.chain, tuple(copies.nodes), store.open())
+        return part.sources(copies.nodes, store.open())
     except ObjectDamagedError:
         # The job that reads all segments will report the damaged object.
         return None
 
 
 def _compare_transactions(
-    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, events: StoredEvents | None
+    spark: SparkSource,
+    copies: Copies,
+    part: NewPart,
+    store: StoreLocation,
+    findings: Findings,
+    events: StoredEvents | None,
 ) -> None:
     primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
-    pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store, events)
+    undamaged = {number: node for number, node in enumerate(primaries) if node not in findings.damaged}
+    segments = tuple(source for number, node in undamaged.items() for source in part.segment_sources(number, node))
+    compared: dict[int, ComparedParts] = {}
+    if part.after is not None:
+        compared = {
+            number: ComparedParts(part.checked_to(node), part.new_segments, part.undecided_parts(node))
+            for number, node in undamaged.items()
+        }
+    pairs = compare_pairs(spark, primaries, segments, store, events, compared)
     findings.report.compared.transactions += pairs.transactions
     findings.report.conflicts += pairs.conflicts
     # The objects were intact when they were first read, so earlier results hold, and only this comparison is left out.
     for problem in pairs.problems:
         findings.damage(problem)
-
-
-def _undamaged_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
-    """Return all segments in undamaged copies, including segments that hold only events."""
-    return tuple(
-        segment_source
-        for number, node in enumerate(nodes)
-        if node not in findings.damaged
-        for segment_source in segment_sources(copies.chain, number, node)
-    )

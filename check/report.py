@@ -139,7 +139,7 @@ class SnapshotReport:
     no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards.
 
     `rests_on` is None if the check used no record of an earlier check; `unused_records` is the reason if it was asked
-    to. `read` is set if later checks may rest on this check.
+    to; `is_partial` is set if it read only a part nevertheless. `read` is set if later checks may rest on this check.
     """
 
     name: str
@@ -153,6 +153,7 @@ class SnapshotReport:
     allows_one_copy: bool = False
     rests_on: RestsOn | None = None
     unused_records: str = ""
+    is_partial: bool = False
     read: ReadTimes | None = None
 
     @property
@@ -169,6 +170,11 @@ class SnapshotReport:
         if not self.skipped:
             return VALID
         return ONE_COPY if self.allows_one_copy else INCONCLUSIVE
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the check was to read everything up to its increment."""
+        return self.rests_on is None and not self.is_partial
 
     @property
     def is_complete(self) -> bool:

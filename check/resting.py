@@ -99,7 +99,7 @@ def rest_on_record(
     listed = Findings(SnapshotReport(chain.name, chain.last.increment))
     entries = list_entries(store, chain, listed)
     if earlier and (count := int(np.count_nonzero(entries.were_replaced(earlier.times, earlier.increment)))):
-        why = f"{count} objects were stored after check {earlier.check.operation} had read the objects of these names"
+        why = f"some objects ({count:,}) were stored after check {earlier.check.operation} had read them"
         earlier = None
     if earlier is None:
         report.unused_records = why
@@ -247,6 +247,7 @@ def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
 def _read_unproven(check: ChainCheck, entries: StoredEntries, why: str) -> None:
     """Without a record, read the subset, or as much as there is time for; the result is inconclusive."""
     report, increment = check.report, check.chain.last.increment
+    report.is_partial = True
     # Begin anywhere: nothing says what the last such check has read.
     begin = secrets.randbelow(PLACES)
     ranges = [subset_range(*check.subset)] if check.subset else [PlaceRange(begin, PLACES), PlaceRange(0, begin)]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import UNSET
 
 from cutline.check.named_rows import ROWS_DIFFER
-from cutline.check.report import CheckReport, Conflict, DifferentRow, SnapshotReport
+from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
-from cutline.cli.output.arguments import Increment, command_context
+from cutline.cli.output.arguments import SECONDS_MAX, Increment, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
@@ -30,6 +32,7 @@ from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
+SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
 WHAT_TO_DO = (
     "a restore refuses damaged or missing objects, and names the increments that it can restore instead;"
@@ -72,25 +75,81 @@ def check(
             metavar="FILE", help="Also write a JUnit report to FILE; it contains an <error> if the check itself fails."
         ),
     ] = None,
+    since_last: Annotated[
+        bool,
+        typer.Option(
+            "--since-last",
+            help="Read only what no check has read since, and rest on the record of an earlier check for the rest.",
+        ),
+    ] = False,
+    subset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N/T", help="Like --since-last, and of the rest, reread the Nth of T parts instead of what is due."
+        ),
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=SECONDS_MAX,
+            metavar="S",
+            help="Like --since-last, and end at the first boundary after this time; the result says what was not read.",
+        ),
+    ] = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="Check only the newest snapshot: the one whose first cut is the latest.")
+    ] = False,
     metrics: MetricsFile = None,
 ) -> None:
     """Read snapshots back from the store and verify that they are complete and consistent.
 
     Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared. The rows of
-    shards without a standby need not be compared if the fleet file's check table allows one-copy.
+    shards without a standby need not be compared if the fleet file's check table allows one-copy. With --since-last,
+    what earlier checks compared counts as compared if it was read again in the time that the check table sets.
     """
     with reporting_errors(junit):
-        if increment is not None and name is None:
-            raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+        request = CheckRequest(
+            name, increment, metadata_only, rows, since_last, parse_subset(subset), max_seconds, newest
+        )
+        check_request(request)
         fleet = command_context(context).load_fleet()
         with leaving_metrics(context, fleet, "check", metrics):
-            name = newest_name(fleet, name) if name is not None else None
-            report = run_check(context, fleet, CheckRequest(name, increment, metadata_only, rows))
+            request = replace(request, name=newest_name(fleet, name) if name is not None else None)
+            report = run_check(context, fleet, request)
             problems = write_report(junit, junit_of(report))
             lines = [*lines_of(report), *(f"warning: {problem}" for problem in problems)]
             code = report.exit_code or (UNWRITTEN if problems else DONE)
             emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
             raise typer.Exit(code)
+
+
+def parse_subset(text: str | None) -> tuple[int, int] | None:
+    """Parse the value of --subset; raise UsageError unless it is N/T with N from 1 to T."""
+    if text is None:
+        return None
+    if (match := SUBSET.fullmatch(text)) and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
+    raise UsageError(f"--subset {text[:100]!r} is not a part such as 1/7", hint="snapshot check NAME --subset 1/7")
+
+
+def check_request(request: CheckRequest) -> None:
+    """Raise UsageError if the request is contradictory."""
+    if request.increment is not None and request.name is None:
+        raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+    if request.newest and request.name is not None:
+        raise UsageError("--newest and NAME are mutually exclusive", hint="use only one of them")
+    reads_all = {
+        "--increment": request.increment is not None,
+        "--metadata-only": request.metadata_only,
+        "--rows": request.rows > 0,
+    }
+    if request.uses_records and any(reads_all.values()):
+        option = next(option for option, is_given in reads_all.items() if is_given)
+        raise UsageError(
+            f"{option} does not go with --since-last, --subset and --max-seconds",
+            hint="they check the newest increment, and read only a part of what is stored",
+        )
 
 
 def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> CheckReport:
@@ -100,22 +159,40 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest) -> Ch
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
     ):
         report = check_snapshots(fleet, request, spark, recorded.activity)
-        recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
+        recorded.code, recorded.reason, recorded.volumes = report.exit_code, reason_of(report), volumes_of(report)
         recorded.checked = checked_points(report, request)
     return report
 
 
+def reason_of(report: CheckReport) -> str:
+    """Return the result as `history` shows it."""
+    return f"{report.result}, with records of earlier checks" if report.rests_on_records else report.result
+
+
 def volumes_of(report: CheckReport) -> dict[str, int]:
-    """Return the amounts compared, summed over all snapshots."""
-    return dict(sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter()))
+    """Return the amounts compared and reread, summed over all snapshots."""
+    volumes = sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter[str]())
+    for rests_on in (snapshot.rests_on for snapshot in report.snapshots):
+        if rests_on:
+            volumes.update(objects=rests_on.reread_objects, bytes=rests_on.reread_bytes)
+    return dict(volumes)
 
 
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
     """Return the result for each restore point, in the format used in the operation's outcome."""
     is_full = request.increment is None and not request.metadata_only
-    return tuple(
-        CheckedPoint(snapshot.name, snapshot.increment, snapshot.result, is_full, snapshot.figures)
-        for snapshot in report.snapshots
+    return tuple(_checked_point(snapshot, is_full=is_full and snapshot.reads_all) for snapshot in report.snapshots)
+
+
+def _checked_point(snapshot: SnapshotReport, *, is_full: bool) -> CheckedPoint:
+    return CheckedPoint(
+        snapshot.name,
+        snapshot.increment,
+        snapshot.result,
+        is_full,
+        snapshot.figures,
+        snapshot.rests_on.operation if snapshot.rests_on else UNSET,
+        snapshot.read or UNSET,
     )
 
 
@@ -130,23 +207,29 @@ def lines_of(report: CheckReport) -> list[str]:
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
-    return [*lines, f"{result_text(report.result)}, {seconds_text(report.seconds)}"]
+    result = result_text(report.result, rests_on_records=report.rests_on_records)
+    return [*lines, f"{result}, {seconds_text(report.seconds)}"]
 
 
-def result_text(result: CheckResult) -> str:
+def result_text(result: CheckResult, *, rests_on_records: bool) -> str:
     """Describe the result of a check."""
-    return f"{result}: each copy is consistent with itself" if result == ONE_COPY else result
+    texts = [f"{result}: each copy is consistent with itself" if result == ONE_COPY else result]
+    return ", ".join([*texts, *(["with records of earlier checks"] if rests_on_records else [])])
 
 
 def _snapshot_lines(one: SnapshotReport) -> list[str]:
     compared = one.compared
     lines = [
-        f"{one.name} at increment {one.increment}: {result_text(one.result)}",
+        f"{one.name} at increment {one.increment}: {result_text(one.result, rests_on_records=bool(one.rests_on))}",
         f"  compared {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
         f"{quantity_text(compared.rows, 'base rows')}, {quantity_text(compared.changes, 'changes')}, "
         f"{quantity_text(compared.partitions, 'partitions')}, "
         f"{quantity_text(compared.transactions, 'global transactions')}",
     ]
+    if one.rests_on:
+        lines += [f"  {line}" for line in _lines_of_records(one.rests_on)]
+    if one.unused_records:
+        lines.append(f"  no record of an earlier check was used: {one.unused_records}")
     if one.large_objects:
         read_back = quantity_text(one.large_objects, "large objects")
         lines.append(f"  read back, no second copy to compare with: {read_back}")
@@ -158,6 +241,19 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
+    """Say what the result rests on, when that was read, and what was reread."""
+    amount = f"{quantity_text(rests_on.objects, 'objects')} ({size_text(rests_on.bytes)})"
+    yield (
+        f"not read now: {amount}, all read since {rests_on.oldest_read_at} according to the record of check"
+        f" {rests_on.operation}; check {rests_on.compared_by} at {rests_on.compared_at} compared everything"
+    )
+    yield f"reread: {quantity_text(rests_on.reread_objects, 'objects')} ({size_text(rests_on.reread_bytes)})"
+    if rests_on.left_objects:
+        left = f"{quantity_text(rests_on.left_objects, 'objects')} ({size_text(rests_on.left_bytes)})"
+        yield f"no time was left to reread {left}"
 
 
 def _row_lines(row: DifferentRow) -> Iterator[str]:

@@ -20,6 +20,7 @@ from cutline.storage.open import open_store
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.segments.damage import HeldObjects
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment, segment_key
+from tests.commands.snapshot_runs import Ready
 from tests.run.soak import first
 from tests.stores.damage import flip_byte
 from tests.wal import pgoutput_messages as pgoutput
@@ -62,9 +63,9 @@ def compare_shards(
     if damaged:
         flip_byte(folder / segment_key(damaged, 1))
     location = StoreLocation(url)
-    found = compare_pairs(spark, NODES, tuple(sources), location)
+    found = compare_pairs(Ready(spark), NODES, tuple(sources), location)
     in_memory = StoredEvents(HeldObjects(location).open())
-    held = compare_pairs(spark, NODES, tuple(sources), location, in_memory)
+    held = compare_pairs(Ready(spark), NODES, tuple(sources), location, in_memory)
     # Of held objects, each has been verified before.
     assert damaged or held == found
     return found

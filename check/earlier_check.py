@@ -106,24 +106,34 @@ def new_record(chain: Chain, store: str, times: LastReads, compared: tuple[str, 
     )
 
 
-def read_candidates(store: ObjectStore, documents: Mapping[str, Set[str]], name: str) -> NewestChecks:
-    """Read the newest checks, and if none of them has a record for the snapshot, more of them."""
-    checks = read_checks(store, documents)
-    if not candidates_in(checks, name):
-        checks = read_checks(store, documents, count_max=REMOVAL_READ_MAX)
-    return checks
+@dataclass(slots=True)
+class RecordedChecks:
+    """The newest checks in the store, read once they are needed; `documents` is the result of document_names."""
+
+    store: ObjectStore
+    documents: Mapping[str, Set[str]]
+    _found: NewestChecks | None = None
+    _has_more: bool = True
+
+    def for_snapshot(self, name: str) -> NewestChecks:
+        """Return the newest checks; more of them if the first have no record for the snapshot."""
+        if self._found is None:
+            self._found = read_checks(self.store, self.documents)
+        if self._has_more and not candidates_in(self._found, name):
+            self._found, self._has_more = read_checks(self.store, self.documents, count_max=REMOVAL_READ_MAX), False
+        return self._found
 
 
 # An operation's id begins with this time; ids of operations of a wrong clock are in no order.
 ID_TIME, CLOCK_MARGIN = "%Y%m%dT%H%M%SZ", timedelta(hours=1)
 
 
-def commits_to_read_since(store: ObjectStore, documents: Mapping[str, Set[str]], name: str) -> str:
+def commits_to_read_since(checks: NewestChecks, name: str) -> str:
     """Return the id of an operation that began before all that are later than the newest record; "" if there is none.
 
     If the chain lacks the commit that the record names last, or a later one, the operations since then show that.
     """
-    for check in candidates_in(read_candidates(store, documents, name), name):
+    for check in candidates_in(checks, name):
         if isinstance(read := check.point.read, ReadTimes):
             begun, _, rest = read.last_operation.partition("-")
             with suppress(ValueError, OverflowError):

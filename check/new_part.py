@@ -62,7 +62,8 @@ class NewPart:
 
     def decided(self, node: str) -> frozenset[Lsn]:
         """Return the positions of the transactions undecided at the checked cut that belong to the state now."""
-        return frozenset(entry.lsn for entry in self.undecided(node)) - self.chain.excluded(node)
+        undecided = frozenset(entry.lsn for entry in self.undecided(node))
+        return undecided - self.chain.excluded(node) if undecided else undecided
 
     def undecided_parts(self, node: str) -> tuple[tuple[str, bool], ...]:
         """Return the global ids of `undecided`, and whether each belongs to the state now."""

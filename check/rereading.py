@@ -117,8 +117,11 @@ class StoredEntries:
             yield from some
 
 
-def list_entries(store: ObjectStore, chain: Chain, findings: Findings) -> StoredEntries:
-    """Compare a listing of the store with the chain's commits; report objects that are missing or have other sizes."""
+def list_entries(store: ObjectStore, chain: Chain, findings: Findings, increment: int) -> StoredEntries:
+    """Compare a listing of the store with the chain's commits.
+
+    Reports objects of the commits up to the increment that are missing or have other sizes.
+    """
     hashes, sizes, increments = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     folders: set[str] = set()
     for increment, entries in entries_in_order(chain):
@@ -133,7 +136,7 @@ def list_entries(store: ObjectStore, chain: Chain, findings: Findings) -> Stored
     stored_at = np.where(is_listed, listed_at[at], 0) if len(listed_hashes) else np.zeros(len(of_entries), np.int64)
     is_right = is_listed & (listed_sizes[at] == expected) if len(listed_hashes) else is_listed
     found = StoredEntries(chain, of_entries, expected, np.concatenate(increments), stored_at)
-    wrong = np.flatnonzero(~is_right)
+    wrong = np.flatnonzero(~is_right & (found.increments <= increment))
     for low in range(0, len(wrong), LOOKED_UP_AT_ONCE):
         _look_up(store, list(found.entries(wrong[low : low + LOOKED_UP_AT_ONCE])), findings)
     return found

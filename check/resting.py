@@ -8,14 +8,14 @@ if everything that it rests on was read within that time.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
 
 from cutline.check.compare import compare_copies
-from cutline.check.earlier_check import EarlierCheck, find_earlier, new_record, read_candidates
+from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
 from cutline.check.new_part import NewPart
 from cutline.check.partitions import PartitionHashes
 from cutline.check.read_times import (
@@ -80,24 +80,23 @@ def record_full(check: ChainCheck) -> None:
         check.report.read = new_record(check.chain, check.store_id, times, compared, check.now)
 
 
-def rest_on_record(
-    check: ChainCheck, operations: Mapping[str, Set[str]], check_part: Callable[[NewPart], None]
-) -> bool:
+def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Callable[[NewPart], None]) -> bool:
     """Check what is new with `check_part`, and reread what is due, if there is a record to rest on.
 
     Without a record, returns False and notes the reason: everything must be read. If the check is limited to a subset
-    or a time, reads that much instead, and the result is inconclusive. `operations` is the result of document_names.
+    or a time, reads that much instead, and the result is inconclusive.
     """
     store, chain, report = check.location.open(), check.chain, check.report
-    checks = read_candidates(store, operations, chain.name)
+    checks = recorded.for_snapshot(chain.name)
     earlier, why = find_earlier(chain, checks, store, check.store_id, check.moment)
     is_limited = check.subset is not None or check.deadline.seconds_max is not None
     if earlier is None and not is_limited:
         report.unused_records = why
         return False
     check.progress.step("list objects")
+    # The objects of new increments will be read, which finds more.
     listed = Findings(SnapshotReport(chain.name, chain.last.increment))
-    entries = list_entries(store, chain, listed)
+    entries = list_entries(store, chain, listed, earlier.increment if earlier else chain.last.increment)
     if earlier and (count := int(np.count_nonzero(entries.were_replaced(earlier.times, earlier.increment)))):
         why = f"some objects ({count:,}) were stored after check {earlier.check.operation} had read them"
         earlier = None
@@ -187,10 +186,10 @@ class _Resting:
         else:
             is_overdue = held.last_read(times) < self._oldest_allowed
             overdue = np.sort(held.places[is_overdue])
-            elapsed = (check.moment - self.earlier.check.moment).total_seconds()
+            elapsed_seconds = (check.now - self.earlier.times.newest) / 1000
             ranges = due_ranges(
                 times,
-                due_share(elapsed, check.reread_seconds),
+                due_share(elapsed_seconds, check.reread_seconds),
                 lambda one: bool(np.diff(np.searchsorted(overdue, [one.low, one.high])).any()),
             )
         rereading.read(self.entries, pieces_of(self.entries, reached, ranges, check.deadline.batch_bytes), check.now)

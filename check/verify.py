@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from cutline.check.compare import compare_copies, compare_streams
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers, check_restore_point
-from cutline.check.earlier_check import commits_to_read_since, store_digest
+from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, store_digest
 from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
@@ -92,7 +92,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     operations = document_names(store)
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
-    names, recorded = _names_to_check(store, request, operations, unread)
+    checks = RecordedChecks(store, operations)
+    names, recorded = _names_to_check(checks, request, unread)
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
@@ -112,7 +113,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
                 store_digest(fleet.store, fleet_id), fleet.reread_seconds,
             )  # fmt: skip
             with _replace_if_deleted(store, chain, report):
-                _check_chain(check, request, operations)
+                _check_chain(check, request, checks)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
@@ -124,7 +125,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
 
 
 def _names_to_check(
-    store: ObjectStore, request: CheckRequest, operations: Mapping[str, Set[str]], unread: list[ManifestError]
+    checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
 ) -> tuple[list[str], dict[str, dict[str, int]]]:
     """Return the snapshots to check, and the commits that operations have recorded (read_recorded_commits).
 
@@ -132,19 +133,22 @@ def _names_to_check(
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
     is checked as well.
     """
+    store, operations = checks.store, checks.documents
     if request.newest:
         newest = find_newest(store)
         recorded = read_recorded_commits(store, newest.operation if newest else "", unread, operations)
         existing = set(snapshot_names(store))
         lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
         return [*([newest.snapshot] if newest else []), *lost], recorded
-    since = commits_to_read_since(store, operations, request.name) if request.name and request.uses_records else ""
+    since = ""
+    if request.name and request.uses_records:
+        since = commits_to_read_since(checks.for_snapshot(request.name), request.name)
     recorded = read_recorded_commits(store, since, unread, operations)
     return [request.name] if request.name else names_to_check(store, recorded), recorded
 
 
-def _check_chain(check: ChainCheck, request: CheckRequest, operations: Mapping[str, Set[str]]) -> None:
-    """Check the chain as requested; `operations` is the result of document_names."""
+def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedChecks) -> None:
+    """Check the chain as requested."""
     chain, location, findings, progress = check.chain, check.location, check.findings, check.progress
     store = location.open()
     # Check records are compared by their end times.
@@ -157,7 +161,7 @@ def _check_chain(check: ChainCheck, request: CheckRequest, operations: Mapping[s
         check_restore_point(chain, store, findings, progress)
         return
     _note_lost_lists(chain, findings)
-    if request.uses_records and rest_on_record(check, operations, lambda part: _check_part(check, part)):
+    if request.uses_records and rest_on_record(check, checks, lambda part: _check_part(check, part)):
         return
     check.spark.begin(ExecutorNeeds(location), progress)
     _check_ddl(store, NewPart(chain), findings)

@@ -55,6 +55,9 @@ append_only = ["public.audit"]       # tables without a replica identity
 [globals]
 passwords = false                    # whether snapshots contain password verifiers
 
+[check]
+reread = "30d"                       # how old a reading may be for `check --since-last` to rest on it
+
 [watch]                              # the schedule of `snapshot watch`
 every = "5min"
 full = "weekly"

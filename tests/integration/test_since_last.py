@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+import cutline.check.resting as resting
 import cutline.check.verify
 from cutline.check.report import SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
@@ -52,7 +53,8 @@ def prepare(dsn: str, amount: int) -> None:
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Return a chain that was checked up to increment 1, and has two increments more.
 
-    A transaction is prepared before the cut of increment 1, and committed before that of increment 2.
+    A transaction is prepared before the cut of increment 1, and committed before that of increment 3. Nothing happens
+    before increment 2.
     """
     dsns = shared_fleet.dsns()
     for dsn in dsns:
@@ -67,11 +69,11 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pyt
             found.increment(NAME)
             code, document = run_here(found.fleet, "check", NAME, spark=spark)
             assert (code, document["result"], document["rests_on_records"]) == (0, "valid", False), document
+            found.increment(NAME)
             with BankWorkload(dsns, cross_shard_ratio=0.5) as bank:
                 bank.wait(0.5)
             for dsn in dsns:
                 execute(dsn, f"COMMIT PREPARED '{HELD}'", "UPDATE copied SET b = 'again' WHERE id < 4")
-            found.increment(NAME)
             found.increment(NAME)
             yield found
     finally:
@@ -157,7 +159,7 @@ def test_a_change_that_one_copy_has_differently_is_found_in_what_is_new(runs: Ru
         row = next(at for at, key in enumerate(table["key"].to_pylist()) if key)
         return with_value(table, row, "seq", table["seq"].to_pylist()[row] + 100)
 
-    change_segment(store, NAME, 2, "s1-b1", change)
+    change_segment(store, NAME, 3, "s1-b1", change)
     report = since_last(runs)
     assert {one.kind for one in report.conflicts} == {"changes"}
     assert kinds(report) == {("changes", "s1")}
@@ -167,23 +169,23 @@ def test_a_change_that_one_copy_has_differently_is_found_in_what_is_new(runs: Ru
 def test_a_cut_that_does_not_follow_from_its_events_is_found_in_what_is_new(runs: Runs, store: Path) -> None:
     def change(document: Document) -> None:
         document["cut"]["global_transactions"] += 1
+        document["counts"]["transactions"] += 1
 
-    change_commit(store, NAME, 2, change)
+    change_commit(store, NAME, 3, change)
     assert ("cut", None) in kinds(since_last(runs))
 
 
 def test_a_transaction_that_was_undecided_and_is_torn_now_is_found(runs: Runs, store: Path) -> None:
     # On s1, the commit says that the transaction is still undecided, so its state does not contain it.
-    undecided = read_chain(runs.fleet.store.open(), NAME).increments[0].cut.of("s1").undecided
-    for number in (2, 3):
+    undecided = read_chain(runs.fleet.store.open(), NAME).increments[1].cut.of("s1").undecided
 
-        def change(document: Document) -> None:
-            (cut,) = [one for one in document["cut"]["nodes"] if one["node"] == "s1"]
-            cut["undecided"] = [
-                {"global_id": one.global_id, "lsn": str(one.lsn), "end_lsn": str(one.end_lsn)} for one in undecided
-            ]
+    def change(document: Document) -> None:
+        (cut,) = [one for one in document["cut"]["nodes"] if one["node"] == "s1"]
+        cut["undecided"] = [
+            {"global_id": one.global_id, "lsn": str(one.lsn), "end_lsn": str(one.end_lsn)} for one in undecided
+        ]
 
-        change_commit(store, NAME, number, change)
+    change_commit(store, NAME, 3, change)
     report = since_last(runs)
     torn = [one for one in report.conflicts if one.kind == "transaction"]
     assert [(one.node, one.other_node, one.global_id) for one in torn] == [("s1", "s2", HELD)]
@@ -220,12 +222,14 @@ def test_a_copy_of_the_store_is_read_as_a_whole(runs: Runs, tmp_path: Path) -> N
     assert "at another address" in report.unused_records
 
 
-def test_a_check_of_part_of_the_chain_says_so(runs: Runs) -> None:
-    # The last increment was not reached.
+def test_a_check_without_time_checks_an_increment_and_says_which_it_has_not_reached(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "PART_BYTES", 0)
     report = since_last(runs, seconds_max=0.0)
-    assert report.rests_on is not None
-    assert report.result in ("valid", "inconclusive")
-    assert (report.result == "valid") == (report.increment == 3)
+    assert (report.result, report.increment) == ("inconclusive", 2), report.to_json()
+    assert [(one.what, one.why) for one in report.skipped] == [("increment 3", "--max-seconds 0 ended the check")]
+    assert report.read is not None
 
 
 def test_the_commands_say_what_a_result_rests_on(runs: Runs, spark: SparkSession, tmp_path: Path) -> None:
@@ -260,11 +264,12 @@ def test_the_commands_say_what_a_result_rests_on(runs: Runs, spark: SparkSession
         assert (code, snapshot["increment"], snapshot["rests_on"]["compared_by"]) == (0, 4, first), document
         assert snapshot["compared"]["rows"] == 100
         assert snapshot["compared"]["partitions"] > 0
-        # The commit file of the last increment is lost: earlier ones were checked, but this is no shorter chain.
+        # The commit file of the last increment is lost. What is left rests on the record before that.
         (folder_of(runs) / commit_key(NAME, 4)).unlink()
         code, document = run_here(runs.fleet, "check", NAME, "--since-last", spark=spark)
         assert code == 1
-        assert [one["object"] for one in document["snapshots"][0]["conflicts"]] == [commit_key(NAME, 4)]
-        assert "no longer begins with the commits" in document["snapshots"][0]["unused_records"]
+        (snapshot,) = document["snapshots"]
+        assert [one["object"] for one in snapshot["conflicts"]] == [commit_key(NAME, 4)]
+        assert (snapshot["increment"], snapshot["rests_on"]["compared_by"]) == (3, first)
     finally:
         execute(dsn, "DROP TABLE more")

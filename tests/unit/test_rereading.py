@@ -65,7 +65,7 @@ def location(tmp_path: Path) -> StoreLocation:
 
 def listed(location: StoreLocation, chain: Chain) -> tuple[StoredEntries, Findings]:
     findings = Findings(SnapshotReport("daily", 1))
-    return list_entries(location.open(), chain, findings), findings
+    return list_entries(location.open(), chain, findings, 1), findings
 
 
 def read(
@@ -106,6 +106,10 @@ def test_missing_objects_and_other_sizes_are_found_by_a_listing(location: StoreL
     for key in store.list("snapshots"):
         store.delete(key)
     assert len(conflicts(listed(location, chain)[1])) == 27
+    # Those of new increments will be read.
+    findings = Findings(SnapshotReport("daily", 1))
+    list_entries(store, chain, findings, 0)
+    assert len(conflicts(findings)) == 26
 
 
 def test_the_objects_of_a_lost_list_are_left_out(location: StoreLocation) -> None:

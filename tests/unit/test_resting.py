@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from msgspec import UNSET, structs
 
 import cutline.check.earlier_check as earlier_check
 import cutline.check.resting as resting
-from cutline.check.earlier_check import commits_to_read_since, new_record, store_digest
+from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, new_record, store_digest
 from cutline.check.new_part import NewPart
 from cutline.check.read_times import LastReads, milliseconds_of
 from cutline.check.report import Conflict, Findings, SnapshotReport
@@ -46,7 +47,9 @@ def sealed(chain: Chain) -> Chain:
 
 def extended(chain: Chain, count: int, size: int = 0) -> Chain:
     more: list[Commit] = [
-        structs.replace(increment_commit(chain.last.increment + number), segments={}, counts={"bytes": size})
+        structs.replace(
+            increment_commit(chain.last.increment + number), segments={}, counts={"bytes": size}, cut=chain.last.cut
+        )
         for number in range(1, count + 1)
     ]
     return sealed(Chain(chain.full, (*chain.increments, *more)))  # type: ignore[arg-type]
@@ -78,7 +81,14 @@ class Case:
             self.parts.append(part)
             check.findings.count(objects=1)
 
-        return rest_on_record(check, document_names(self.store), check_part or read)
+        return rest_on_record(check, self.recorded, check_part or read)
+
+    @property
+    def recorded(self) -> RecordedChecks:
+        return RecordedChecks(self.store, document_names(self.store))
+
+    def commits_since(self) -> str:
+        return commits_to_read_since(self.recorded.for_snapshot(NAME), NAME)
 
     def record(self, chain: Chain | None = None, age: timedelta = DAY, **changed: Any) -> str:
         """Store the outcome of a full check that ended so long ago, with some values of its record changed."""
@@ -211,8 +221,7 @@ def test_a_subset_is_reread_instead_of_what_is_due(case: Case) -> None:
         read.append(check.report.rests_on.reread_objects)
     assert sum(read) == 27
     assert max(read) < 27
-    case.record(age=31 * DAY)
-    check = case.check(subset=(1, 3))
+    check = case.check(subset=(1, 3), reread_seconds=28 * 86400.0)
     assert case.rest(check)
     assert check.report.result == "inconclusive"
 
@@ -336,9 +345,11 @@ def test_the_store_is_told_from_another_and_from_a_copy_of_it(tmp_path: Path) ->
     one, other = made(tmp_path / "one"), made(tmp_path / "other")
     assert store_digest(one, "f") == store_digest(StoreLocation(one.url), "f")
     found = {store_digest(one, "f"), store_digest(one, "g"), store_digest(other, "f")}
-    (tmp_path / "one").rename(tmp_path / "moved")
-    os.utime(tmp_path / "moved" / "fleet.json")
-    assert len({*found, store_digest(made(tmp_path / "one"), "f")}) == 4
+    # As if a copy of the folder were mounted in its place.
+    file = tmp_path / "one" / "fleet.json"
+    shutil.copy2(file, copied := tmp_path / "copied.json")
+    copied.replace(file)
+    assert len({*found, store_digest(one, "f")}) == 4
     s3 = StoreLocation("s3://bucket/folder", {"endpoint_url": "http://127.0.0.1:1", "key": "k", "secret": "s"})
     digests = {
         store_digest(s3, "f"),
@@ -349,9 +360,9 @@ def test_the_store_is_told_from_another_and_from_a_copy_of_it(tmp_path: Path) ->
 
 
 def test_commits_since_an_hour_before_the_last_checked_one_are_looked_for(case: Case) -> None:
-    documents = document_names(case.store)
-    assert commits_to_read_since(case.store, documents, NAME) == ""
+    assert case.commits_since() == ""
     case.record(last_operation="20261124T193137Z-65c4c093aa")
-    assert commits_to_read_since(case.store, document_names(case.store), NAME) == "20261124T183137Z-65c4c093aa"
+    assert case.commits_since() == "20261124T183137Z-65c4c093aa"
+    # Then the record before that counts.
     case.record(age=DAY / 2, last_operation="not an id")
-    assert commits_to_read_since(case.store, document_names(case.store), NAME) == ""
+    assert case.commits_since() == "20261124T183137Z-65c4c093aa"

@@ -246,10 +246,8 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
 def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
     """Say what the result rests on, when that was read, and what was reread."""
     amount = f"{quantity_text(rests_on.objects, 'objects')} ({size_text(rests_on.bytes)})"
-    yield (
-        f"not read now: {amount}, all read since {rests_on.oldest_read_at} according to the record of check"
-        f" {rests_on.operation}; check {rests_on.compared_by} at {rests_on.compared_at} compared everything"
-    )
+    yield f"not read now: {amount}, all of them read since {rests_on.oldest_read_at}"
+    yield f"record: check {rests_on.operation}; everything was compared by check {rests_on.compared_by}"
     yield f"reread: {quantity_text(rests_on.reread_objects, 'objects')} ({size_text(rests_on.reread_bytes)})"
     if rests_on.left_objects:
         left = f"{quantity_text(rests_on.left_objects, 'objects')} ({size_text(rests_on.left_bytes)})"

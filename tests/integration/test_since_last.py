@@ -244,7 +244,7 @@ def test_the_commands_say_what_a_result_rests_on(runs: Runs, spark: SparkSession
     assert "rests on records" in junit.read_text()
     text = run_as_text(runs.fleet, *words)
     assert f"{NAME} at increment 3: valid, with records of earlier checks" in text
-    assert f"check {first} at" in text
+    assert f"everything was compared by check {first}" in text
     listed = run_here(runs.fleet, "list")[1]["snapshots"][0]
     covering = listed["last_covering_check"]
     assert (covering["increment"], covering["full"], covering["rests_on_records"]) == (3, False, True)

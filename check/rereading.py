@@ -117,17 +117,17 @@ class StoredEntries:
             yield from some
 
 
-def list_entries(store: ObjectStore, chain: Chain, findings: Findings, increment: int) -> StoredEntries:
+def list_entries(store: ObjectStore, chain: Chain, findings: Findings, up_to: int) -> StoredEntries:
     """Compare a listing of the store with the chain's commits.
 
-    Reports objects of the commits up to the increment that are missing or have other sizes.
+    Reports objects of the commits up to increment `up_to` that are missing or have other sizes.
     """
     hashes, sizes, increments = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     folders: set[str] = set()
-    for increment, entries in entries_in_order(chain):
+    for listed_by, entries in entries_in_order(chain):
         hashes.append(hashes_of([entry.key for entry in entries]))
         sizes.append(np.array([entry.size for entry in entries], np.int64))
-        increments.append(np.full(len(entries), increment, np.int64))
+        increments.append(np.full(len(entries), listed_by, np.int64))
         folders.update(entry.key.rpartition("/")[0] for entry in entries)
     listed_hashes, listed_sizes, listed_at = _listed(store, sorted(folders))
     of_entries, expected = np.concatenate(hashes), np.concatenate(sizes)
@@ -136,7 +136,7 @@ def list_entries(store: ObjectStore, chain: Chain, findings: Findings, increment
     stored_at = np.where(is_listed, listed_at[at], 0) if len(listed_hashes) else np.zeros(len(of_entries), np.int64)
     is_right = is_listed & (listed_sizes[at] == expected) if len(listed_hashes) else is_listed
     found = StoredEntries(chain, of_entries, expected, np.concatenate(increments), stored_at)
-    wrong = np.flatnonzero(~is_right & (found.increments <= increment))
+    wrong = np.flatnonzero(~is_right & (found.increments <= up_to))
     for low in range(0, len(wrong), LOOKED_UP_AT_ONCE):
         _look_up(store, list(found.entries(wrong[low : low + LOOKED_UP_AT_ONCE])), findings)
     return found

@@ -129,30 +129,40 @@ def list_entries(store: ObjectStore, chain: Chain, findings: Findings, up_to: in
         sizes.append(np.array([entry.size for entry in entries], np.int64))
         increments.append(np.full(len(entries), listed_by, np.int64))
         folders.update(entry.key.rpartition("/")[0] for entry in entries)
-    listed_hashes, listed_sizes, listed_at = _listed(store, sorted(folders))
-    of_entries, expected = np.concatenate(hashes), np.concatenate(sizes)
-    at = np.minimum(np.searchsorted(listed_hashes, of_entries), max(len(listed_hashes) - 1, 0))
-    is_listed = listed_hashes[at] == of_entries if len(listed_hashes) else np.zeros(len(of_entries), np.bool_)
-    stored_at = np.where(is_listed, listed_at[at], 0) if len(listed_hashes) else np.zeros(len(of_entries), np.int64)
-    is_right = is_listed & (listed_sizes[at] == expected) if len(listed_hashes) else is_listed
-    found = StoredEntries(chain, of_entries, expected, np.concatenate(increments), stored_at)
+    expected, expected_sizes = np.concatenate(hashes), np.concatenate(sizes)
+    listed = _list_folders(store, sorted(folders))
+    at = np.searchsorted(listed.hashes, expected)
+    is_right = (listed.hashes[at] == expected) & (listed.sizes[at] == expected_sizes)
+    stored_at = np.where(is_right, listed.times[at], 0)
+    found = StoredEntries(chain, expected, expected_sizes, np.concatenate(increments), stored_at)
     wrong = np.flatnonzero(~is_right & (found.increments <= up_to))
     for low in range(0, len(wrong), LOOKED_UP_AT_ONCE):
         _look_up(store, list(found.entries(wrong[low : low + LOOKED_UP_AT_ONCE])), findings)
     return found
 
 
-def _listed(store: ObjectStore, folders: Iterable[str]) -> tuple[Ints, Ints, Ints]:
-    """Return the hashes of the keys of the objects in these folders, ascending, with their sizes and times."""
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The hashes of the keys of listed objects, ascending, with sizes and times; the last is none, of size -1."""
+
+    hashes: Ints
+    sizes: Ints
+    times: Ints
+
+
+def _list_folders(store: ObjectStore, folders: Iterable[str]) -> _Listing:
     hashes, sizes, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for folder in folders:
         listed = store.inventory(folder)
         hashes.append(hashes_of([entry.key for entry in listed]))
         sizes.append(np.array([entry.size for entry in listed], np.int64))
         times.append(np.array([milliseconds_of(entry.created_at) for entry in listed], np.int64))
-    all_hashes = np.concatenate(hashes)
-    order = np.argsort(all_hashes, kind="stable")
-    return all_hashes[order], np.concatenate(sizes)[order], np.concatenate(times)[order]
+    unsorted = np.concatenate(hashes)
+    order = np.argsort(unsorted, kind="stable")
+    # A search for a hash that is greater than all of them ends at the last entry.
+    none = (np.iinfo(np.int64).max, -1, 0)
+    columns = (unsorted, np.concatenate(sizes), np.concatenate(times))
+    return _Listing(*(np.append(column[order], value) for column, value in zip(columns, none, strict=True)))
 
 
 def _look_up(store: ObjectStore, entries: Sequence[Entry], findings: Findings) -> None:

@@ -300,7 +300,10 @@ def _result(check: EndedCheck | None, now: datetime) -> str:
 
 
 def _reread(checks: NewestChecks, entry: Entry, now: datetime) -> str:
-    """Return how long ago the object was read that no check has read since."""
+    """Return how long ago the object was read that no check has read since, of those that checks have read."""
     record = checks.resting.get(entry.name)
-    oldest = record.point.oldest_read_at if record else None
-    return age_text(datetime.fromisoformat(oldest), now=now) if oldest else ""
+    if record is None or (oldest := record.point.oldest_read_at) is None:
+        return ""
+    age = age_text(datetime.fromisoformat(oldest), now=now)
+    is_of_earlier = record.point.increment < len(entry.summaries)
+    return f"{age}, up to increment {record.point.increment}" if is_of_earlier else age

@@ -192,6 +192,8 @@ def _check_usable(
         times = LastReads.of(read)
     except ValueError as error:
         raise UnusableError(str(error)) from error
+    if times.increment != increment:
+        raise UnusableError(f"it is about increment {times.increment}, but the check was up to {increment}")
     if max(times.newest, milliseconds_of(compared_at)) > milliseconds_of(min(now, check.moment) + AHEAD_MAX):
         raise UnusableError("it contains times in the future")
     if problem := NewPart(chain, increment).problem(Copies.of(chain)):

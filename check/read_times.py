@@ -96,6 +96,11 @@ class LastReads:
         return cls((_Entry(PLACES, at),), (_Entry(increment, at),))
 
     @property
+    def increment(self) -> int:
+        """The last increment of which objects were read."""
+        return self.increments[-1].bound
+
+    @property
     def newest(self) -> int:
         """The newest time."""
         return max(entry.at for entry in (*self.parts, *self.increments))

@@ -26,7 +26,13 @@ from cutline.fleet.record import Time
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult, ReadTimes
+from cutline.snapshots.records.operation_records import (
+    CheckedPoint,
+    CheckResult,
+    ReadIncrement,
+    ReadPart,
+    ReadTimes,
+)
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from tests.unit.made_checks import ended_at, point
@@ -284,6 +290,9 @@ def test_everything_is_read_if_no_check_has_found_the_chain_valid(case: Case) ->
     ({"store": "0" * 64}, "at another address"),
     ({"commits": "0" * 64}, "no longer begins with the commits"),
     ({"compared_at": Time.of(NOW + timedelta(hours=1))}, "times in the future"),
+    ({"increments": (ReadIncrement(0, Time.of(NOW - DAY)),)}, "about increment 0"),
+    ({"increments": (ReadIncrement(1, Time.of(NOW + DAY)),)}, "times in the future"),
+    ({"parts": (ReadPart(5, Time.of(NOW - DAY)),)}, "do not cover every place"),
 ])  # fmt: skip
 def test_a_record_of_something_else_is_not_used(case: Case, changed: dict[str, Any], reason: str) -> None:
     operation = case.record(**changed)

@@ -201,14 +201,20 @@ def lines_of(report: CheckReport) -> list[str]:
     lines = [line for snapshot in report.snapshots for line in _snapshot_lines(snapshot)]
     if not report.snapshots:
         lines.append("the store contains no snapshots: nothing was compared")
-    conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
-    if any(one.kind in ROWS_DIFFER and not one.rows and not one.rows_unnamed for one in conflicts):
+    if any(_may_name_rows(snapshot, conflict) for snapshot in report.snapshots for conflict in snapshot.conflicts):
         lines.append(HOW_TO_NAME_ROWS)
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
     result = result_text(report.result, rests_on_records=report.rests_on_records)
     return [*lines, f"{result}, {seconds_text(report.seconds)}"]
+
+
+def _may_name_rows(snapshot: SnapshotReport, conflict: Conflict) -> bool:
+    """Whether a check of everything may name rows that differ; if only changes were compared, their rows may differ."""
+    if snapshot.rests_on and conflict.kind == "changes":
+        return True
+    return conflict.kind in ROWS_DIFFER and not conflict.rows and not conflict.rows_unnamed
 
 
 def result_text(result: CheckResult, *, rests_on_records: bool) -> str:

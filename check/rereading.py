@@ -1,7 +1,8 @@
 """Read stored objects again, to find those that have been damaged, removed or replaced since a check last read them.
 
 An object whose bytes still have the digest in its commit is the object that was compared, so nothing else is compared
-again. The objects to reread are chosen by their places (check/read_times.py). The driver holds about 40 bytes per object.
+again. The objects to reread are chosen by their places (check/read_times.py). The driver holds about 40 bytes per
+object.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings
-from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, forms_of
+from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
+from cutline.check.table_forms import forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import broadcast
@@ -147,7 +148,7 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `forms` is a broadcast of the forms of the node's tables, keyed by number.
+    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables.
     `last` and `with_events` request additional results. An earlier check has compared the segment's changes and events
     before `checked_to`, except those of the transactions at `decided`.
     """
@@ -193,8 +194,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
     last = LastChanges(task.last) if task.last else None
     try:
         file, open_after = open_object(store.open(), source), task.segment.segment.open
-        own = own_definitions(file)
-        forms = task.forms.value | forms_of(own) if own else task.forms.value
+        forms = task.forms.value.adding(own_definitions(file).values())
         checks = SegmentChecks(forms, open_after.lsn if open_after else None)
         for table in read_opened(file, source, SEGMENT_SCHEMA):
             checks.add(table)
@@ -327,9 +327,12 @@ def hash_streams(
     ]
     since = {node: copies.since(node) for node in copies.nodes}
     decided = {node: part.decided(node) for node in copies.nodes}
-    known = {shard: forms_of(copies.chain.definitions(shard)) for shard in set(copies.shard.values())}
     is_here = isinstance(store, HeldObjects)
-    forms = {shard: InDriver(found) if is_here else broadcast(spark.session(), found) for shard, found in known.items()}
+    forms = forms_of_shards(
+        copies.chain,
+        set(copies.shard.values()),
+        lambda found: InDriver(found) if is_here else broadcast(spark.session(), found),
+    )
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from cutline.check.transactions import ComparedParts, compare_pairs
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
-from cutline.snapshots.ddl.described_tables import contradictions
+from cutline.snapshots.ddl.described_tables import Described, contradictions, describe
 from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
 from cutline.snapshots.ddl.server_globals_object import read_globals_object
@@ -38,7 +38,15 @@ from cutline.snapshots.operations.open_operations import (
     read_recorded_commits,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
+from cutline.snapshots.records.commit import (
+    DDL,
+    EXTENSION_ROWS,
+    GLOBALS,
+    WITHOUT_ROWS,
+    Commit,
+    LostList,
+    StoredObject,
+)
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
@@ -164,13 +172,13 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
     if request.uses_records and rest_on_record(check, checks, lambda part: _check_part(check, part)):
         return
     check.spark.begin(ExecutorNeeds(location), progress)
-    _check_ddl(store, NewPart(chain), findings)
+    check_stored_ddl(store, NewPart(chain), findings)
     check_contents(check.spark, chain, location, findings, progress, request.rows)
     record_full(check)
 
 
 def _check_part(check: ChainCheck, part: NewPart) -> None:
-    _check_ddl(check.location.open(), part, check.findings)
+    check_stored_ddl(check.location.open(), part, check.findings)
     check_contents(check.spark, part.chain, check.location, check.findings, check.progress, part=part)
 
 
@@ -207,31 +215,97 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def _check_ddl(store: ObjectStore, part: NewPart, findings: Findings) -> None:
+def check_stored_ddl(store: ObjectStore, part: NewPart, findings: Findings) -> None:
     """Read all stored DDL, globals and extension rows in the part, and count its object lists.
 
-    A damaged object is a conflict, and so is DDL that contradicts the commit that lists it.
+    A damaged object is a conflict, and so is DDL that contradicts a commit which would be restored with it.
     """
-    entries = ((commit, entry) for commit in part.commits for entry in commit.own_objects)
-    for listed_by, stored in [(commit, entry) for commit, entry in entries if entry.kind in WITHOUT_ROWS]:
-        try:
-            if stored.kind == GLOBALS:
-                read_globals_object(store, stored)
-            elif stored.kind == EXTENSION_ROWS:
-                read_extension_rows_object(store, stored)
-            else:
-                ddl = read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
-                for detail in contradictions(part.chain.up_to(listed_by.increment), stored.node, ddl):
-                    findings.conflict(Conflict("definition", detail, node=stored.node, object=stored.key))
-        except ObjectDamagedError as error:
-            # The object contains no table rows, so the copy can still be compared.
-            findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
-            continue
-        findings.count(objects=1, size_bytes=stored.size)
+    newest = _earlier_ddl(store, part, findings)
+    for commit in part.commits:
+        for stored in [entry for entry in commit.own_objects if entry.kind in WITHOUT_ROWS]:
+            try:
+                if stored.kind == GLOBALS:
+                    read_globals_object(store, stored)
+                elif stored.kind == EXTENSION_ROWS:
+                    read_extension_rows_object(store, stored)
+                else:
+                    newest[stored.node] = None
+                    newest[stored.node] = stored, _describe_object(store, stored)
+            except ObjectDamagedError as error:
+                # The object contains no table rows, so the copy can still be compared.
+                findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
+                continue
+            findings.count(objects=1, size_bytes=stored.size)
+        if commit is part.chain.last or not commit.increment or commit.definition_changes is not None:
+            _compare_ddl(part.chain.up_to(commit.increment), newest, findings, is_last=commit is part.chain.last)
     # The bytes of the object lists were verified when the chain was read.
     for object_list in [object_list for commit in part.commits for object_list in commit.object_lists]:
         if not isinstance(object_list, LostList):
             findings.count(objects=1, size_bytes=object_list.size)
+
+
+def _describe_object(store: ObjectStore, stored: StoredObject) -> Described:
+    return describe(read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored))
+
+
+def _earlier_ddl(
+    store: ObjectStore, part: NewPart, findings: Findings
+) -> dict[str, tuple[StoredObject, Described] | None]:
+    """Read the DDL at the checked cut for the shards whose new commits are compared with it, keyed by shard.
+
+    The earlier check has compared it with the commit of that cut, so it is read only if the commits differ.
+    """
+    found: dict[str, tuple[StoredObject, Described] | None] = {}
+    if part.before is None:
+        return found
+    for shard in part.before.full.groups:
+        stored = part.before.ddl_object(shard)
+        if stored is None or not _needs_earlier_ddl(part.chain, part.before, part.commits, shard):
+            continue
+        try:
+            found[shard] = stored, _describe_object(store, stored)
+        except ObjectDamagedError as error:
+            findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
+    return found
+
+
+def _needs_earlier_ddl(chain: Chain, before: Chain, commits: tuple[Commit, ...], shard: str) -> bool:
+    """Whether the DDL in `before` is the shard's newest for one of the new commits that differs from those before."""
+    for commit in commits:
+        if any((stored.kind, stored.node) == (DDL, shard) for stored in commit.own_objects):
+            return False
+        if _has_changes(commit, shard):
+            return True
+    return _names_besides_tables(chain, shard) != _names_besides_tables(before, shard)
+
+
+def _has_changes(commit: Commit, shard: str) -> bool:
+    changes = commit.definition_changes
+    return changes is not None and (shard in changes.groups or shard in changes.gone)
+
+
+def _names_besides_tables(chain: Chain, shard: str) -> tuple[frozenset[tuple[str, str]], frozenset[str]]:
+    """Return what the last commit says besides definitions that DDL may contradict: sequences, and what is left out."""
+    sequences = frozenset((sequence.schema, sequence.name) for sequence in chain.sequences(shard))
+    return sequences, frozenset(out.name for out in chain.left_out if out.node == shard)
+
+
+def _compare_ddl(
+    chain: Chain, newest: Mapping[str, tuple[StoredObject, Described] | None], findings: Findings, *, is_last: bool
+) -> None:
+    """Compare the chain's last commit with the newest DDL of each shard, unless neither is new.
+
+    Increments without changes of definitions are not compared, except for the last: they have no DDL of their own.
+    """
+    commit = chain.last
+    for shard, found in newest.items():
+        if found is None or not (found[0] in commit.own_objects or _has_changes(commit, shard) or is_last):
+            continue
+        stored, described = found
+        for detail in contradictions(chain, shard, described):
+            conflict = Conflict("definition", detail, node=shard, object=stored.key)
+            if conflict not in findings.report.conflicts:
+                findings.conflict(conflict)
 
 
 def check_contents(

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.errors import Diagnostic
 
 from cutline.fleet.config import GroupRules, Node
+from cutline.fleet.messages import CHECK_NAMED
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.encodings import RAW, raw_text
@@ -58,6 +59,12 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.rel
                       AND e.objid = c.oid AND e.deptype = 'e')
 """
 NAMED_MAX = 5
+# The check compares commits and DDL in the same way, except for names in encodings that it can't convert.
+DIFFERS = [
+    f"somebody changed the store; to see which objects to put back from a copy of it: {CHECK_NAMED}",
+    "if that finds no conflict, restore an increment before the last change of the DDL; for the increments:"
+    " snapshot show NAME",
+]
 
 
 def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
@@ -90,7 +97,7 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
 def _contradiction(shard: str, detail: str) -> LoadError:
     return LoadError(
         f"the commit and the stored DDL of shard {shard} contradict each other: {detail}",
-        hint="somebody changed the store: restore its objects from a copy; see: snapshot check",
+        hint=DIFFERS,
         details={"node": shard},
     )
 

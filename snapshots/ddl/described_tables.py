@@ -21,7 +21,7 @@ from cutline.snapshots.ddl.ddl_archive import (
     EXTENSION,
     SEQUENCE,
     TABLE,
-    read_contents,
+    DdlArchive,
     statements_of_entry,
 )
 from cutline.snapshots.records.chain import Chain
@@ -69,13 +69,14 @@ class Described:
     has_extensions: bool
 
 
-def describe(ddl: bytes) -> Described:
-    """Read the description from a pg_dump archive; raise DumpFormatError if it can't be read."""
+def describe(archive: DdlArchive) -> Described:
+    """Read the description from the statements in an archive."""
     tables: dict[Name, DescribedTable] = {}
     keys: dict[Name, frozenset[str]] = {}
     sequences: set[Name] = set()
     has_extensions = False
-    for entry in read_contents(ddl).entries:
+    ddl = archive.body
+    for entry in archive.contents.entries:
         name = _shown(entry.schema), _shown(entry.name)
         if entry.kind == TABLE:
             text = statements_of_entry(ddl, entry)
@@ -92,13 +93,12 @@ def describe(ddl: bytes) -> Described:
     return Described(tables, keys, frozenset(sequences), has_extensions)
 
 
-def contradictions(chain: Chain, shard: str, ddl: bytes) -> list[str]:
+def contradictions(chain: Chain, shard: str, described: Described) -> list[str]:
     """Return how the chain's last commit and the DDL of `shard` contradict each other, at most NAMED_MAX of each kind.
 
-    Names that are not ASCII are compared only if the database's encoding is UTF8 or SQL_ASCII. Raises DumpFormatError
-    if the DDL can't be read.
+    Names that are not ASCII are compared only if the database's encoding is UTF8 or SQL_ASCII.
     """
-    described, groups = describe(ddl), chain.groups(shard)
+    groups = chain.groups(shard)
     only_ascii = chain.baseline[shard].encoding not in COMPARABLE_ENCODINGS
     found: list[str] = []
     for problems in (_missing_tables, _differing_columns, _differing_types, _differing_keys):
@@ -187,13 +187,13 @@ def _differing_keys(group: Group, described: Described, *, only_ascii: bool) -> 
 @lru_cache(maxsize=1 << 15)
 def read_table(text: str) -> DescribedTable | None:
     """Read a CREATE TABLE statement; None if it is a partitioned table, which has no rows of its own."""
-    items, begin, end = _split(text)
-    around = f"{text[:begin]} {text[end:].partition(';')[0]}"
+    columns_list = _split(text)
+    around = f"{text[: columns_list.start]} {text[columns_list.end :].partition(';')[0]}"
     kinds = {match["word"] for match in KIND.finditer(around) if match["word"]}
     if "PARTITION BY" in kinds:
         return None
     columns: list[DescribedColumn] = []
-    for item in items:
+    for item in columns_list.items:
         name = NAME.match(item)
         if name is None:
             # A constraint of the table.
@@ -208,8 +208,17 @@ def read_table(text: str) -> DescribedTable | None:
     return DescribedTable(tuple(columns), is_whole=not kinds)
 
 
-def _split(text: str) -> tuple[list[str], int, int]:
-    """Return the items of the list of columns, and the offsets of its parentheses; no items if there is no list.
+@dataclass(frozen=True, slots=True)
+class _ColumnsList:
+    """The items between the parentheses of a CREATE TABLE statement, and where they start and end."""
+
+    items: list[str]
+    start: int
+    end: int
+
+
+def _split(text: str) -> _ColumnsList:
+    """Return the list of columns; without items if the statement has no list.
 
     A statement without a list, of a typed table, may have parentheses after PARTITION BY.
     """
@@ -222,15 +231,15 @@ def _split(text: str) -> tuple[list[str], int, int]:
             if depth == 1:
                 first = begin = match.end()
                 if any(kind["word"] == "PARTITION BY" for kind in KIND.finditer(f"{text[:first]} ")):
-                    return [], first, first
+                    return _ColumnsList([], first, first)
         elif mark and depth == 1:
             items.append(text[begin : match.start()].strip())
             begin = match.end()
             if mark == ")":
-                return items, first, match.end()
+                return _ColumnsList(items, first, match.end())
         if mark == ")":
             depth -= 1
-    return [], len(text), len(text)
+    return _ColumnsList([], len(text), len(text))
 
 
 def _unquoted(name: str) -> str:

@@ -31,6 +31,7 @@ from cutline.wal.segments.segments import (
 from tests.unit.made_commits import full_commit, increment_commit
 
 NODES = ("a", "b")
+STRANGER = 77  # the table of a failed attempt, which only the segments define
 Change = tuple[int, int, str, str, str]  # (lsn, number, op, key, line without its newline)
 
 
@@ -54,9 +55,6 @@ CUT, CUT_LATER = group(5, "cut", "12"), group(25, "cut", "123", {3: "x"})
 CUT_LAST, CUT_LAST_LATER = group(6, "cut_last", "12"), group(26, "cut_last", "12")
 EMPTY, EMPTY_LATER = group(7, "empty", "", key_width=0), group(27, "empty", "1", {1: "was empty"}, key_width=0)
 NEW = group(28, "new", "12")
-# A table that no commit lists, only the segment of a failed attempt.
-STRANGER = 77
-STRANGE = group(STRANGER, "strange", "12")
 
 BASE: dict[Group, list[str]] = {
     PERSON: ["1\tann\tbio1", "2\tbob\tbio2", "3\tcid\tbio3", "4\tdan\tbio4", "5\teve\tbio5"],
@@ -158,10 +156,10 @@ def store_base(store: ObjectStore, node: str, name: str, rows: Mapping[Group, li
 
 def change_table(changes: list[Change]) -> pa.Table:
     definitions = {one.number: one for one in (*BASE, PERSON_AGE, PERSON_MAIL, LOG_LEVEL, SWAPPED_COPIED, SWAPPED_MORE,
-                                               CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW, STRANGE)}  # fmt: skip
+                                               CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW)}  # fmt: skip
     rows: list[dict[str, Any]] = []
     for lsn, number, op, key, line in changes:
-        definition = definitions[number]
+        definition = definitions.get(number, PERSON)
         has_line = op in "IUu" or definition.is_multiset
         row = (line + "\n" if has_line and op != "T" else line).encode()
         placed = row if definition.is_multiset else key.encode()
@@ -173,15 +171,10 @@ def change_table(changes: list[Change]) -> pa.Table:
     return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
 
 
-def event_table(changes: list[Change]) -> pa.Table:
-    """Return the commits of the changes' transactions, one for each position."""
-    rows = [
-        {
-            "lsn": lsn, "end_lsn": lsn + 1, "seq": lsn, "xid": 1, "op": COMMIT, "group": NO_GROUP,
-            "partition": EVERY_PARTITION, "key": b"", "row": b"",
-        }
-        for lsn in sorted({change[0] for change in changes})
-    ]  # fmt: skip
+def commit_table(changes: list[Change]) -> pa.Table:
+    """Return the ends of the changes' transactions."""
+    every = {"seq": 0, "xid": 1, "op": COMMIT, "group": NO_GROUP, "partition": 0, "key": b"", "row": b""}
+    rows = [every | {"lsn": lsn, "end_lsn": lsn + 1} for lsn in sorted({change[0] for change in changes})]
     return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
 
 
@@ -194,9 +187,10 @@ def build_chain(store: ObjectStore, alter: AlterChanges = lambda node, number, c
     for number, changes in enumerate(CHANGES):
         for node in NODES:
             held = SegmentRange(node, "op", Lsn(number * 100), Lsn(number * 100 + 100))
-            tables = (change_table(alter(node, number, changes)), event_table(changes))
-            archived = create_segment(store, f"wal/{node}", number + 1, held, tables, (Definition(STRANGER, STRANGE),))
-            segments[number][node] = (archived.segment,)
+            tables = (change_table(alter(node, number, changes)), commit_table(changes))
+            unlisted = (Definition(STRANGER, group(STRANGER, "stranger", "12")),)
+            stored = create_segment(store, f"wal/{node}", number + 1, held, tables, unlisted)
+            segments[number][node] = (stored.segment,)
     full = replace(
         full_commit(position=100),
         segments=segments[0],

@@ -75,6 +75,9 @@ def test_ddl_during_a_create_is_in_the_snapshot(tried: Tried) -> None:
     def rename_during_cut() -> None:
         tried.run("ALTER TABLE tried.t RENAME c TO d", "UPDATE tried.t SET d = 'renamed' WHERE id = 11")
 
+    # The commit lists the DDL of the base copy, and the DDL that was dumped after the change.
+    tried.compare()
+    assert tried.runs.check(tried.name).exit_code == 0
     tried.create(CrashPoint.STARTS_WRITTEN, rename_during_cut)
     assert any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.note(1)

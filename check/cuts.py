@@ -27,7 +27,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
-from cutline.wal.cut.cut_events import fleet_events
+from cutline.wal.cut.cut_events import FleetEvents, fleet_events
 from cutline.wal.cut.cut_values import InDoubt, Undecided
 from cutline.wal.cut.markers import marker_from_bytes
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve_events
@@ -53,16 +53,24 @@ class StoredEvents:
         return read_events(self.store, segment) if stream is None else from_stream(stream)
 
 
-def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress: Progress) -> int:
+def check_cuts(
+    chain: Chain, events: StoredEvents, findings: Findings, progress: Progress, after: int | None = None
+) -> int:
     """Report a conflict for every cut that its archived events don't confirm; stop if a primary's archive is damaged.
 
-    Returns the number of global transactions that were compared, once for each pair of shards with parts of it. Raises
-    StoreUnreachableError if the store does not answer: that proves nothing about a cut.
+    With `after`, only the cuts of later increments are resolved. Returns the number of global transactions that were
+    compared, once for each pair of shards with parts of it. Raises StoreUnreachableError if the store does not answer:
+    that proves nothing about a cut.
     """
     compared = 0
-    progress.step("resolve cuts again", total=len(chain.commits), unit="cuts")
+    known = () if after is None else chain.commits[: after + 1]
+    progress.step("resolve cuts again", total=len(chain.commits) - len(known), unit="cuts")
     archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.full.primaries]
-    for commit in chain.commits:
+    for commit in known:
+        for archive in archives:
+            archive.extend(commit)
+            archive.end_window(commit)
+    for commit in chain.commits[len(known) :]:
         if findings.damaged & set(chain.full.primaries):
             return compared
         try:
@@ -74,15 +82,7 @@ def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress:
                     )
                     findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=archive.shard))
             fleet = fleet_events(windows)
-            shared = shared_parts(fleet, commit.cut, tuple(windows))
-            compared += shared.pairs + (shared.waiting if commit is chain.last else 0)
-            conflicts = [torn_conflict(torn, tuple(windows)) for torn in shared.torn]
-            conflicts += _lost_prepares(windows, commit, is_last=commit is chain.last)
-            for conflict in conflicts[:NAMED_MAX]:
-                findings.conflict(conflict)
-            if len(conflicts) > NAMED_MAX:
-                detail = f"cut {commit.cut.id}: {len(conflicts) - NAMED_MAX} more transactions are not listed"
-                findings.conflict(Conflict("transaction", detail))
+            compared += _compare_shared(windows, fleet, commit, findings, is_last=commit is chain.last)
             cut = resolve_events(windows, fleet)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
@@ -102,6 +102,21 @@ def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress:
             archive.end_window(commit)
         progress.advance(1)
     return compared
+
+
+def _compare_shared(
+    windows: Mapping[str, NodeWindow], fleet: FleetEvents, commit: Commit, findings: Findings, *, is_last: bool
+) -> int:
+    """Report the transactions whose parts contradict each other; return how many pairs of parts were compared."""
+    shared = shared_parts(fleet, commit.cut, tuple(windows))
+    conflicts = [torn_conflict(torn, tuple(windows)) for torn in shared.torn]
+    conflicts += _lost_prepares(windows, commit, is_last=is_last)
+    for conflict in conflicts[:NAMED_MAX]:
+        findings.conflict(conflict)
+    if len(conflicts) > NAMED_MAX:
+        detail = f"cut {commit.cut.id}: {len(conflicts) - NAMED_MAX} more transactions are not listed"
+        findings.conflict(Conflict("transaction", detail))
+    return shared.pairs + (shared.waiting if is_last else 0)
 
 
 def _lost_prepares(windows: Mapping[str, NodeWindow], commit: Commit, *, is_last: bool) -> Iterator[Conflict]:
@@ -183,22 +198,29 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, stored: StoredE
     return windows
 
 
-def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
+def check_markers(
+    chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings, after: int | None = None
+) -> None:
     """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit.
 
     The archive of a node that is idle at the last cut ends before that cut, and perhaps before earlier ones. Their
-    markers will be in its next segment.
+    markers will be in its next segment. With `after`, the markers are those of later increments, and so of the cuts
+    for which the node was idle then.
     """
     for node, contents in markers.items():
         if node in findings.damaged:
             continue
-        idle = chain.last.idle.get(node)
+        idle, known = chain.last.idle.get(node), () if after is None else chain.commits[: after + 1]
+        was_idle = known[-1].idle.get(node) if known else None
+        awaited = [
+            commit for commit in known if was_idle and commit.cut.of(chain.shard_of(node)).start >= was_idle.through
+        ]
         positions: dict[tuple[str, str], Lsn] = {}
         for content, position in contents.items():
             with suppress(ValueError):
                 marker = marker_from_bytes(content)
                 positions[marker.cut, marker.kind] = position
-        for commit in chain.commits:
+        for commit in (*awaited, *chain.commits[len(known) :]):
             cut = commit.cut.of(chain.shard_of(node))
             if idle is not None and cut.start >= idle.through:
                 continue

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from cutline.check.base_hashes import BaseHashTask, hash_base
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
+from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Copies, Findings
 from cutline.check.streams import StreamHashes, last_by_node
 from cutline.check.table_forms import forms_of_shards
@@ -23,7 +24,7 @@ from cutline.snapshots.fold.changed_keys import Keys, exact_keys
 from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
-from cutline.snapshots.fold.sources import PROBLEM, BaseSources, Sources, node_bases, sources_of
+from cutline.snapshots.fold.sources import PROBLEM, BaseSources, Sources
 from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, stage_progress
 from cutline.storage.errors import report_of
 from cutline.storage.location import StoreLocation
@@ -50,6 +51,11 @@ class PartitionHashes:
     rows: Sums
     versions: Sums
 
+    @classmethod
+    def none(cls) -> PartitionHashes:
+        """Return the hashes of no rows."""
+        return cls(combine_all([], 3), combine_all([], 3))
+
 
 def hash_partitions(
     session: SparkSession,
@@ -58,12 +64,15 @@ def hash_partitions(
     findings: Findings,
     progress: Progress,
     streams: StreamHashes,
+    part: NewPart | None = None,
 ) -> PartitionHashes:
     """Fold the changes and hash every copy's rows; report unreadable objects as damage.
 
-    Uses the reports of last changes in `streams` if they are complete; otherwise folds the segments.
+    Uses the reports of last changes in `streams` if they are complete; otherwise folds the segments. With `part`, only
+    the rows of tables that were copied in it are hashed.
     """
     progress.step("fold changes", unit="tasks")
+    part = part or NewPart(copies.chain)
     reported: Reported | None = None
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
@@ -74,7 +83,7 @@ def hash_partitions(
         with stage_progress(session, progress):
             folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
     else:
-        sources = _find_sources(copies, streams.store, findings)
+        sources = _find_sources(copies, part, streams.store, findings)
         with stage_progress(session, progress):
             folded = fold(session, sources, store, hashed=True, held=streams.held)
     changed: dict[int, Any] = {}
@@ -84,7 +93,7 @@ def hash_partitions(
             findings.damage(problem)
         changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
         forms |= forms_of_shards(copies.chain, set(copies.shard.values()), lambda found: broadcast(session, found))
-        bases = _all_bases(copies, sources)
+        bases = _all_bases(copies, part, sources)
         progress.step("read base copies", total=len(bases), unit="objects")
         shares = _base_shares(copies, bases, progress)
         tasks = (
@@ -141,20 +150,18 @@ def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str,
     return reported
 
 
-def _find_sources(copies: Copies, store: OpensStore, findings: Findings) -> Sources:
+def _find_sources(copies: Copies, part: NewPart, store: OpensStore, findings: Findings) -> Sources:
     try:
-        return sources_of(copies.chain, tuple(copies.nodes), store.open(), skip=findings.damaged)
+        return part.sources(copies.nodes, store.open(), skip=findings.damaged)
     except ObjectDamagedError as error:
         findings.damage(report_of(error))
         return Sources(tuple(copies.nodes), BaseSources(), (), frozenset(), {})
 
 
-def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
+def _all_bases(copies: Copies, part: NewPart, sources: Sources) -> BaseSources:
     """Return the bases of all copies, including damaged copies, which are read so that all damage is reported."""
     folded = {bases.number for bases in sources.bases.nodes}
-    unfolded = [
-        node_bases(copies.chain, number, node) for number, node in enumerate(copies.nodes) if number not in folded
-    ]
+    unfolded = [part.bases(number, node) for number, node in enumerate(copies.nodes) if number not in folded]
     return BaseSources((*sources.bases.nodes, *unfolded))
 
 

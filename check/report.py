@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.record import to_builtins
+from cutline.fleet.record import Time, to_builtins
 from cutline.nodes.left_out import LeftOut
 from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
 from cutline.snapshots.operations.open_operations import OpenOperation
@@ -23,6 +23,7 @@ from cutline.snapshots.records.operation_records import (
     VALID,
     CheckFigures,
     CheckResult,
+    ReadTimes,
     SkippedPart,
 )
 from cutline.storage.errors import ErrorReport, UnreachableError, UsageError, error_of
@@ -105,6 +106,30 @@ class Compared:
     transactions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RestsOn:
+    """The record of an earlier check that a check rests on, and the objects that it stands for.
+
+    `operation` is the check whose record it is, and `ended_at` is when that check ended. `compared_by` is the check
+    that read and compared everything, which began at `compared_at`. `objects` and `bytes` measure what was not read
+    now; all of it has been read since `oldest_read_at`. Rereading within `reread_seconds` is required. `reread_objects`
+    and `reread_bytes` were read again now; `left_objects` and `left_bytes` should have been, but no time was left.
+    """
+
+    operation: str
+    ended_at: Time
+    compared_by: str
+    compared_at: Time
+    oldest_read_at: Time
+    reread_seconds: float
+    objects: int = 0
+    bytes: int = 0
+    reread_objects: int = 0
+    reread_bytes: int = 0
+    left_objects: int = 0
+    left_bytes: int = 0
+
+
 @dataclass(slots=True)
 class SnapshotReport:
     """The report on a snapshot up to `increment`.
@@ -116,6 +141,9 @@ class SnapshotReport:
     `unknown_participants` counts the global transactions whose participants are not known (None: it was not counted):
     if such a transaction is missing altogether on a shard, a check can't tell. `foreign_participants` are names of
     participants that belong to no shard of the snapshot.
+
+    `rests_on` is None if the check used no record of an earlier check; `unused_records` is the reason if it was asked
+    to; `is_partial` is set if it read only a part nevertheless. `read` is set if later checks may rest on this check.
     """
 
     name: str
@@ -129,20 +157,36 @@ class SnapshotReport:
     allows_one_copy: bool = False
     unknown_participants: int | None = None
     foreign_participants: tuple[str, ...] = ()
+    rests_on: RestsOn | None = None
+    unused_records: str = ""
+    is_partial: bool = False
+    read: ReadTimes | None = None
 
     @property
     def result(self) -> CheckResult:
         """The result: without conflicts, valid only if something was compared and nothing was skipped.
 
-        If rows were skipped only because they have one copy, and that is allowed, the result is ONE_COPY.
+        An earlier check on whose record this check rests has compared something. If rows were skipped only because they
+        have one copy, and that is allowed, the result is ONE_COPY.
         """
         if self.conflicts:
             return CONFLICTS
-        if not self.compared.objects:
+        if not self.is_complete:
             return INCONCLUSIVE
         if not self.skipped:
             return VALID
-        return ONE_COPY if self.allows_one_copy and all(part.is_one_copy for part in self.skipped) else INCONCLUSIVE
+        return ONE_COPY if self.allows_one_copy else INCONCLUSIVE
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the check was to read everything up to its increment."""
+        return self.rests_on is None and not self.is_partial
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was compared and agrees, except for rows of which there is one copy."""
+        is_compared = bool(self.compared.objects) or self.rests_on is not None
+        return not self.conflicts and is_compared and all(part.is_one_copy for part in self.skipped)
 
     @property
     def figures(self) -> CheckFigures:
@@ -164,6 +208,8 @@ class SnapshotReport:
             "large_objects": self.large_objects,
             "unknown_participants": self.unknown_participants,
             "foreign_participants": list(self.foreign_participants),
+            "rests_on": asdict(self.rests_on) if self.rests_on else None,
+            "unused_records": self.unused_records or None,
             "warned": to_builtins(self.warned),
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
@@ -193,11 +239,17 @@ class CheckReport:
         """The command's exit code."""
         return EXIT_CODES[self.result]
 
+    @property
+    def rests_on_records(self) -> bool:
+        """Whether the result on any snapshot rests on the record of an earlier check."""
+        return any(snapshot.rests_on for snapshot in self.snapshots)
+
     def to_json(self) -> dict[str, Any]:
         """Return the whole JSON document."""
         return {
             "schema": SCHEMA,
             "result": self.result,
+            "rests_on_records": self.rests_on_records,
             "seconds": round(self.seconds, 3),
             "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
             "open_operations": [open_operation.to_json() for open_operation in self.open_operations],

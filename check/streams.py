@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
+from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import forms_of_shards
@@ -26,7 +27,7 @@ from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import from_stream, to_stream
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
@@ -38,9 +39,8 @@ from cutline.snapshots.fold.sources import (
     open_object,
     own_definitions,
     read_opened,
-    segment_sources,
 )
-from cutline.spark.spark_jobs import Dealing, NodeShares, run_tasks
+from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore
@@ -151,7 +151,8 @@ class StreamTask:
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
     from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables.
     `last` and `with_events` request additional results, and so does `parts`, a broadcast of the rules for the parts of
-    global transactions.
+    global transactions. An earlier check has compared the segment's changes and events before `checked_to`, except
+    those of the transactions at `decided`.
     """
 
     segment: SegmentSource
@@ -161,6 +162,8 @@ class StreamTask:
     last: LastTask | None = None
     with_events: bool = False
     parts: Any = None
+    checked_to: Lsn = ORIGIN
+    decided: frozenset[Lsn] = frozenset()
 
 
 class MarkerMessage(NamedTuple):
@@ -243,6 +246,8 @@ def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
     is_compared = (lsn >= task.since) & (lsn < task.segment.position) & ~np.isin(op, (ROLLBACK_PREPARED, MARKER))
     if task.segment.excluded:
         is_compared &= ~np.isin(lsn, np.fromiter(task.segment.excluded, np.int64))
+    if task.checked_to:
+        is_compared &= (lsn >= task.checked_to) | np.isin(lsn, np.fromiter(task.decided, np.int64))
     chosen = table.filter(pa.array(is_compared))
     group = np.asarray(chosen["group"].to_numpy(), np.int64)
     keys = np.stack([np.full(len(chosen), task.segment.source.number, np.int64), group], axis=1)
@@ -309,32 +314,36 @@ class StreamHashes:
 
 
 def hash_streams(
-    session: SparkSession,
+    spark: SparkSource,
     copies: Copies,
     store: OpensStore,
     findings: Findings,
     progress: Progress,
     sources: Sources | None = None,
     rules: PartRules | None = None,
+    part: NewPart | None = None,
 ) -> StreamHashes:
     """Hash every copy's segments, in a Spark job unless the driver holds them; report unreadable segments as damage.
 
     With `sources`, the last changes and the events from primaries are kept if they are small enough, so that the
-    segments are not read again. With `rules`, the parts of global transactions are reduced.
+    segments are not read again. With `rules`, the parts of global transactions are reduced. With `part`, only its
+    segments are read, and only what is new in them is hashed.
     """
+    part = part or NewPart(copies.chain)
     segments = [
         segment_source
         for number, node in enumerate(copies.nodes)
-        for segment_source in segment_sources(copies.chain, number, node, copies.same_shard(node))
+        for segment_source in part.segment_sources(number, node, copies.same_shard(node))
     ]
     since = {node: copies.since(node) for node in copies.nodes}
+    decided = {node: part.decided(node) for node in copies.nodes}
     is_here = isinstance(store, HeldObjects)
     forms = forms_of_shards(
         copies.chain,
         set(copies.shard.values()),
-        lambda found: InDriver(found) if is_here else broadcast(session, found),
+        lambda found: InDriver(found) if is_here else broadcast(spark.session(), found),
     )
-    of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(session, rules)
+    of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(spark.session(), rules)
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
@@ -347,6 +356,9 @@ def hash_streams(
             wanted.get(segment.source.key),
             with_events and _is_primary(segment, copies),
             of_parts,
+            # A new segment of an idle node may begin before the cut that was checked.
+            ORIGIN if part.is_new(segment.segment) else part.checked_to(segment.source.node),
+            decided[segment.source.node],
         )
         for segment in segments
     ]
@@ -356,7 +368,7 @@ def hash_streams(
     )
     shares.begin()
     try:
-        reports = _run_here(tasks, shares) if is_here else _run_tasks(session, tasks, shares)
+        reports = _run_here(tasks, shares) if is_here else _run_tasks(spark.session(), tasks, shares)
     finally:
         for sent in (*forms.values(), *([of_parts] if of_parts else [])):
             sent.unpersist()

@@ -39,6 +39,8 @@ NO_OTHER = -1
 KEY_COLUMNS = 4
 # In place of the number of a cut: the last state does not contain the part; the part was rolled back.
 LATER, ROLLED_BACK = -1, -2
+# In place of the number of the last cut whose transactions were compared.
+NONE_COMPARED = -1
 # About this many events belong to a bucket, unless that makes too many combined hashes.
 EVENTS_PER_BUCKET, HASHES_MAX = 1 << 16, 1 << 17
 # At most this many names that belong to no shard are reported for a segment.
@@ -152,7 +154,7 @@ class PartRules:
 
     `shard_of` has the number of each node's shard; `names` maps all names of shards to their numbers. `since` is the
     position from which a node's archive must match those of the other copies of its shard; it has only nodes of shards
-    with several copies.
+    with several copies. An earlier check has compared the transactions of the cuts up to number `after`.
     """
 
     nodes: tuple[str, ...]
@@ -161,10 +163,14 @@ class PartRules:
     cuts: tuple[ShardCuts, ...]
     since: Mapping[str, Lsn]
     buckets: Buckets
+    after: int = NONE_COMPARED
 
     @classmethod
-    def of(cls, chain: Chain, known_as: Mapping[str, str]) -> PartRules:
-        """Return the rules for a chain. `known_as` maps further names of shards to their primaries."""
+    def of(cls, chain: Chain, known_as: Mapping[str, str], after: int | None = None) -> PartRules:
+        """Return the rules for a chain. `known_as` maps further names of shards to their primaries.
+
+        With `after`, an earlier check has compared the transactions up to that increment.
+        """
         shards = chain.full.primaries
         nodes = (*shards, *(node for node in chain.baseline if node not in shards))
         shard_of = {node: shards.index(chain.shard_of(node)) for node in nodes}
@@ -177,7 +183,8 @@ class PartRules:
             if copies[shard] > 1
         }
         cuts = tuple(ShardCuts.of(chain, shard) for shard in shards)
-        return cls(nodes, shard_of, others | shard_of, cuts, since, Buckets.of(chain))
+        compared = NONE_COMPARED if after is None else after
+        return cls(nodes, shard_of, others | shard_of, cuts, since, Buckets.of(chain), compared)
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -308,6 +315,10 @@ def _compared_between_copies(found: _Events, node: str, rules: PartRules) -> tup
     is_compared = (found.lsn >= rules.since[node]) & (found.lsn < cuts.positions[-1])
     is_compared &= ~np.isin(found.lsn, cuts.rolled_back)
     is_compared &= ~np.isin(found.lsn, cuts.late_lsns[cuts.late_cuts == LATER])
+    # Also those of transactions that were undecided at the cut that was checked.
+    is_compared &= (cuts.by_position(found.lsn) > rules.after) | np.isin(
+        found.lsn, cuts.late_lsns[cuts.late_cuts > rules.after]
+    )
     chosen = found.where(is_compared)
     return chosen, rules.buckets.numbers(cuts.by_position(chosen.lsn), chosen.hashes)
 
@@ -335,7 +346,8 @@ class _Parts:
         found = found.where(found.op != COMMIT_PREPARED)
         cuts = rules.cuts[shard]
         cut = cuts.containing(found.lsn)
-        found, cut = found.where(cut >= 0), cut[cut >= 0]
+        is_new = cut > rules.after
+        found, cut = found.where(is_new), cut[is_new]
         named, lists = named_shards(found.table["key"], rules.names)
         return cls(shard, found.hashes, cut, (cut == 0) & (found.lsn < cuts.certain_from), named, lists)
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,13 +58,10 @@ from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.records.chain import Chain
-from cutline.spark.spark_jobs import Dealing, run_tasks
+from cutline.spark.spark_jobs import Dealing, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import COMMIT, PREPARE, Segment, read_events
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # At most this many transactions are named for each pair of nodes.
 NAMED_MAX = 100
@@ -121,10 +118,11 @@ def reading_here(events: StoredEvents) -> ReadsParts:
     return read
 
 
-def reading_in_jobs(session: SparkSession, store: StoreLocation, progress: Progress) -> ReadsParts:
+def reading_in_jobs(spark: SparkSource, store: StoreLocation, progress: Progress) -> ReadsParts:
     """Return a reader of parts that reads the events in Spark jobs."""
 
     def read(segments: Sequence[Segment], query: PartQuery) -> list[FoundParts]:
+        session = spark.session()
         sent = broadcast(session, query)
         try:
             tasks = [PartTask(segment, sent, store) for segment in segments]
@@ -140,8 +138,8 @@ def compare_transactions(
 ) -> None:
     """Compare the parts that the intact segments of `chain` were reduced to; add conflicts to the report.
 
-    Also counts the transactions whose participants are not known. Raises StoreUnreachableError if the store does not
-    answer.
+    If an earlier check has compared the parts in the first cuts (`rules.after`), these are left out. Also counts the
+    transactions whose participants are not known. Raises StoreUnreachableError if the store does not answer.
     """
     reports = list(reports)
     sums = combine_all([report.sums for report in reports], KEY_COLUMNS)
@@ -151,7 +149,7 @@ def compare_transactions(
         return
     known = comparison.compare_shards()
     if findings.damaged.isdisjoint(rules.shards):
-        total = sum(commit.cut.global_transactions for commit in chain.commits)
+        total = sum(commit.cut.global_transactions for commit in chain.commits[rules.after + 1 :])
         # Every transaction whose participants are not known has a part that names nobody.
         bare = comparison.count(BARE) + comparison.count(BARE_EARLY)
         findings.report.unknown_participants = min(max(total - known, 0), bare)

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 from cutline.check.compare import compare_copies, compare_streams
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers
+from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, store_digest
 from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
-from cutline.check.partitions import hash_partitions
+from cutline.check.new_part import NewPart
+from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.rereading import Deadline
+from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_listing, check_structure, names_to_check
@@ -26,7 +30,8 @@ from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
 from cutline.snapshots.ddl.server_globals_object import read_globals_object
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
-from cutline.snapshots.fold.sources import Sources, sources_of
+from cutline.snapshots.fold.sources import Sources
+from cutline.snapshots.listing.name_templates import find_newest
 from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
     document_names,
@@ -35,13 +40,22 @@ from cutline.snapshots.operations.open_operations import (
     read_recorded_commits,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList, StoredObject
+from cutline.snapshots.records.commit import (
+    DDL,
+    EXTENSION_ROWS,
+    GLOBALS,
+    WITHOUT_ROWS,
+    Commit,
+    LostList,
+    StoredObject,
+)
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.proven_chains import cut_time
+from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
@@ -52,29 +66,49 @@ from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, read_li
 class CheckRequest:
     """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None.
 
-    `rows` is the number of different rows that are named for each partition that differs.
+    With `newest`, check only the newest snapshot. `rows` is the number of different rows that are named for each
+    partition that differs.
+
+    With `since_last`, read only what no check has read since, and rest on the record of an earlier check for the rest,
+    of which some is reread. `subset` (n, t) says which part is reread. `seconds_max` limits the time: the check ends
+    after the increment or the objects that it is reading then. Both imply `since_last`.
     """
 
     name: str | None = None
     increment: int | None = None
     metadata_only: bool = False
     rows: int = 0
+    since_last: bool = False
+    subset: tuple[int, int] | None = None
+    seconds_max: float | None = None
+    newest: bool = False
+
+    @property
+    def uses_records(self) -> bool:
+        """Whether the check may rest on the record of an earlier check."""
+        return self.since_last or self.is_limited
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the check must not read everything, even if there is no record to rest on."""
+        return self.subset is not None or self.seconds_max is not None
 
 
 def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
     """Check the snapshots that `request` names; start Spark only if there are contents to read."""
-    began = time.monotonic()
+    began, deadline = time.monotonic(), Deadline(request.seconds_max)
     store = fleet.store.open()
     fleet_id = read_identity(store, fleet).fleet_id
     operations = document_names(store)
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
-    recorded = read_recorded_commits(store, unread=unread, operations=operations)
-    names = [request.name] if request.name else names_to_check(store, recorded)
+    checks = RecordedChecks(store, operations)
+    names, recorded = _names_to_check(checks, request, unread)
     known_as = {name: node.id for node in fleet.primaries for name in node.known_as}
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
+        moment = utc_now()
         try:
             with naming_open_operations(open_operations):
                 chain, report = check_structure(store, fleet_id, name, request.increment, recorded.get(name, {}))
@@ -85,26 +119,48 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             continue
         report.allows_one_copy = fleet.allows_one_copy
         if chain is not None:
-            findings = Findings(report)
+            check = ChainCheck(
+                chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,
+                store_digest(fleet.store, fleet_id), fleet.reread_seconds, known_as,
+            )  # fmt: skip
             with _replace_if_deleted(store, chain, report):
-                _check_chain(chain, fleet.store, findings, request, spark, progress, known_as)
+                _check_chain(check, request, checks)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
         ]
+        if report.conflicts:
+            report.read = None
         reports.append(report)
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
 
-def _check_chain(
-    chain: Chain,
-    location: StoreLocation,
-    findings: Findings,
-    request: CheckRequest,
-    spark: SparkSource,
-    progress: Progress,
-    known_as: Mapping[str, str],
-) -> None:
+def _names_to_check(
+    checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
+) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """Return the snapshots to check, and the commits that operations have recorded (read_recorded_commits).
+
+    If a check may rest on a record, only the records of operations since then are read. For the newest snapshot, those
+    since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
+    is checked as well.
+    """
+    store, operations = checks.store, checks.documents
+    if request.newest:
+        newest = find_newest(store)
+        recorded = read_recorded_commits(store, newest.operation if newest else "", unread, operations)
+        existing = set(snapshot_names(store))
+        lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
+        return [*([newest.snapshot] if newest else []), *lost], recorded
+    since = ""
+    if request.name and request.uses_records:
+        since = commits_to_read_since(checks.for_snapshot(request.name), request.name)
+    recorded = read_recorded_commits(store, since, unread, operations)
+    return [request.name] if request.name else names_to_check(store, recorded), recorded
+
+
+def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedChecks) -> None:
+    """Check the chain as requested."""
+    chain, location, findings, progress = check.chain, check.location, check.findings, check.progress
     store = location.open()
     # Check records are compared by their end times.
     note_late_clock(cut_time(chain.last), progress)
@@ -113,12 +169,22 @@ def _check_chain(
         _note_lost_lists(chain, findings)
         return
     if chain.full.only_cut:
-        check_restore_point(chain, store, findings, progress, known_as)
+        check_restore_point(chain, store, findings, progress, check.known_as)
         return
-    spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
-    check_stored_ddl(store, chain, findings)
-    check_contents(spark, chain, location, findings, progress, request.rows, known_as)
+    if request.uses_records and rest_on_record(check, checks, lambda part: _check_part(check, part)):
+        return
+    check.spark.begin(ExecutorNeeds(location), progress)
+    check_stored_ddl(store, NewPart(chain), findings)
+    check_contents(check.spark, chain, location, findings, progress, request.rows, check.known_as)
+    record_full(check)
+
+
+def _check_part(check: ChainCheck, part: NewPart) -> None:
+    check_stored_ddl(check.location.open(), part, check.findings)
+    check_contents(
+        check.spark, part.chain, check.location, check.findings, check.progress, known_as=check.known_as, part=part
+    )
 
 
 @contextmanager
@@ -133,6 +199,7 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
     with suppress(ManifestError):
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
+            report.rests_on = report.read = None
             return
     if problem:
         raise problem
@@ -153,13 +220,13 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def check_stored_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all stored DDL, globals and extension rows, and count object lists.
+def check_stored_ddl(store: ObjectStore, part: NewPart, findings: Findings) -> None:
+    """Read all stored DDL, globals and extension rows in the part, and count its object lists.
 
     A damaged object is a conflict, and so is DDL that contradicts a commit which would be restored with it.
     """
-    newest: dict[str, tuple[StoredObject, Described] | None] = {}
-    for commit in chain.commits:
+    newest = _earlier_ddl(store, part, findings)
+    for commit in part.commits:
         for stored in [entry for entry in commit.own_objects if entry.kind in WITHOUT_ROWS]:
             try:
                 if stored.kind == GLOBALS:
@@ -168,19 +235,64 @@ def check_stored_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> No
                     read_extension_rows_object(store, stored)
                 else:
                     newest[stored.node] = None
-                    body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
-                    newest[stored.node] = stored, describe(read_ddl(body, stored))
+                    newest[stored.node] = stored, _describe_object(store, stored)
             except ObjectDamagedError as error:
                 # The object contains no table rows, so the copy can still be compared.
                 findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
                 continue
             findings.count(objects=1, size_bytes=stored.size)
-        if commit is chain.last or not commit.increment or commit.definition_changes is not None:
-            _compare_ddl(chain.up_to(commit.increment), newest, findings, is_last=commit is chain.last)
+        if commit is part.chain.last or not commit.increment or commit.definition_changes is not None:
+            _compare_ddl(part.chain.up_to(commit.increment), newest, findings, is_last=commit is part.chain.last)
     # The bytes of the object lists were verified when the chain was read.
-    for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
+    for object_list in [object_list for commit in part.commits for object_list in commit.object_lists]:
         if not isinstance(object_list, LostList):
             findings.count(objects=1, size_bytes=object_list.size)
+
+
+def _describe_object(store: ObjectStore, stored: StoredObject) -> Described:
+    return describe(read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored))
+
+
+def _earlier_ddl(
+    store: ObjectStore, part: NewPart, findings: Findings
+) -> dict[str, tuple[StoredObject, Described] | None]:
+    """Read the DDL at the checked cut for the shards whose new commits are compared with it, keyed by shard.
+
+    The earlier check has compared it with the commit of that cut, so it is read only if the commits differ.
+    """
+    found: dict[str, tuple[StoredObject, Described] | None] = {}
+    if part.before is None:
+        return found
+    for shard in part.before.full.groups:
+        stored = part.before.ddl_object(shard)
+        if stored is None or not _needs_earlier_ddl(part.chain, part.before, part.commits, shard):
+            continue
+        try:
+            found[shard] = stored, _describe_object(store, stored)
+        except ObjectDamagedError as error:
+            findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
+    return found
+
+
+def _needs_earlier_ddl(chain: Chain, before: Chain, commits: tuple[Commit, ...], shard: str) -> bool:
+    """Whether the DDL in `before` is the shard's newest for one of the new commits that differs from those before."""
+    for commit in commits:
+        if any((stored.kind, stored.node) == (DDL, shard) for stored in commit.own_objects):
+            return False
+        if _has_changes(commit, shard):
+            return True
+    return _names_besides_tables(chain, shard) != _names_besides_tables(before, shard)
+
+
+def _has_changes(commit: Commit, shard: str) -> bool:
+    changes = commit.definition_changes
+    return changes is not None and (shard in changes.groups or shard in changes.gone)
+
+
+def _names_besides_tables(chain: Chain, shard: str) -> tuple[frozenset[tuple[str, str]], frozenset[str]]:
+    """Return what the last commit says besides definitions that DDL may contradict: sequences, and what is left out."""
+    sequences = frozenset((sequence.schema, sequence.name) for sequence in chain.sequences(shard))
+    return sequences, frozenset(out.name for out in chain.left_out if out.node == shard)
 
 
 def _compare_ddl(
@@ -190,10 +302,9 @@ def _compare_ddl(
 
     Increments without changes of definitions are not compared, except for the last: they have no DDL of their own.
     """
-    commit, changes = chain.last, chain.last.definition_changes
+    commit = chain.last
     for shard, found in newest.items():
-        is_changed = changes is not None and (shard in changes.groups or shard in changes.gone)
-        if found is None or not (found[0] in commit.own_objects or is_changed or is_last):
+        if found is None or not (found[0] in commit.own_objects or _has_changes(commit, shard) or is_last):
             continue
         stored, described = found
         for detail in contradictions(chain, shard, described):
@@ -210,33 +321,44 @@ def check_contents(
     progress: Progress,
     rows: int = 0,
     known_as: Mapping[str, str] | None = None,
+    part: NewPart | None = None,
 ) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`.
 
-    `known_as` maps further names of shards, as distributed transactions have them, to their primaries.
+    `known_as` maps further names of shards, as distributed transactions have them, to their primaries. With `part`, an
+    earlier check has read the rest of the chain and found it valid. Spark is then started only if tables were copied or
+    there is more to read than the driver should hold.
     """
-    session, copies = spark.session(), Copies.of(chain)
-    held = hold_archive(chain, store)
-    sources = None if held else _sources_for_reports(copies, store)
-    rules = PartRules.of(chain, known_as or {})
-    streams = hash_streams(session, copies, held or store, findings, progress, sources, rules)
-    check_markers(chain, streams.markers, findings)
+    part = part or NewPart(chain)
+    copies = Copies.of(chain)
+    held = hold_archive(chain, store, part)
+    if part.has_copies or held is None:
+        spark.begin(ExecutorNeeds(store), progress)
+    sources = None if held else _sources_for_reports(copies, part, store)
+    rules = PartRules.of(chain, known_as or {}, part.after)
+    streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)
+    check_markers(chain, streams.markers, findings, part.after)
     events = StoredEvents(streams.store.open(), streams.events or {})
-    findings.report.compared.transactions += check_cuts(chain, events, findings, progress)
-    hashes = hash_partitions(session, copies, store, findings, progress, streams)
-    check_large_objects(session, chain.full, store, findings, progress)
+    findings.report.compared.transactions += check_cuts(chain, events, findings, progress, part.after)
+    hashes = PartitionHashes.none()
+    if part.has_copies:
+        hashes = hash_partitions(spark.session(), copies, store, findings, progress, streams, part)
+    if part.after is None:
+        check_large_objects(spark.session(), chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
-    name_rows(session, copies, store, findings, progress, rows, hashes.rows)
+    if rows:
+        name_rows(spark.session(), copies, store, findings, progress, rows, hashes.rows)
     progress.step("compare transactions")
     is_in_jobs = streams.events is None and held is None
-    read = reading_in_jobs(session, store, progress) if is_in_jobs else reading_here(events)
+    read = reading_in_jobs(spark, store, progress) if is_in_jobs else reading_here(events)
     compare_transactions(chain, rules, streams.parts, read, findings)
 
 
-def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
+def hold_archive(chain: Chain, store: StoreLocation, part: NewPart | None = None) -> HeldObjects | None:
     """Return an object holder with which the driver reads each archive once; None if Spark jobs are faster."""
-    segments = [segment for node in chain.baseline for segment in chain.segments(node)]
+    part = part or NewPart(chain)
+    segments = [segment for node in chain.baseline for segment in part.segments(node)]
     if (
         sum(segment.size for segment in segments) > STORED_BYTES_MAX
         or sum(segment.changes for segment in segments) > CHANGES_MAX
@@ -245,10 +367,10 @@ def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:
     return HeldObjects(store)
 
 
-def _sources_for_reports(copies: Copies, store: StoreLocation) -> Sources | None:
+def _sources_for_reports(copies: Copies, part: NewPart, store: StoreLocation) -> Sources | None:
     """Return the sources for folding the copies; None if a segment with a TRUNCATE can't be read."""
     try:
-        return sources_of(copies.chain, tuple(copies.nodes), store.open())
+        return part.sources(copies.nodes, store.open())
     except ObjectDamagedError:
         # The job that reads all segments will report the damaged object.
         return None

@@ -211,6 +211,7 @@ RETAINED_WAL_MAX = Size(16 * 1024**3)
 # A command itself opens up to five sessions on a node, and needs at least one more for tasks.
 CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
+REREAD = Duration.parse("30d")
 ASSERTION_TIMEOUT = Duration.parse("10min")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 TOML_WORDS = {
@@ -256,9 +257,10 @@ class GroupsTable(Record, frozen=True):
 
 
 class CheckTable(Record, frozen=True):
-    """The `[check]` table of fleet.toml: what a check may lack and still pass."""
+    """The `[check]` table of fleet.toml: what a check may lack and still pass, and how old a reading may be."""
 
     allow: tuple[Literal["one-copy"], ...] = ()
+    reread: Duration = REREAD
 
 
 class GlobalsTable(Record, frozen=True):
@@ -609,6 +611,8 @@ class Fleet:
     with_passwords: bool = False
     # Whether a check may pass although a shard has no second copy to compare with.
     allows_one_copy: bool = False
+    # A check that rests on earlier checks passes only if they read everything in this time.
+    reread_seconds: float = REREAD
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -659,6 +663,8 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     check_global_id(file.cut.global_id)
     if any(table.timeout <= 0 for table in file.drill.assertion):
         raise ValueError("`drill.assertion.timeout` is 0: no assertion could finish in time")
+    if file.check.reread <= 0:
+        raise ValueError("`check.reread` is 0: no check could rest on an earlier check")
     missing: list[str] = []
     retention, spark = file.retention, expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
@@ -688,6 +694,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         metrics=_metrics(file.metrics),
         with_passwords=file.globals.passwords,
         allows_one_copy="one-copy" in file.check.allow,
+        reread_seconds=file.check.reread,
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 

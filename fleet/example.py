@@ -55,6 +55,7 @@ append_only = ["public.audit"]       # tables without a replica identity
 
 [check]
 allow = ["one-copy"]                 # what a check may lack and still pass
+reread = "30d"                       # how old a reading may be for `check --since-last` to rest on it
 
 [globals]
 passwords = false                    # whether snapshots contain password verifiers

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import UNSET
 
 from cutline.check.live import LiveRequest, check_live
 from cutline.check.live_repair import repair_script
 from cutline.check.live_report import LiveConflict, LiveReport, LiveRow, ShardReport
 from cutline.check.named_rows import ROWS_DIFFER
-from cutline.check.report import CheckReport, Conflict, DifferentRow, Skipped, SnapshotReport
+from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, Skipped, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
-from cutline.cli.output.arguments import Increment, command_context
+from cutline.cli.output.arguments import SECONDS_MAX, Increment, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import junit_of, junit_of_live, reporting_errors, write_report
@@ -45,6 +47,7 @@ WHAT_TO_DO_LIVE = (
     "find out which side is right before you change anything; to see rows: --rows 20, to get statements for repairs:"
     " --repair-script FILE"
 )
+SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
 WHAT_TO_DO = (
     "a restore refuses damaged or missing objects, and names the increments that it can restore instead; to replace"
@@ -124,6 +127,31 @@ def check(
             metavar="FILE", help="Also write a JUnit report to FILE; it contains an <error> if the check itself fails."
         ),
     ] = None,
+    since_last: Annotated[
+        bool,
+        typer.Option(
+            "--since-last",
+            help="Read only what no check has read since, and rest on the record of an earlier check for the rest.",
+        ),
+    ] = False,
+    subset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N/T", help="Like --since-last, and of the rest, reread the Nth of T parts instead of what is due."
+        ),
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=SECONDS_MAX,
+            metavar="S",
+            help="Like --since-last, and end at the first boundary after this time; the result says what was not read.",
+        ),
+    ] = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="Check only the newest snapshot: the one whose first cut is the latest.")
+    ] = False,
     metrics: MetricsFile = None,
 ) -> None:
     """Read snapshots back from the store and verify that they are complete and consistent.
@@ -131,24 +159,22 @@ def check(
     With --live, compare the running databases instead; nothing is stopped, changed or stored.
 
     Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared. The rows of
-    shards without a standby need not be compared if the fleet file's check table allows one-copy.
+    shards without a standby need not be compared if the fleet file's check table allows one-copy. With --since-last,
+    what earlier checks compared counts as compared if it was read again in the time that the check table sets.
     """
     with reporting_errors(junit):
         options = LiveOptions(live, max_rate, indexes, repair_script)
-        options.refuse_misuse(increment=increment, metadata_only=metadata_only, restorable=restorable)
+        request = CheckRequest(
+            name, increment, metadata_only, rows, since_last, parse_subset(subset), max_seconds, newest
+        )
+        options.refuse_misuse(request, restorable=restorable)
         if live:
             run_live(context, options, name, rows, junit)
             return
-        if increment is not None and name is None:
-            raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
-        if restorable and (name is None or metadata_only):
-            raise UsageError(
-                "--restorable needs a NAME, and reads more than metadata", hint="snapshot check NAME --restorable"
-            )
+        check_request(request, restorable=restorable)
         fleet = command_context(context).load_fleet()
         with leaving_metrics(context, fleet, "check", metrics):
-            name = newest_name(fleet, name) if name is not None else None
-            request = CheckRequest(name, increment, metadata_only, rows)
+            request = replace(request, name=newest_name(fleet, name) if name is not None else None)
             report, built = run_check(context, fleet, request, restorable=restorable)
             problems = write_report(junit, junit_of(report))
             lines = [*lines_of(report, built), *(f"warning: {problem}" for problem in problems)]
@@ -167,7 +193,7 @@ class LiveOptions:
     indexes: bool
     repair_script: Path | None
 
-    def refuse_misuse(self, *, increment: int | None, metadata_only: bool, restorable: bool) -> None:
+    def refuse_misuse(self, request: CheckRequest, *, restorable: bool) -> None:
         """Raise UsageError if options don't go together."""
         others = {
             "--max-rate": self.max_rate is not None,
@@ -177,9 +203,13 @@ class LiveOptions:
         if not self.live and (used := [option for option, is_used in others.items() if is_used]):
             raise UsageError(f"{used[0]} needs --live", hint=f"snapshot check --live {used[0]} …")
         of_snapshots = {
-            "--increment": increment is not None,
-            "--metadata-only": metadata_only,
+            "--increment": request.increment is not None,
+            "--metadata-only": request.metadata_only,
             "--restorable": restorable,
+            "--since-last": request.since_last,
+            "--subset": request.subset is not None,
+            "--max-seconds": request.seconds_max is not None,
+            "--newest": request.newest,
         }
         if self.live and (used := [option for option, is_used in of_snapshots.items() if is_used]):
             raise UsageError(f"--live and {used[0]} are mutually exclusive", hint="--live NAME compares the newest cut")
@@ -219,6 +249,39 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
     raise typer.Exit(code)
 
 
+def parse_subset(text: str | None) -> tuple[int, int] | None:
+    """Parse the value of --subset; raise UsageError unless it is N/T with N from 1 to T."""
+    if text is None:
+        return None
+    if (match := SUBSET.fullmatch(text)) and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
+    raise UsageError(f"--subset {text[:100]!r} is not a part such as 1/7", hint="snapshot check NAME --subset 1/7")
+
+
+def check_request(request: CheckRequest, *, restorable: bool) -> None:
+    """Raise UsageError if the request is contradictory."""
+    if request.increment is not None and request.name is None:
+        raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+    if request.newest and request.name is not None:
+        raise UsageError("--newest and NAME are mutually exclusive", hint="use only one of them")
+    if restorable and (request.name is None or request.metadata_only):
+        raise UsageError(
+            "--restorable needs a NAME, and reads more than metadata", hint="snapshot check NAME --restorable"
+        )
+    reads_all = {
+        "--increment": request.increment is not None,
+        "--metadata-only": request.metadata_only,
+        "--rows": request.rows > 0,
+        "--restorable": restorable,
+    }
+    if request.uses_records and any(reads_all.values()):
+        option = next(option for option, is_given in reads_all.items() if is_given)
+        raise UsageError(
+            f"{option} does not go with --since-last, --subset and --max-seconds",
+            hint="they check the newest increment, and read only a part of what is stored",
+        )
+
+
 def run_check(
     context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool = False
 ) -> tuple[CheckReport, RestorableReport | None]:
@@ -235,7 +298,7 @@ def run_check(
 
             built = read_restorable(fleet, request.name, request.increment, spark, recorded.activity)
             add_problems(report.snapshots[0], built)
-        recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, volumes_of(report)
+        recorded.code, recorded.reason, recorded.volumes = report.exit_code, reason_of(report), volumes_of(report)
         recorded.checked = checked_points(report, request)
     return report, built
 
@@ -245,21 +308,41 @@ def add_problems(snapshot: SnapshotReport, built: RestorableReport) -> None:
     snapshot.conflicts += [
         Conflict("restore", one.detail, node=one.node or None, group=one.group) for one in built.problems
     ]
+    if built.problems:
+        snapshot.read = None
     if built.ddl == "refused":
         snapshot.skipped.append(Skipped("running the DDL", built.ddl_detail))
 
 
+def reason_of(report: CheckReport) -> str:
+    """Return the result as `history` shows it."""
+    return f"{report.result}, with records of earlier checks" if report.rests_on_records else report.result
+
+
 def volumes_of(report: CheckReport) -> dict[str, int]:
-    """Return the amounts compared, summed over all snapshots."""
-    return dict(sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter()))
+    """Return the amounts compared and reread, summed over all snapshots."""
+    volumes = sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter[str]())
+    for rests_on in (snapshot.rests_on for snapshot in report.snapshots):
+        if rests_on:
+            volumes.update(objects=rests_on.reread_objects, bytes=rests_on.reread_bytes)
+    return dict(volumes)
 
 
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
     """Return the result for each restore point, in the format used in the operation's outcome."""
     is_full = request.increment is None and not request.metadata_only
-    return tuple(
-        CheckedPoint(snapshot.name, snapshot.increment, snapshot.result, is_full, snapshot.figures)
-        for snapshot in report.snapshots
+    return tuple(_checked_point(snapshot, is_full=is_full and snapshot.reads_all) for snapshot in report.snapshots)
+
+
+def _checked_point(snapshot: SnapshotReport, *, is_full: bool) -> CheckedPoint:
+    return CheckedPoint(
+        snapshot.name,
+        snapshot.increment,
+        snapshot.result,
+        is_full,
+        snapshot.figures,
+        snapshot.rests_on.operation if snapshot.rests_on else UNSET,
+        snapshot.read or UNSET,
     )
 
 
@@ -269,13 +352,13 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
     lines += restorable_lines(built) if built else []
     if not report.snapshots:
         lines.append("the store contains no snapshots: nothing was compared")
-    conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
-    if any(one.kind in ROWS_DIFFER and not one.rows and not one.rows_unnamed for one in conflicts):
+    if any(_may_name_rows(snapshot, conflict) for snapshot in report.snapshots for conflict in snapshot.conflicts):
         lines.append(HOW_TO_NAME_ROWS)
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
     lines += [open_operation.text for open_operation in report.open_operations]
-    return [*lines, f"{result_text(report.result)}, {seconds_text(report.seconds)}"]
+    result = result_text(report.result, rests_on_records=report.rests_on_records)
+    return [*lines, f"{result}, {seconds_text(report.seconds)}"]
 
 
 def restorable_lines(built: RestorableReport) -> list[str]:
@@ -288,20 +371,32 @@ def restorable_lines(built: RestorableReport) -> list[str]:
     return [f"  built, as a restore would load it: {rows}; {ddl.get(built.ddl, 'the DDL was read, but not run')}{why}"]
 
 
-def result_text(result: CheckResult) -> str:
+def _may_name_rows(snapshot: SnapshotReport, conflict: Conflict) -> bool:
+    """Whether a check of everything may name rows that differ; if only changes were compared, their rows may differ."""
+    if snapshot.rests_on and conflict.kind == "changes":
+        return True
+    return conflict.kind in ROWS_DIFFER and not conflict.rows and not conflict.rows_unnamed
+
+
+def result_text(result: CheckResult, *, rests_on_records: bool) -> str:
     """Describe the result of a check."""
-    return f"{result}: each copy is consistent with itself" if result == ONE_COPY else result
+    texts = [f"{result}: each copy is consistent with itself" if result == ONE_COPY else result]
+    return ", ".join([*texts, *(["with records of earlier checks"] if rests_on_records else [])])
 
 
 def _snapshot_lines(one: SnapshotReport) -> list[str]:
     compared = one.compared
     lines = [
-        f"{one.name} at increment {one.increment}: {result_text(one.result)}",
+        f"{one.name} at increment {one.increment}: {result_text(one.result, rests_on_records=bool(one.rests_on))}",
         f"  compared {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
         f"{quantity_text(compared.rows, 'base rows')}, {quantity_text(compared.changes, 'changes')}, "
         f"{quantity_text(compared.partitions, 'partitions')}, "
         f"{quantity_text(compared.transactions, 'global transactions')}",
     ]
+    if one.rests_on:
+        lines += [f"  {line}" for line in _lines_of_records(one.rests_on)]
+    if one.unused_records:
+        lines.append(f"  no record of an earlier check was used: {one.unused_records}")
     if one.large_objects:
         read_back = quantity_text(one.large_objects, "large objects")
         lines.append(f"  read back, no second copy to compare with: {read_back}")
@@ -324,6 +419,17 @@ def _participant_lines(one: SnapshotReport) -> Iterator[str]:
     if one.foreign_participants:
         names = ", ".join(one.foreign_participants)
         yield f"  participants that are not shards of this snapshot: {names} (see known_as in docs/fleet-file.md)"
+
+
+def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
+    """Say what the result rests on, when that was read, and what was reread."""
+    amount = f"{quantity_text(rests_on.objects, 'objects')} ({size_text(rests_on.bytes)})"
+    yield f"not read now: {amount}, all of them read since {rests_on.oldest_read_at}"
+    yield f"record: check {rests_on.operation}; everything was compared by check {rests_on.compared_by}"
+    yield f"reread: {quantity_text(rests_on.reread_objects, 'objects')} ({size_text(rests_on.reread_bytes)})"
+    if rests_on.left_objects:
+        left = f"{quantity_text(rests_on.left_objects, 'objects')} ({size_text(rests_on.left_bytes)})"
+        yield f"no time was left to reread {left}"
 
 
 def _row_lines(row: DifferentRow) -> Iterator[str]:

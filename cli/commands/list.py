@@ -34,7 +34,6 @@ from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChec
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import shortened
-from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, cut_time, safe_time
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
@@ -57,6 +56,7 @@ COLUMNS = (
     "size",
     "sizes",
     "checked",
+    "reread",
     "comment",
 )
 
@@ -90,8 +90,9 @@ def list_snapshots(
 ) -> None:
     """List the snapshots in the store and their newest increments, newest first.
 
-    The column "checked" shows the age of the last full check, and its result unless it was valid. Conflicts that
-    another check found come first. The column "sizes" is a chart of the sizes of the newest increments.
+    The column "checked" shows the result and the age of the last check of everything. Conflicts that another check
+    found come first. The column "reread" shows how long ago the object was read that has not been read for longest. The
+    column "sizes" is a chart of the sizes of the newest increments.
     """
     options = command_context(context)
     if csv and options.json:
@@ -197,10 +198,15 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
     """Return a snapshot's newest check, its newest full check, and its newest full check whose result is valid.
 
-    `standing_conflicts` is the newest check with conflicts that no newer check has shown to be gone. Any may be null.
+    `last_covering_check` is the newest check that is full or rests on the record of an earlier check for the rest, and
+    `last_record` is the newest on which later checks may rest: its `oldest_read_at` says since when everything has been
+    reread. `standing_conflicts` is the newest check with conflicts that no newer check has shown to be gone. Any may be
+    null.
     """
     ended_checks = {
         "last_check": checks.last.get(entry.name),
+        "last_covering_check": checks.covering.get(entry.name),
+        "last_record": checks.resting.get(entry.name),
         "last_full_check": checks.full.get(entry.name),
         "last_valid_check": checks.valid.get(entry.name),
         "standing_conflicts": checks.standing_conflicts(entry.name, 1 + len(entry.summaries)),
@@ -270,6 +276,7 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
                     size_text(summary.bytes),
                     sparkline([increment.bytes for increment in entry.summaries], levels) if is_newest else "",
                     _checked(checks, entry, now) if is_newest else "",
+                    _reread(checks, entry, now) if is_newest else "",
                     shortened(summary.comment),
                 )
             )
@@ -277,16 +284,26 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
 
 
 def _checked(checks: NewestChecks, entry: Entry, now: datetime) -> str:
-    """Return conflicts that another check found, then the age of the last full check and its result (unless valid)."""
-    check, other = checks.full.get(entry.name), checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
+    """Return conflicts that another check found, then the result and the age of the last check of everything."""
+    check, other = checks.covering.get(entry.name), checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
     if other is None or other is check:
-        return _result(check, now, is_alone=True)
+        return _result(check, now)
     conflicts = f"{conflicts_at(other.point.increment)} {age_text(other.moment, now=now)}"
-    return ", ".join(filter(None, (conflicts, _result(check, now, is_alone=False))))
+    return ", ".join(filter(None, (conflicts, _result(check, now))))
 
 
-def _result(check: EndedCheck | None, now: datetime, *, is_alone: bool) -> str:
+def _result(check: EndedCheck | None, now: datetime) -> str:
     if check is None:
         return ""
-    age = age_text(check.moment, now=now)
-    return age if is_alone and check.point.result == VALID else f"{check.point.result} {age}"
+    by_records = " by records" * check.point.rests_on_records
+    return f"{check.point.result}{by_records} {age_text(check.moment, now=now)}"
+
+
+def _reread(checks: NewestChecks, entry: Entry, now: datetime) -> str:
+    """Return how long ago the object was read that no check has read since, of those that checks have read."""
+    record = checks.resting.get(entry.name)
+    if record is None or (oldest := record.point.oldest_read_at) is None:
+        return ""
+    age = age_text(datetime.fromisoformat(oldest), now=now)
+    is_of_earlier = record.point.increment < len(entry.summaries)
+    return f"{age}, up to increment {record.point.increment}" if is_of_earlier else age

@@ -57,6 +57,8 @@ COLUMNS = (
     "problem",
     "comment",
     "checked_increment",
+    "rests_on_records",
+    "oldest_read_at",
 )
 # Spreadsheets interpret text that begins with one of these characters as a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
@@ -128,6 +130,8 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
             "problem": entry.problem,
             "comment": one.comment,
             "checked_increment": check.point.increment if check else None,
+            "rests_on_records": check.point.rests_on_records if check else None,
+            "oldest_read_at": check.point.oldest_read_at if check else None,
         }
 
 
@@ -173,10 +177,13 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
         return (row["snapshot"], *[""] * 10, row["state"], "", shortened(row["problem"]))
     state = row["state"] + ", terminal" * row["terminal"]
     up_to = row["checked_increment"]
+    by_records = bool(row["rests_on_records"])
     is_of_earlier = up_to is not None and up_to < row["increment"]
-    result = conflicts_at(up_to) if is_of_earlier else row["check_result"]
-    checks = {result: row["checked_at"], VALID: row["valid_at"]}
-    checked = ", ".join(f"{result} {_age(at, now)}" for result, at in checks.items() if at)
+    result = conflicts_at(up_to) if is_of_earlier else f"{row['check_result']}{' by records' * by_records}"
+    checks = [(result, row["checked_at"])]
+    # The check that found the restore point valid may be the newest.
+    checks += [(VALID, row["valid_at"])] if row["valid_at"] != row["checked_at"] else []
+    checked = ", ".join(f"{result} {_age(at, now)}" for result, at in checks if at)
     return (
         row["snapshot"],
         str(row["increment"]),

@@ -189,6 +189,7 @@ def last_good_section(figures: StoreFigures) -> Section:
     ]
     texts.append(
         f"Last good check: {check.point.snapshot} at increment {check.point.increment}, ended {when(check.moment)}."
+        + (f" {_records_text(check)}" if check.point.rests_on_records else "")
         if check
         else "No check has found a snapshot valid."
     )
@@ -209,6 +210,13 @@ def last_good_section(figures: StoreFigures) -> Section:
             f" {result or f'exit code {newest_drill.code}'}."
         )
     return Section("last-good", "Last good", tuple(texts), ())
+
+
+def _records_text(check: EndedCheck) -> str:
+    """Say that a check rests on records, and since when everything has been read."""
+    oldest = check.point.oldest_read_at
+    since = f"; everything has been read since {moment_text(datetime.fromisoformat(oldest))}" if oldest else ""
+    return f"It read what was new, and rests on records of earlier checks for the rest{since}."
 
 
 def width_text(seconds: float) -> str:
@@ -557,7 +565,8 @@ def _checks(figures: StoreFigures) -> Section:
     texts = [
         "A check up to an increment also covers all earlier restore points; its conflicts also count for later ones,"
         " which need the same objects. The newest check that was not inconclusive counts, if there is one. Restore"
-        " points that no recorded check covers are unknown.",
+        " points that no recorded check covers are unknown. A check by records read only what was new, and some of the"
+        " rest again; it rests on earlier checks, which have read every object since the time shown.",
         _read_text(figures.operations),
     ]
     if len(shown) < len(snapshots):
@@ -589,7 +598,7 @@ def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
 
 
 def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
-    titles = ("snapshot", "up to", "ended", "result", *COMPARED, "skipped", "conflicts")
+    titles = ("snapshot", "up to", "ended", "result", *COMPARED, "skipped", "conflicts", "all read since")
     shown, note = newest_rows([_check_cells(check) for check in reversed(checks)], "checks")
     return DataTable("Checks", titles, shown, frozenset(range(4, 12)), note)
 
@@ -597,11 +606,13 @@ def _check_table(checks: Sequence[EndedCheck]) -> DataTable:
 def _check_cells(check: EndedCheck) -> tuple[str, ...]:
     point = check.point
     up_to = f"increment {point.increment}" if point.increment else "full"
-    head = (point.snapshot, up_to, moment_text(check.moment), point.result)
+    result = f"{point.result}{' by records' * point.rests_on_records}"
+    head = (point.snapshot, up_to, moment_text(check.moment), result)
+    since = moment_text(datetime.fromisoformat(point.oldest_read_at)) if point.oldest_read_at else ""
     if not isinstance(figures := point.figures, CheckFigures):
-        return (*head, *("" for _ in (*COMPARED, "skipped", "conflicts")))
+        return (*head, *("" for _ in (*COMPARED, "skipped", "conflicts")), since)
     compared = (_compared_text(name, figures.compared.get(name, 0)) for name in COMPARED)
-    return (*head, *compared, count_text(figures.skipped), count_text(figures.conflicts))
+    return (*head, *compared, count_text(figures.skipped), count_text(figures.conflicts), since)
 
 
 def _compared_text(name: str, amount: int) -> str:

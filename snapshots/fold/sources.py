@@ -551,18 +551,28 @@ def sources_of(
         groups = chosen.get(node)
         if node in skip or (groups is not None and not groups):
             continue
-        needed = [
-            segment_source
-            for segment_source in segment_sources(chain, number, node)
-            if segment_source.segment.changes and segment_source.segment.after < segment_source.position
-        ]
-        truncated = truncations(store, needed)
-        segments += [replace(source, truncated=truncated, groups=groups) for source in needed]
-        bases.append(node_bases(chain, number, node, frozenset(truncated), groups))
+        needed = effective_sources(store, segment_sources(chain, number, node))
+        segments += [replace(source, groups=groups) for source in needed]
+        bases.append(node_bases(chain, number, node, truncated_groups(needed), groups))
     counts = {
         (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
     }
     return Sources(nodes, BaseSources(tuple(bases)), tuple(segments), multisets, counts)
+
+
+def effective_sources(store: ObjectStore, sources: Iterable[SegmentSource]) -> list[SegmentSource]:
+    """Return the sources with changes that may belong to the state, with the last TRUNCATEs among all of them.
+
+    Reads only the segments that contain a TRUNCATE; raises ObjectDamagedError.
+    """
+    needed = [source for source in sources if source.segment.changes and source.segment.after < source.position]
+    truncated = truncations(store, needed)
+    return [replace(source, truncated=truncated) for source in needed]
+
+
+def truncated_groups(sources: Iterable[SegmentSource]) -> frozenset[int]:
+    """Return the groups that were truncated according to the sources, as numbers at the cut."""
+    return frozenset(number for source in sources for number in source.truncated)
 
 
 def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
@@ -593,12 +603,14 @@ def node_bases(
     node: str,
     truncated: frozenset[int] = frozenset(),
     chosen: frozenset[int] | None = None,
+    after: int | None = None,
 ) -> NodeBases:
     """Return the objects of the node's base copies, including objects whose rows no longer count.
 
-    With `chosen`, returns only objects with rows of these groups (numbers at the cut).
+    With `chosen`, returns only objects with rows of these groups (numbers at the cut); with `after`, only those of
+    later increments.
     """
-    mapping, entries = mapping_to_cut(chain, node), chain.base_entries(node)
+    mapping, entries = mapping_to_cut(chain, node), chain.base_entries(node, after)
     # Most chains have no ended definitions, so their base rows need no conversion.
     is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
     multisets = multiset_numbers_of(chain, node)

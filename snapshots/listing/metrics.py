@@ -116,6 +116,23 @@ SNAPSHOT_BYTES = Metric(
 SNAPSHOT_INCREMENTS = Metric(
     "cutline_snapshot_increments", "Increments of a snapshot, for the newest 20 snapshots.", ("snapshot",)
 )
+SNAPSHOT_CHECKED = Metric(
+    "cutline_snapshot_checked_timestamp_seconds",
+    "Time at which the last check of everything in a snapshot ended that found nothing wrong, for the newest 20"
+    " snapshots.",
+    ("snapshot",),
+)
+SNAPSHOT_CHECKED_BY_RECORDS = Metric(
+    "cutline_snapshot_checked_by_records",
+    "1 if that check rests on records of earlier checks, 0 if it read everything itself.",
+    ("snapshot",),
+)
+SNAPSHOT_REREAD = Metric(
+    "cutline_snapshot_reread_timestamp_seconds",
+    "Time since which a check has read every object of a snapshot, up to the increment that was checked, for the newest"
+    " 20 snapshots.",
+    ("snapshot",),
+)
 NEWEST_CUT = Metric(
     "cutline_newest_cut_timestamp_seconds",
     "Time of the newest cut with rows whose snapshot is not broken. A restore loses all later commits.",

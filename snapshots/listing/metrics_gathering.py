@@ -374,7 +374,7 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     yield metrics.RESTORE_POINTS.of(sum(1 + len(entry.summaries) for entry in facts.entries if entry.chain))
     yield metrics.COMMITTED_BYTES.of(sum(sizes.values()))
     chains = facts.chains
-    yield from _samples_of_names(facts.entries, chains, sizes)
+    yield from _samples_of_names(facts.entries, chains, sizes, checks)
     if restorable := chains_by_cut(entry for entry in facts.entries if _has_rows(entry) and entry.state != BROKEN):
         yield from _samples_of_newest(restorable[-1])
     yield from samples_of_open(
@@ -393,11 +393,19 @@ def _has_rows(entry: Entry) -> bool:
     return entry.chain is not None and not entry.chain.full.only_cut
 
 
-def _samples_of_names(entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int]) -> Iterator[Sample]:
+def _samples_of_names(
+    entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int], checks: NewestChecks
+) -> Iterator[Sample]:
     increments = {entry.name: len(entry.summaries) for entry in entries}
     for chain in chains[-NAMED_MAX:]:
         yield metrics.SNAPSHOT_BYTES.of(sizes[chain.name], chain.name)
         yield metrics.SNAPSHOT_INCREMENTS.of(increments[chain.name], chain.name)
+        if passed := checks.passed.get(chain.name):
+            yield metrics.SNAPSHOT_CHECKED.of(passed.moment.timestamp(), chain.name)
+            yield metrics.SNAPSHOT_CHECKED_BY_RECORDS.of(passed.point.rests_on_records, chain.name)
+        record = checks.resting.get(chain.name)
+        if record and (oldest := record.point.oldest_read_at):
+            yield metrics.SNAPSHOT_REREAD.of(moment_of(oldest), chain.name)
 
 
 def _samples_of_newest(chain: Chain) -> Iterator[Sample]:

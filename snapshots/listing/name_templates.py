@@ -17,10 +17,18 @@ from typing import NamedTuple
 
 from cutline.fleet.config import Fleet
 from cutline.snapshots.operations.open_operations import open_operation_ids
+from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import read_intent
-from cutline.snapshots.records.proven_chains import SnapshotMissingError, check_name, snapshot_names
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    check_name,
+    cut_time,
+    read_full,
+    snapshot_names,
+)
 from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.tombstones import SnapshotDeletedError
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
@@ -135,6 +143,19 @@ def newest_name(fleet: Fleet, text: str) -> str:
             details={"template": text},
         )
     return max(matching, key=lambda name: matching[name])
+
+
+def find_newest(store: ObjectStore) -> FullSnapshot | None:
+    """Return the full snapshot whose cut is the newest, or the newest restore point if none has rows; None if empty.
+
+    A snapshot that is being deleted is passed over. Raises ManifestError if a commit can't be read, because that
+    snapshot may be the newest.
+    """
+    fulls: list[FullSnapshot] = []
+    for name in snapshot_names(store):
+        with suppress(SnapshotDeletedError, SnapshotMissingError):
+            fulls.append(read_full(store, name))
+    return max(fulls, key=lambda full: (not full.only_cut, cut_time(full)), default=None)
 
 
 def next_number(template: Template, used: Iterable[str]) -> int:

@@ -297,6 +297,8 @@ class EndedCheck:
             "increment": self.point.increment,
             "result": self.point.result,
             "full": self.point.full,
+            "rests_on_records": self.point.rests_on_records,
+            "oldest_read_at": self.point.oldest_read_at,
         }
 
 
@@ -306,15 +308,20 @@ class NewestChecks:
 
     A full check covers everything that the newest restore point of the snapshot needed at that time. `last` contains
     the newest check, `full` contains the newest full check, and `valid` contains the newest full check whose result is
-    valid. `unread` lists operations whose outcome can't be read, because they may be checks. It also lists checks that
-    end in the future: the clock was ahead, so they may be older than other checks, and they count only if they found
-    conflicts.
+    valid. `covering` contains the newest check that is full or rests on the record of an earlier check for the rest;
+    `passed` contains the newest of these that found nothing wrong, and `resting` the newest check that later checks may
+    rest on. `unread` lists operations whose outcome can't be read, because they may be checks. It also lists checks
+    that end in the future: the clock was ahead, so they may be older than other checks, and they count only if they
+    found conflicts.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
     last: dict[str, EndedCheck] = field(default_factory=dict)
     full: dict[str, EndedCheck] = field(default_factory=dict)
     valid: dict[str, EndedCheck] = field(default_factory=dict)
+    covering: dict[str, EndedCheck] = field(default_factory=dict)
+    passed: dict[str, EndedCheck] = field(default_factory=dict)
+    resting: dict[str, EndedCheck] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
 
     def add(self, check: EndedCheck) -> None:
@@ -324,6 +331,12 @@ class NewestChecks:
         _keep_newest(self.last, point.snapshot, check)
         if point.full:
             _keep_newest(self.full, point.snapshot, check)
+        if point.full or point.rests_on_records:
+            _keep_newest(self.covering, point.snapshot, check)
+            if is_valid:
+                _keep_newest(self.passed, point.snapshot, check)
+        if point.oldest_read_at is not None:
+            _keep_newest(self.resting, point.snapshot, check)
         if point.full and is_valid:
             _keep_newest(self.valid, point.snapshot, check)
 

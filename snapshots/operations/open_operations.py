@@ -7,8 +7,10 @@ which. Only its commit counts, and the next operation that holds the fleet's loc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec import UnsetType
@@ -34,6 +36,7 @@ from cutline.snapshots.records.proven_chains import SnapshotMissingError, increm
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
+READS_AT_ONCE = 16
 # Every outcome is at least this long.
 OUTCOME_BYTES_MIN = 100
 
@@ -124,23 +127,24 @@ def read_recorded_commits(
     commits: dict[str, dict[str, int]] = {}
     # Ids sort by time, down to the second.
     second = since.rpartition("-")[0]
-    for operation_id in store.list_children("operations") if operations is None else operations:
-        if operation_id < second:
-            continue
-        try:
-            committed = _read_commit_record(store, operation_id)
-        except ManifestError as error:
-            if unread is None:
-                raise
-            unread.append(error)
-            continue
-        if committed:
-            commits.setdefault(committed.snapshot, {})[operation_id] = committed.increment
+    listed = store.list_children("operations") if operations is None else operations
+    ids = [operation_id for operation_id in listed if operation_id >= second]
+    with ThreadPoolExecutor(READS_AT_ONCE) as threads:
+        for operation_id, committed in zip(ids, threads.map(partial(_read_commit_record, store), ids), strict=True):
+            if isinstance(committed, ManifestError):
+                if unread is None:
+                    raise committed
+                unread.append(committed)
+            elif committed:
+                commits.setdefault(committed.snapshot, {})[operation_id] = committed.increment
     return commits
 
 
-def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | None:
-    outcome = read_outcome(store, operation_id)
+def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | ManifestError | None:
+    try:
+        outcome = read_outcome(store, operation_id)
+    except ManifestError as error:
+        return error
     if outcome is None or outcome.state == FAILED:
         return None
     if outcome.kind != "create" or not isinstance(outcome.increment, int):

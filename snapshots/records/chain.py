@@ -257,12 +257,14 @@ class Chain:
                     return stored
         return None
 
-    def base_entries(self, node: str) -> tuple[NamedObject, ...]:
+    def base_entries(self, node: str, after: int | None = None) -> tuple[NamedObject, ...]:
         """Return the entries for the node's base copies: the full snapshot's, and those for tables copied again since.
 
-        A partial chain has all of them, since only full snapshots and definition changes come with base copies.
+        With `after`, return only those of later increments. A partial chain has all of them, since only full snapshots
+        and definition changes come with base copies.
         """
-        entries = (entry for commit in self.commits for entry in commit.entries)
+        commits = (commit for commit in self.commits if after is None or commit.increment > after)
+        entries = (entry for commit in commits for entry in commit.entries)
         return tuple(entry for entry in entries if (entry.kind, entry.node) == (BASE, node))
 
     def base_rows(self, node: str) -> Mapping[int, int]:

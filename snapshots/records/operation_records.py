@@ -141,14 +141,75 @@ class CheckFigures(Record, frozen=True):
     examples: tuple[SkippedPart, ...] = ()
 
 
+# The places of objects, by which rereading is divided, are numbers below this one (check/read_times.py).
+PLACES = 1 << 32
+# A ReadTimes has at most this many parts, and as many entries for increments.
+READ_ENTRIES_MAX = 64
+Place: TypeAlias = Annotated[int, Meta(gt=0, le=PLACES)]
+
+
+class ReadPart(Record, frozen=True):
+    """The objects with places below `below`, from where the part before ends: all have been read since `at`."""
+
+    below: Place
+    at: Time
+
+
+class ReadIncrement(Record, frozen=True):
+    """The objects that the commits up to `increment` list, after the entry before: all have been read since `at`."""
+
+    increment: Count
+    at: Time
+
+
+class ReadTimes(Record, frozen=True, kw_only=True):
+    """When the objects of a chain were last read, so that a later check can rest on this check.
+
+    The check found the chain valid up to its increment, except that shards may have one copy. An object has been read
+    since the later of the times in its part and in its entry of `increments`; `oldest_at` is the oldest of these times
+    of all objects. `compared_by` is the operation that read and compared everything, and ended before `compared_at`; it
+    is "" if this check itself did.
+
+    These times mean nothing for another chain, store, version or set of rules. `commits` is a digest of the commits up
+    to the increment, and `last_operation` stored the last of them. `store` is a digest of the store's address.
+    """
+
+    commits: str
+    last_operation: str
+    store: str
+    version: str
+    rules: Count
+    compared_by: str
+    compared_at: Time
+    oldest_at: Time
+    parts: Annotated[tuple[ReadPart, ...], Meta(min_length=1, max_length=READ_ENTRIES_MAX)]
+    increments: Annotated[tuple[ReadIncrement, ...], Meta(min_length=1, max_length=READ_ENTRIES_MAX)]
+
+
 class CheckedPoint(Record, frozen=True):
-    """A check's findings on a restore point. If `full`, all data up to the newest restore point was compared."""
+    """A check's findings on a restore point. If `full`, it read and compared all data up to the newest restore point.
+
+    `rests_on` is the operation of the earlier check whose record stands for the objects that this check did not read;
+    UNSET if it used no record. `read` is set if later checks can rest on this check.
+    """
 
     snapshot: str
     increment: Count
     result: CheckResult
     full: bool
     figures: CheckFigures | UnsetType = UNSET
+    rests_on: str | UnsetType = UNSET
+    read: ReadTimes | UnsetType = UNSET
+
+    @property
+    def rests_on_records(self) -> bool:
+        """Whether the check used the record of an earlier check."""
+        return isinstance(self.rests_on, str)
+
+    @property
+    def oldest_read_at(self) -> Time | None:
+        """The time since which every object has been read; None if it is not recorded."""
+        return self.read.oldest_at if isinstance(self.read, ReadTimes) else None
 
 
 class FailingTask(Record, frozen=True):

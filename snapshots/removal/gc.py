@@ -558,15 +558,20 @@ class RecordJudge:
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _standing_checks(self) -> set[str]:
-        """For snapshots with an old record of a check, return the standing checks among those that prune reads."""
-        checks = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX).by_snapshot
+        """For snapshots with an old record of a check, return the checks among those that prune reads that still count.
+
+        These are the standing checks, and the newest checks that later checks may rest on.
+        """
+        found = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX)
+        checks, resting = found.by_snapshot, found.resting
         of_each = (checks[name] for name in self._checked if name in checks)
         # If the increments have been pruned since, only the standing check of the full snapshot counts.
         counts = (
             (of_snapshot, {1, max(check.point.increment for check in of_snapshot) + 1}) for of_snapshot in of_each
         )
         standing = (standing_check(of_snapshot, count) for of_snapshot, some in counts for count in some)
-        return {check.operation for check in standing if check is not None}
+        rested_on = {resting[name].operation for name in self._checked if name in resting}
+        return rested_on | {check.operation for check in standing if check is not None}
 
     def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
         """Whether the removal of the committed snapshot, or of the committed increment, is finished."""

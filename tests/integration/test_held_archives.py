@@ -124,7 +124,7 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
 
     def hashes() -> list[dict[tuple[int, ...], tuple[int, ...]]]:
         sources = sources_of(chain, tuple(copies.nodes), store.open())
-        reported = hash_streams(runs.spark.running, copies, store, findings, Silent(), sources)
+        reported = hash_streams(runs.spark, copies, store, findings, Silent(), sources)
         assert all(reported.last[one.source.key] for one in sources.segments)
         found = []
         by_spark, many_keys = ("CHANGES_MAX",), ("CHANGES_MAX", "CHOSEN_KEYS_BYTES_MAX")

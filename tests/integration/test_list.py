@@ -115,7 +115,7 @@ def test_the_last_full_check_is_one_of_all_of_the_newest_restore_point(runs: Run
     assert (entry["last_check"]["increment"], entry["last_check"]["result"]) == (0, "valid")
     assert (entry["last_full_check"], entry["last_valid_check"]) == (None, None)
     title, full, _ = run_as_text(runs.fleet, "list").splitlines()[:3]
-    assert not full[title.index("checked") :].strip()
+    assert full[title.index("checked") :].strip() == "just now, up to increment 0"
     assert check(runs) == 0
     entry = listed(runs)
     assert entry["last_full_check"] == entry["last_valid_check"] == entry["last_check"]
@@ -126,7 +126,7 @@ def test_the_last_full_check_is_one_of_all_of_the_newest_restore_point(runs: Run
     entry = listed(runs)
     assert (entry["last_check"]["result"], entry["last_full_check"]["result"]) == ("inconclusive", "valid")
     title, full, _ = run_as_text(runs.fleet, "list").splitlines()[:3]
-    assert full[title.index("checked") :].startswith("just now")
+    assert full[title.index("checked") :].startswith("valid just now")
     valid_at = entry["last_valid_check"]["ended_at"]
     assert [(row["check_result"], row["checked_at"], row["valid_at"]) for row in flat(runs)] == [
         ("valid", valid_at, valid_at)

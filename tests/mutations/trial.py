@@ -22,7 +22,7 @@ REFUSED, ACCEPTED, TRACEBACK, HANG = "refused", "accepted", "traceback", "hang"
 VARYING = frozenset({
     "retained_wal", "seconds", "operation", "not_asked", "retained",
     # A check records what it has found, and lists show it.
-    "last_check", "last_full_check", "last_valid_check", "standing_conflicts",
+    "last_check", "last_covering_check", "last_full_check", "last_record", "last_valid_check", "standing_conflicts",
     # Of a plan: what is measured and found when it is made.
     "age_seconds", "based_on", "free_bytes", "seconds_are_rough", "seconds_by_step",
     # An operation is taken to run for some time after its last heartbeat.

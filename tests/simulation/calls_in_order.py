@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from cutline.snapshots.operations import ended_operations
+from cutline.snapshots.operations import ended_operations, open_operations
 from cutline.snapshots.records import proven_chains
 from cutline.snapshots.removal import deletion, gc
 
@@ -34,6 +34,6 @@ class InlineExecutor:
 def calls_in_order() -> Iterator[None]:
     """Run everything that reads or removes objects without threads."""
     with ExitStack() as stack:
-        for module in (proven_chains, proven_chains, ended_operations, gc, gc, deletion):
+        for module in (proven_chains, ended_operations, open_operations, gc, deletion):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", InlineExecutor))
         yield

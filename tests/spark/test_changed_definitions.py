@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import cutline.check.verify
+from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Findings, SnapshotReport
 from cutline.check.verify import check_contents
 from cutline.fleet.progress import Silent
@@ -19,7 +21,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from tests.chains.folded_rows import driver_folds, rows_at_cut, spark_folds
-from tests.chains.redefined_chain import NODES, STATES, AlterChanges, Change, build_chain
+from tests.chains.redefined_chain import COPIED, NODES, STATES, AlterChanges, Change, build_chain
 from tests.run.soak import first
 
 if TYPE_CHECKING:
@@ -65,12 +67,19 @@ class Started:
         return self._spark
 
 
-def find_conflicts(spark: SparkSession, folder: Path, alter_changes: AlterChanges) -> list[Conflict]:
-    """Return the conflicts that a check of the chain finds, except for missing markers, and cuts that none made."""
+def find_conflicts(
+    spark: SparkSession, folder: Path, alter_changes: AlterChanges, after: int | None = None
+) -> list[Conflict]:
+    """Return the conflicts that a check of the chain finds, except for missing markers, and cuts that none made.
+
+    With `after`, only what is new since that increment is checked.
+    """
     url = f"file://{folder}"
     store = open_store(url, {})
     findings = Findings(SnapshotReport("daily", 2))
-    check_contents(Started(spark), build_chain(store, alter_changes), StoreLocation(url), findings, Silent())
+    chain = build_chain(store, alter_changes)
+    part = NewPart(chain, after)
+    check_contents(Started(spark), chain, StoreLocation(url), findings, Silent(), part=part)
     return [one for one in findings.report.conflicts if one.kind not in ("marker", "cut")]
 
 
@@ -90,7 +99,8 @@ def test_copies_are_equal_despite_other_copy_positions_and_stored_definitions(
         ]
         return [(at, of, op, key, line) for at, of, line, op, key in found]
 
-    assert find_conflicts(spark, tmp_path, alter_changes) == []
+    assert find_conflicts(spark, tmp_path / "all", alter_changes) == []
+    assert find_conflicts(spark, tmp_path / "new", alter_changes, after=1) == []
 
 
 def test_differences_between_copies_in_converted_rows_are_found(spark: SparkSession, tmp_path: Path) -> None:
@@ -111,3 +121,28 @@ def test_differences_between_copies_in_converted_rows_are_found(spark: SparkSess
         ("s.log", "changes"), ("s.log", "row-count"), ("s.person", "changes"), ("s.person", "row-hash"),
         ("s.swapped", "changes"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("held_bytes_max", first([1 << 24, 0]))
+def test_differences_in_what_is_new_are_found_by_reading_only_that(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes_max: int
+) -> None:
+    # Since increment 1, the standby has another row of a table that was copied again before, lacks a row of one that
+    # was copied since, and has another row in the copy of that one. A difference before increment 1 is not seen.
+    monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", held_bytes_max)
+    instead = {
+        111: [(111, 1, "U", "4", "4\tdora\tother")],
+        260: [],
+        271: [(271, 24, "U", "3", "3\tother\tw3\tm3")],
+    }  # fmt: skip
+
+    def alter_changes(node: str, number: int, changes: list[Change]) -> list[Change]:
+        return [new for one in changes for new in (instead.get(one[0], [one]) if node == "b" else [one])]
+
+    found = find_conflicts(spark, tmp_path / "changes", alter_changes, after=1)
+    assert sorted((one.group, one.kind) for one in found) == [
+        ("s.new", "changes"), ("s.new", "row-count"), ("s.swapped", "changes"),
+    ]  # fmt: skip
+    monkeypatch.setitem(COPIED["b"], 28, (255, ["1\tanother"]))
+    found = find_conflicts(spark, tmp_path / "copy", lambda node, number, changes: changes, after=1)
+    assert [(one.group, one.kind) for one in found] == [("s.new", "row-hash")]

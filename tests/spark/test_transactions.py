@@ -12,6 +12,7 @@ from cutline.check.transactions import ReadsParts, compare_transactions, reading
 from cutline.fleet.progress import Silent
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
+from tests.commands.snapshot_runs import Ready
 from tests.stores.damage import flip_byte
 from tests.unit.made_shards import MadeShards, Row, transaction
 
@@ -50,7 +51,7 @@ def test_a_job_finds_what_the_command_finds(spark: SparkSession, tmp_path: Path)
 
     chain = MadeShards(events, {"s2-b": "s2"}, commits=3).chain(location.open(), is_lost, segments=2)
     here = compare(chain, location, reading_here(StoredEvents(location.open())))
-    job = reading_in_jobs(spark, location, Silent())
+    job = reading_in_jobs(Ready(spark), location, Silent())
     found = compare(chain, location, job)
     assert found.to_json() == here.to_json()
     assert [(one.node, one.other_node, one.global_id) for one in found.conflicts] == [

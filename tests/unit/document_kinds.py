@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.record import Time
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.committing import decide, put_commit, put_repair
@@ -22,6 +23,7 @@ from cutline.snapshots.operations.signs import store_request, store_sign
 from cutline.snapshots.records.commit import Previous, Sequence
 from cutline.snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
 from cutline.snapshots.records.operation_records import (
+    PLACES,
     CancelRequest,
     CheckedPoint,
     CheckFigures,
@@ -29,6 +31,9 @@ from cutline.snapshots.records.operation_records import (
     Intent,
     LeaseRenewal,
     NodeSign,
+    ReadIncrement,
+    ReadPart,
+    ReadTimes,
     SignOfLife,
     SkippedPart,
     operation_key,
@@ -97,9 +102,17 @@ def write_outcome(store: ObjectStore) -> None:
         pass
 
 
+READ = ReadTimes(
+    commits="0" * 64, last_operation="op-1", store="1" * 64, version="0.1.0", rules=1, compared_by="op-0",
+    compared_at=Time("2026-11-20T00:00:00Z"), oldest_at=Time("2026-11-20T00:00:00Z"),
+    parts=(ReadPart(PLACES, Time("2026-11-20T00:00:00Z")),),
+    increments=(ReadIncrement(1, Time("2026-11-20T00:00:00Z")),),
+)  # fmt: skip
+
+
 def write_check(store: ObjectStore) -> None:
     figures = CheckFigures({"rows": 3}, 0, 1, (SkippedPart("contents", "--metadata-only"),))
-    checked = CheckedPoint("daily", 1, "inconclusive", full=False, figures=figures)
+    checked = CheckedPoint("daily", 1, "inconclusive", full=False, figures=figures, rests_on="op-1", read=READ)
     ending = Ending("done", "inconclusive", 4, {"rows": 3}, (checked,), {"check daily": 1.5})
     command = Command("check", "daily", OPERATION.id)
     record_without_intent(store, command, OPERATION.began_at, "cutline check daily ops@db7:1", ending)
@@ -204,6 +217,8 @@ OPTIONAL = {
         "examples",
         "rows",
         "check daily",
+        "rests_on",
+        "read",
     },
 }
 # Objects that are maps: their keys are nodes, shards or names, not fields.

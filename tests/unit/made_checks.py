@@ -5,13 +5,31 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from cutline.fleet.record import Time
-from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult, Outcome, write_operation_record
+from cutline.snapshots.records.operation_records import (
+    PLACES,
+    CheckedPoint,
+    CheckResult,
+    Outcome,
+    ReadIncrement,
+    ReadPart,
+    ReadTimes,
+    write_operation_record,
+)
 from cutline.storage.ids import new_operation_id
 from cutline.storage.store import ObjectStore
 
 
 def point(snapshot: str, increment: int, result: CheckResult = "valid", *, full: bool = True) -> CheckedPoint:
     return CheckedPoint(snapshot, increment, result, full)
+
+
+def read_times(oldest_at: str) -> ReadTimes:
+    """The record of a check according to which everything has been read since then."""
+    at = Time(oldest_at)
+    return ReadTimes(
+        commits="0" * 64, last_operation="op-1", store="0" * 64, version="0.1.0", rules=1, compared_by="",
+        compared_at=at, oldest_at=at, parts=(ReadPart(PLACES, at),), increments=(ReadIncrement(1, at),),
+    )  # fmt: skip
 
 
 def ended(store: ObjectStore, minute: int, *points: CheckedPoint, kind: str = "check") -> str:

@@ -93,6 +93,38 @@ def test_the_report_of_an_earlier_check_does_not_survive_one_that_fails(fleet: F
     assert list(ElementTree.parse(new).getroot()) == []
 
 
+@pytest.mark.parametrize(("words", "message"), [
+    (["--newest", "daily"], "--newest and NAME are mutually exclusive"),
+    (["daily", "--since-last", "--increment", "1"], "--increment does not go with"),
+    (["daily", "--since-last", "--metadata-only"], "--metadata-only does not go with"),
+    (["daily", "--max-seconds", "5", "--rows", "3"], "--rows does not go with"),
+    (["daily", "--subset", "0/3"], "--subset '0/3' is not a part such as 1/7"),
+    (["daily", "--subset", "4/3"], "--subset '4/3' is not a part"),
+    (["daily", "--subset", "one"], "--subset 'one' is not a part"),
+])  # fmt: skip
+def test_options_that_contradict_each_other_are_refused(fleet: Fleet, words: list[str], message: str) -> None:
+    code, document = run_here(fleet, "check", *words)
+    assert (code, document["error"]) == (2, "usage")
+    assert message in document["message"]
+
+
+def test_the_newest_snapshot_of_an_empty_store_is_none(fleet: Fleet, tmp_path: Path) -> None:
+    ensure_identity(LocalStore(tmp_path / "store"), fleet)
+    code, document = run_here(fleet, "check", "--newest", "--since-last")
+    assert (code, document["result"], document["snapshots"]) == (4, "inconclusive", [])
+
+
+def test_the_time_within_which_everything_is_reread_is_in_the_fleet_file(fleet: Fleet) -> None:
+    assert fleet.reread_seconds == 30 * 86400
+    text = fleet.path.read_text()
+    fleet.path.write_text(f'{text}[check]\nreread = "36h"\n')
+    assert load_fleet(fleet.path).reread_seconds == 36 * 3600
+    fleet.path.write_text(f'{text}[check]\nreread = "0"\n')
+    code, document = run_here(fleet, "check")
+    assert code == 2
+    assert "`check.reread` is 0" in document["message"]
+
+
 def test_a_check_that_is_interrupted_is_reported_as_one_that_did_not_end(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

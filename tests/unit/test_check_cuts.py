@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec import structs
 
-from cutline.check.cuts import READS_AT_ONCE, StoredEvents, check_cuts
+from cutline.check.cuts import READS_AT_ONCE, StoredEvents, check_cuts, check_markers
 from cutline.check.report import Findings, SnapshotReport
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
@@ -19,6 +19,7 @@ from cutline.snapshots.records.commit import Commit
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
 from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.cut.markers import Marker
 from cutline.wal.segments.segments import Segment, SegmentRange, create_segment
 from tests.unit.made_commits import MARKED_AT, full_commit, increment_commit, memory, unused_url
 from tests.unit.made_segments import event, table
@@ -121,6 +122,52 @@ def test_every_cut_is_resolved_from_the_segments_of_its_window() -> None:
     assert (steps.steps, steps.done) == ([("resolve cuts again", 21)], 21)
     # A segment with a cut belongs to two windows, the last to one.
     assert store.traffic.reads == 2 * 21 - 1
+
+
+def test_only_the_cuts_of_later_increments_are_resolved_from_the_segments_of_their_windows() -> None:
+    store, steps = SlowStore(unused_url()), Steps()
+    chain = made_chain(store, increments=20)
+    findings = Findings(SnapshotReport(chain.name, 20))
+    check_cuts(chain, StoredEvents(store), findings, steps, after=10)
+    assert findings.report.conflicts == []
+    assert (steps.steps, steps.done) == ([("resolve cuts again", 10)], 10)
+    assert store.traffic.reads == 2 * 10
+    # A wrong count is found if its cut is resolved.
+    for wrong, found in ((10, []), (11, ["cut op-11.1"])):
+        commit = chain.increments[wrong - 1]
+        (node,) = commit.cut.nodes
+        cut = structs.replace(commit.cut, nodes=(structs.replace(node, local_transactions=7),))
+        increments = list(chain.increments)
+        increments[wrong - 1] = structs.replace(commit, cut=cut)
+        findings = Findings(SnapshotReport(chain.name, 20))
+        check_cuts(Chain(chain.full, tuple(increments)), StoredEvents(store), findings, steps, after=10)
+        assert [one.detail.partition(":")[0] for one in findings.report.conflicts] == found
+
+
+@pytest.mark.parametrize("lacking", [None, (1, "start"), (2, "finish"), (0, "start")])
+def test_markers_are_wanted_of_later_cuts_and_of_those_for_which_the_node_was_idle(
+    lacking: tuple[int, str] | None,
+) -> None:
+    """The archive of node b was not extended for increment 1, and was for increment 2."""
+    chain = made_chain(memory(), increments=2)
+    full, first, second = chain.commits
+    (idle,) = full.segments["a"]
+    first = structs.replace(first, idle={"b": idle})
+    cuts = {commit.increment: commit.cut for commit in chain.commits}
+    markers = {
+        Marker("op-0", cuts[number].id, kind).to_bytes(): position
+        for number in (0, 1, 2)
+        for kind, position in (
+            ("start", cuts[number].nodes[0].start),
+            ("finish", cuts[number].nodes[0].finish),
+        )
+        if (number, kind) != lacking
+    }
+    findings = Findings(SnapshotReport(chain.name, 2))
+    check_markers(Chain(chain.full, (first, second)), {"b": markers}, findings, after=1)  # type: ignore[arg-type]
+    # The cut of the full snapshot was checked with the segment that was there then.
+    expected = [] if lacking in (None, (0, "start")) else [cuts[lacking[0]].id]
+    assert [one.detail.split()[-3] for one in findings.report.conflicts] == expected
 
 
 def test_a_changed_position_is_a_conflict_of_its_cut_and_of_the_next() -> None:

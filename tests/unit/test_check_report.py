@@ -54,6 +54,7 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
     assert json.loads(json.dumps(report.to_json())) == {
         "schema": "cutline/check/1",
         "result": "conflicts",
+        "rests_on_records": False,
         "seconds": 0.123,
         "snapshots": [{
             "name": "a", "increment": 2, "result": "conflicts",
@@ -64,6 +65,8 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
             "large_objects": 0,
             "unknown_participants": None,
             "foreign_participants": [],
+            "rests_on": None,
+            "unused_records": None,
             "warned": [],
             "skipped": [
                 {"what": "rows of shard s1", "why": "no backup copy to compare with", "is_one_copy": False}

@@ -64,6 +64,7 @@ def test_the_newest_check_counts_of_each_point_and_of_each_snapshot_by_how_much_
     shown = {field: one and one["operation"] for field, one in checks_document(found, entry).items()}
     assert shown == {
         "last_check": fifth, "last_full_check": third, "last_valid_check": second, "standing_conflicts": third,
+        "last_covering_check": third, "last_record": None,
     }  # fmt: skip
     other = checks_document(found, Entry("b", None))
     assert (other["last_valid_check"], other["standing_conflicts"]["operation"]) == (None, first)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from cutline.check.new_part import NewPart
 from cutline.check.report import Findings, SnapshotReport
 from cutline.check.verify import check_stored_ddl
 from cutline.nodes.groups import Group
@@ -16,7 +17,7 @@ from cutline.snapshots.ddl import ddl_archive
 from cutline.snapshots.ddl.described_tables import Described, contradictions, describe, read_table
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import DDL
+from cutline.snapshots.records.commit import DDL, WITHOUT_ROWS, DefinitionChanges
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.open import open_store
 
@@ -94,15 +95,23 @@ def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: Describe
     assert contradictions(more, SHARD, ddl) == ["the DDL does not create sequence public.other"]
 
 
-def found_in(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The contradictions that a check of the chain finds. It reads the contents of each DDL once."""
+def found_in(chain: Chain, monkeypatch: pytest.MonkeyPatch, after: int | None = None, earlier: int = 0) -> list[str]:
+    """The contradictions that a check of the chain, or of what is new after an increment, finds.
+
+    It reads the contents of each DDL once, and of `earlier` DDL of the checked part.
+    """
     read: list[int] = []
     read_contents = ddl_archive.read_contents
     monkeypatch.setattr(ddl_archive, "read_contents", lambda body: read.append(1) or read_contents(body))
     findings = Findings(SnapshotReport(chain.name, chain.last.increment))
-    check_stored_ddl(open_store(f"file://{KEPT}", {}), chain, findings)
-    listed = [entry for commit in chain.commits for entry in commit.own_objects if entry.kind == DDL]
-    assert (len(read), len(listed) > 0) == (len(listed), True)
+    part = NewPart(chain, after)
+    check_stored_ddl(open_store(f"file://{KEPT}", {}), part, findings)
+    monkeypatch.undo()
+    listed = [entry for commit in part.commits for entry in commit.own_objects if entry.kind == DDL]
+    assert len(read) == len(listed) + earlier
+    assert findings.report.compared.objects == sum(
+        entry.kind in WITHOUT_ROWS for commit in part.commits for entry in commit.own_objects
+    )
     assert {conflict.kind for conflict in findings.report.conflicts} <= {"definition"}
     return [conflict.detail for conflict in findings.report.conflicts]
 
@@ -116,6 +125,23 @@ def test_a_commit_without_ddl_of_its_own_is_compared_with_the_newest(
     valueless = {"sequences": last.sequences | {SHARD: ()}, "definition_changes": None}
     changed = replace(chain, increments=(*before, structs.replace(last, **valueless)))
     assert found_in(changed, monkeypatch) == ["the commit has no value for sequence public.entry_id_seq"]
+
+
+def test_what_is_new_is_compared_with_earlier_ddl_only_if_it_differs_from_the_commit_that_was_checked(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier check has compared that DDL with the commit that it checked."""
+    checked = chain.last.increment
+    idle = structs.replace(chain.last, increment=checked + 1, definition_changes=None, extension_rows=())
+    same = replace(chain, increments=(*chain.increments, idle))
+    assert found_in(same, monkeypatch, after=checked) == []
+    valueless = structs.replace(idle, sequences=idle.sequences | {SHARD: ()})
+    found = found_in(replace(chain, increments=(*chain.increments, valueless)), monkeypatch, checked, earlier=1)
+    assert found == ["the commit has no value for sequence public.entry_id_seq"]
+    (long,) = (group for group in chain.groups(SHARD) if group.table == "long")
+    without = structs.replace(idle, definition_changes=DefinitionChanges(gone={SHARD: (long.number,)}))
+    found = found_in(replace(chain, increments=(*chain.increments, without)), monkeypatch, checked, earlier=1)
+    assert found == ["the commit lists no rows of table public.long"]
 
 
 def test_a_contradiction_that_stays_is_reported_once(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
-from cutline.cli.commands.list import entry_document, lines_of
+from cutline.cli.commands.list import checks_document, entry_document, lines_of
 from cutline.cli.output.flat_list import COLUMNS, csv_rows, flat_rows, flat_table
 from cutline.cli.output.results import emit_csv
 from cutline.cli.output.tables import FittingTable
@@ -24,6 +24,7 @@ from cutline.snapshots.records.operation_records import CheckedPoint
 from cutline.snapshots.records.proven_chains import SnapshotMissingError
 from cutline.wal.drain.lags import RetainedAnswers
 from tests.chains.redefined_chain import STATES, build_chain
+from tests.unit.made_checks import read_times
 from tests.unit.made_commits import full_commit, increment_commit, memory
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -114,15 +115,41 @@ def test_conflicts_of_an_earlier_increment_are_told_with_where_they_were_found()
 def test_the_last_full_check_stands_alone_if_nothing_speaks_against_it() -> None:
     chain, checks = commented("", "b"), NewestChecks()
     for minute, increment, result, text in (
-        (10, 1, "valid", "50 min ago"),
+        (10, 1, "valid", "valid 50 min ago"),
         (20, 1, "conflicts", "conflicts 40 min ago"),
-        (30, 1, "valid", "30 min ago"),
+        (30, 1, "valid", "valid 30 min ago"),
     ):
         point = CheckedPoint("daily", increment, result, full=True)  # type: ignore[arg-type]  # one of the three
         checks.add(EndedCheck("op", Time(f"2026-11-20T11:{minute}:00.000Z"), point))
         table = lines_of(listing_of(chain, checks), NOW)[0]
         assert isinstance(table, FittingTable)
         assert f"  {text}" in list(table.lines(None))[1]
+
+
+def test_a_check_that_rests_on_records_is_told_from_one_that_read_everything() -> None:
+    chain, checks = commented("", "b"), NewestChecks()
+    full, resting = (
+        CheckedPoint("daily", 1, "valid", full=not by, rests_on="op-1" if by else UNSET, read=read_times(oldest))
+        for by, oldest in ((False, "2026-11-10T12:00:00.000Z"), (True, "2026-11-11T12:00:00.000Z"))
+    )
+    for minute, point in ((10, full), (30, resting)):
+        checks.add(EndedCheck("op", Time(f"2026-11-20T11:{minute}:00.000Z"), point))
+    listing = listing_of(chain, checks)
+    *_, row = flat_rows(listing)
+    assert (row["check_result"], row["rests_on_records"]) == ("valid", True)
+    assert row["oldest_read_at"] == "2026-11-11T12:00:00.000Z"
+    *_, line = flat_table([row], NOW).lines(None)
+    assert "valid by records 30 min ago" in line
+    assert "valid 30 min ago" not in line
+    table = lines_of(listing, NOW)[0]
+    assert isinstance(table, FittingTable)
+    title, line, *_ = table.lines(None)
+    assert line[title.index("checked") :].startswith("valid by records 30 min ago")
+    assert line[title.index("reread") :].startswith("9 d ago")
+    document = checks_document(checks, listing.entries[0])
+    assert document["last_full_check"]["rests_on_records"] is False
+    assert document["last_covering_check"]["rests_on_records"] is True
+    assert document["last_record"]["oldest_read_at"] == "2026-11-11T12:00:00.000Z"
 
 
 @pytest.mark.parametrize(
@@ -154,8 +181,8 @@ def test_csv_has_a_header_and_is_as_rfc_4180_has_it() -> None:
     assert text.endswith("\r\n")
     header, first, second = text.removesuffix("\r\n").split("\r\n")
     assert header == ",".join(COLUMNS)
-    assert first.endswith(',"a ""b"", c",')
-    assert second.endswith(",d,")
+    assert first.endswith(',"a ""b"", c",,,')
+    assert second.endswith(",d,,,")
     read = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [(row["snapshot"], row["increment"], row["terminal"]) for row in read] == [
         ("daily", "0", "true"), ("daily", "1", "false"),

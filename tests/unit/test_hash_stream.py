@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 import cutline.check.streams
 import cutline.wal.segments.segments
+from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings, SnapshotReport
 from cutline.check.streams import InDriver, LastTask, StreamReport, StreamTask, hash_stream, hash_streams
 from cutline.check.table_forms import TableForms
@@ -30,7 +31,7 @@ from tests.unit.made_commits import commit, counted
 from tests.unit.made_segments import HELD, event, table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from cutline.spark.spark_jobs import SparkSource
 
 GROUP, LINE = 7, b"1\tone\n"
 
@@ -92,6 +93,24 @@ def test_whatever_is_wanted_of_a_segment_is_found_in_one_read(
     assert read == [segment.key]
 
 
+@pytest.mark.parametrize(
+    ("checked_to", "decided", "counted"),
+    [(0, (), [1, 1]), (121, (), []), (120, (), [1, 1]), (121, (120,), [1, 1]), (121, (119,), [])],
+)
+def test_what_an_earlier_check_has_compared_is_not_hashed_again(
+    location: StoreLocation, checked_to: int, decided: tuple[int, ...], counted: list[int]
+) -> None:
+    segment = stored_segment(location)
+    source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
+    one = SegmentSource(source, segment, Lsn(200), frozenset(), {})
+    task = StreamTask(one, Lsn(0), location, forms(), checked_to=Lsn(checked_to), decided=frozenset(map(Lsn, decided)))
+    report = hash_stream(task)
+    assert report.sums is not None
+    # The change and the event at 120, in the groups of the table and of events.
+    assert [count for count, *_ in report.sums.as_dict().values()] == counted
+    assert report.changes == 1
+
+
 @pytest.mark.parametrize(("width", "is_damaged"), [(2, False), (3, True)])
 def test_a_line_that_does_not_fit_its_definition_is_damage(
     location: StoreLocation, width: int, *, is_damaged: bool
@@ -122,7 +141,7 @@ def test_positions_of_copies_are_asked_for_once_a_node(
 ) -> None:
     segment, asked = stored_segment(location), list[str]()
 
-    def segments(_chain: Chain, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
+    def segments(_part: NewPart, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
         source = Source(segment.key, node, number, segment.size, segment.digest, segment=segment)
         return [SegmentSource(source, segment, Lsn(200), frozenset(), {})] * 3
 
@@ -130,12 +149,12 @@ def test_positions_of_copies_are_asked_for_once_a_node(
         asked.append(node)
         return Lsn(0)
 
-    monkeypatch.setattr(cutline.check.streams, "segment_sources", segments)
+    monkeypatch.setattr(NewPart, "segment_sources", segments)
     monkeypatch.setattr(Copies, "since", since)
     monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
     copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, Chain(counted(commit(0))))
     findings = Findings(SnapshotReport("daily", 0))
-    found = hash_streams(cast("SparkSession", None), copies, HeldObjects(location), findings, Silent())
+    found = hash_streams(cast("SparkSource", None), copies, HeldObjects(location), findings, Silent())
     assert asked == ["n1", "n2"]
     assert {node: count for (node, group), (count, *_) in found.sums.as_dict().items() if group == GROUP} == {
         0: 3,

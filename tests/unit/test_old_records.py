@@ -29,7 +29,7 @@ from cutline.storage.memory import InMemoryStore
 from cutline.storage.probe import PROBES, probe_store
 from cutline.storage.store import DeletionRefusedError, StoreUnreachableError, Unfinished
 from tests.unit.document_kinds import SIGN
-from tests.unit.made_checks import ended, point
+from tests.unit.made_checks import ended, point, read_times
 from tests.unit.made_commits import unused_url
 from tests.unit.made_garbage import StoreBuilder, backdate, count_kept, garbage_of, preview_gc, run_gc
 
@@ -93,6 +93,19 @@ def test_the_check_that_stands_for_a_snapshot_is_kept() -> None:
     made.put_tombstone("weekly")
     gone = garbage_of(made.store)
     assert removed() == [mended]
+
+
+def test_the_newest_record_on_which_a_check_may_rest_is_kept() -> None:
+    made = StoreBuilder()
+    made.take_full("daily")
+    at = "2026-11-24T10:00:00.000Z"
+    full = ended(made.store, 1, structs.replace(point("daily", 0), read=read_times(at)))
+    resting = structs.replace(point("daily", 0, full=False), rests_on=full, read=read_times(at))
+    earlier, newest = ended(made.store, 2, resting), ended(made.store, 3, resting)
+    backdate(made.store, 31, "operations")
+    gone = garbage_of(made.store)
+    # The full check stands for the snapshot, and the newest check for later checks.
+    assert [one for one in (full, earlier, newest) if operation_key(one, "outcome") in gone] == [earlier]
 
 
 def test_the_check_that_stands_for_what_is_left_of_a_pruned_snapshot_is_kept() -> None:

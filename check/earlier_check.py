@@ -1,0 +1,201 @@
+"""Find the record of an earlier check that a check may rest on, or the reason why there is none.
+
+A record counts only if nothing suggests that it describes something else: another chain or other commits, another
+store or a copy of it, another version or other rules of checking, a wrong clock, or the time before conflicts were
+found. Damage can't change a record unnoticed, because the document has a digest. Anyone who can write to the store can
+forge a record, as they can forge commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from cutline.check.new_part import NewPart
+from cutline.check.read_times import LastReads, milliseconds_of, moment_of
+from cutline.check.report import Copies
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.ended_operations import (
+    AHEAD_SECONDS_MAX,
+    REMOVAL_READ_MAX,
+    EndedCheck,
+    NewestChecks,
+    read_checks,
+)
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.operation_records import CONFLICTS, ReadTimes, operation_key
+from cutline.snapshots.records.store_identity import FLEET_KEY, FOLDER_URL
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
+
+# Increase this number with every change that lets a check find more, or lets a record mean something else.
+RULES = 1
+AHEAD_MAX = timedelta(seconds=AHEAD_SECONDS_MAX)
+NO_RECORD = "there is no record of a check that found this chain valid"
+
+
+class UnusableError(Exception):
+    """No check may rest on this record, for this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierCheck:
+    """A check that a new check may rest on."""
+
+    check: EndedCheck
+    read: ReadTimes
+    times: LastReads
+
+    @property
+    def increment(self) -> int:
+        """The increment up to which it checked the chain."""
+        return self.check.point.increment
+
+    @property
+    def compared_by(self) -> str:
+        """The operation that read and compared everything."""
+        return self.read.compared_by or self.check.operation
+
+
+def commits_digest(chain: Chain) -> str:
+    """Return a digest of all commits of the chain."""
+    return hashlib.sha256("\n".join(commit.digest for commit in chain.commits).encode()).hexdigest()
+
+
+def store_digest(location: StoreLocation, fleet_id: str) -> str:
+    """Return a digest that identifies the store by its address; for a folder, also by the file of its fleet.json.
+
+    A copy of a folder has another file there, even under the same path.
+    """
+    url, parts = location.open().url, [fleet_id]
+    client = location.options.get("client_kwargs")
+    of_client = client.get("endpoint_url") if isinstance(client, Mapping) else None
+    endpoint = location.options.get("endpoint_url") or of_client
+    if url.startswith(FOLDER_URL):
+        with suppress(OSError):
+            parts.append(str((Path(url.removeprefix(FOLDER_URL)) / FLEET_KEY).stat().st_ino))
+    return hashlib.sha256("\n".join([url, str(endpoint or ""), *parts]).encode()).hexdigest()
+
+
+@cache
+def own_version() -> str:
+    """Return the version of this program."""
+    return version("cutline")
+
+
+def new_record(chain: Chain, store: str, times: LastReads, compared: tuple[str, Time], oldest: int) -> ReadTimes:
+    """Return the record of a check of `chain` with these times; `compared` is as compared_by and compared_at."""
+    parts, increments = times.compacted().record()
+    return ReadTimes(
+        commits=commits_digest(chain),
+        last_operation=chain.last.operation,
+        store=store,
+        version=own_version(),
+        rules=RULES,
+        compared_by=compared[0],
+        compared_at=compared[1],
+        oldest_at=Time.of(moment_of(oldest)),
+        parts=parts,
+        increments=increments,
+    )
+
+
+@dataclass(slots=True)
+class RecordedChecks:
+    """The newest checks in the store, read once they are needed; `documents` is the result of document_names."""
+
+    store: ObjectStore
+    documents: Mapping[str, Set[str]]
+    _found: NewestChecks | None = None
+    _has_more: bool = True
+
+    def for_snapshot(self, name: str) -> NewestChecks:
+        """Return the newest checks; more of them if the first have no record for the snapshot."""
+        if self._found is None:
+            self._found = read_checks(self.store, self.documents)
+        if self._has_more and not candidates_in(self._found, name):
+            self._found, self._has_more = read_checks(self.store, self.documents, count_max=REMOVAL_READ_MAX), False
+        return self._found
+
+
+# An operation's id begins with this time; ids of operations of a wrong clock are in no order.
+ID_TIME, CLOCK_MARGIN = "%Y%m%dT%H%M%SZ", timedelta(hours=1)
+
+
+def commits_to_read_since(checks: NewestChecks, name: str) -> str:
+    """Return the id of an operation that began before all that are later than the newest record; "" if there is none.
+
+    If the chain lacks the commit that the record names last, or a later one, the operations since then show that.
+    """
+    for check in candidates_in(checks, name):
+        if isinstance(read := check.point.read, ReadTimes):
+            begun, _, rest = read.last_operation.partition("-")
+            with suppress(ValueError, OverflowError):
+                return f"{(datetime.strptime(begun, ID_TIME) - CLOCK_MARGIN).strftime(ID_TIME)}-{rest}"
+    return ""
+
+
+def candidates_in(checks: NewestChecks, name: str) -> list[EndedCheck]:
+    """Return the checks of the snapshot that have a record to rest on, newest first."""
+    found = [check for check in checks.by_snapshot.get(name, []) if isinstance(check.point.read, ReadTimes)]
+    return sorted(found, key=lambda check: check.moment, reverse=True)
+
+
+def find_earlier(
+    chain: Chain, checks: NewestChecks, store: ObjectStore, store_id: str, now: datetime
+) -> tuple[EarlierCheck | None, str]:
+    """Return the newest check that a check of the chain may rest on, or None and the problem of the newest record."""
+    problems: list[str] = []
+    for check in candidates_in(checks, chain.name):
+        if not isinstance(read := check.point.read, ReadTimes):
+            continue
+        try:
+            times = _check_usable(chain, check, read, checks.by_snapshot[chain.name], now)
+            _check_belongs(check, read, store, store_id)
+        except UnusableError as error:
+            problems.append(f"the record of check {check.operation} can't be used: {error}")
+        else:
+            return EarlierCheck(check, read, times), ""
+    return None, problems[0] if problems else NO_RECORD
+
+
+def _check_belongs(check: EndedCheck, read: ReadTimes, store: ObjectStore, store_id: str) -> None:
+    """Raise UnusableError if the check read another store, or its clock was ahead of the store's."""
+    if read.store != store_id:
+        raise UnusableError("that check read the store at another address, or the store that this one was copied from")
+    key = operation_key(check.operation, "outcome")
+    stored_at = [listed.created_at for listed in store.inventory(key.rpartition("/")[0]) if listed.key == key]
+    if not stored_at or check.moment > stored_at[0] + AHEAD_MAX:
+        raise UnusableError("its times are later than the time at which the store received it")
+
+
+def _check_usable(
+    chain: Chain, check: EndedCheck, read: ReadTimes, checks: Iterable[EndedCheck], now: datetime
+) -> LastReads:
+    """Return the times in the record; raise UnusableError unless it describes a beginning of the chain."""
+    if read.version != own_version() or read.rules != RULES:
+        raise UnusableError(f"version {read.version} of Cutline made it, with rules {read.rules} of checking")
+    increment = check.point.increment
+    if increment > chain.last.increment or commits_digest(chain.up_to(increment)) != read.commits:
+        raise UnusableError("the chain no longer begins with the commits that were checked")
+    compared_at = datetime.fromisoformat(read.compared_at)
+    for other in checks:
+        if other.point.result == CONFLICTS and other.moment >= compared_at:
+            raise UnusableError(f"check {other.operation} has found conflicts since everything was compared")
+    try:
+        times = LastReads.of(read)
+    except ValueError as error:
+        raise UnusableError(str(error)) from error
+    if times.increment != increment:
+        raise UnusableError(f"it is about increment {times.increment}, but the check was up to {increment}")
+    if max(times.newest, milliseconds_of(compared_at)) > milliseconds_of(min(now, check.moment) + AHEAD_MAX):
+        raise UnusableError("it contains times in the future")
+    if problem := NewPart(chain, increment).problem(Copies.of(chain)):
+        raise UnusableError(problem)
+    return times

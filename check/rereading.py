@@ -1,0 +1,306 @@
+"""Read stored objects again, to find those that have been damaged, removed or replaced since a check last read them.
+
+An object whose bytes still have the digest in its commit is the object that was compared, so nothing else is compared
+again. The objects to reread are chosen by their places (check/read_times.py). The driver holds about 40 bytes per
+object.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
+
+import numpy as np
+
+from cutline.check.cuts import READS_AT_ONCE
+from cutline.check.read_times import LastReads, PlaceRange, hashes_of, milliseconds_of, places_of
+from cutline.check.report import Conflict, Findings
+from cutline.columns.bytes_column import Flags, Ints
+from cutline.fleet.progress import Progress
+from cutline.snapshots.operations.committing import sizes_of
+from cutline.snapshots.operations.ended_operations import AHEAD_SECONDS_MAX
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import LostList, NamedObject, listed_objects
+from cutline.spark.needs import ExecutorNeeds
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, NodeShares, SparkSource, run_tasks
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.stored_form import stored_form
+from cutline.wal.segments.damage import OpensStore, read_listed
+from cutline.wal.segments.segments import Segment
+
+Entry: TypeAlias = Segment | NamedObject
+# Up to this many bytes, the driver reads the objects: starting Spark takes as long as hashing gigabytes.
+READ_HERE_BYTES_MAX = 1 << 30
+# With a time limit, the clock is read after this many bytes.
+BATCH_BYTES = 256 << 20
+# Objects in a listing that seem to be missing are looked up by key, so many at a time.
+LOOKED_UP_AT_ONCE = 100_000
+AHEAD_MILLISECONDS = timedelta(seconds=AHEAD_SECONDS_MAX) // timedelta(milliseconds=1)
+
+
+class Deadline:
+    """The end of the time that a check may take, if there is one; begins when it is made."""
+
+    def __init__(self, seconds_max: float | None) -> None:
+        self.seconds_max = seconds_max
+        self._began = time.monotonic()
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """How many bytes to read before the clock is read again; None if there is no end."""
+        return None if self.seconds_max is None else BATCH_BYTES
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return self.seconds_max is not None and time.monotonic() - self._began >= self.seconds_max
+
+
+def entries_in_order(chain: Chain, wanted: Ints | None = None) -> Iterator[tuple[int, list[Entry]]]:
+    """Yield the entries of all commits in lists, each with its increment; `wanted` are ascending numbers of entries.
+
+    Only one list is expanded at a time, and only if it has wanted entries. The objects of a LostList are omitted.
+    """
+    first = 0
+
+    def chosen(entries: Sequence[Entry]) -> list[Entry]:
+        if wanted is None:
+            return list(entries)
+        low, high = np.searchsorted(wanted, [first, first + len(entries)])
+        return [entries[number - first] for number in wanted[low:high].tolist()]
+
+    for commit in chain.commits:
+        if some := chosen(commit.named):
+            yield commit.increment, some
+        first += len(commit.named)
+        for object_list in commit.object_lists:
+            count = 0 if isinstance(object_list, LostList) else object_list.objects
+            has_wanted = wanted is None or np.diff(np.searchsorted(wanted, [first, first + count])).any()
+            if has_wanted and (some := chosen(listed_objects(object_list))):
+                yield commit.increment, some
+            first += count
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntries:
+    """All entries of a chain's commits, in their order: hash of the key, size, increment, and when it was stored.
+
+    `stored_at` is in milliseconds since 1970 by the store's clock; 0 if it is unknown.
+    """
+
+    chain: Chain
+    hashes: Ints
+    sizes: Ints
+    increments: Ints
+    stored_at: Ints
+
+    @property
+    def places(self) -> Ints:
+        """The entries' places."""
+        return places_of(self.hashes)
+
+    def were_replaced(self, times: LastReads, increment: int) -> Flags:
+        """Flag the entries up to the increment that were stored after they were last read, however clocks differ."""
+        flags = self.increments <= increment
+        last_read = times.last_read(self.places[flags], self.increments[flags])
+        flags[flags] = self.stored_at[flags] > last_read + AHEAD_MILLISECONDS
+        return flags
+
+    def entries(self, numbers: Ints) -> Iterator[Entry]:
+        """Yield the entries with these numbers, in ascending order."""
+        for _, some in entries_in_order(self.chain, np.sort(numbers)):
+            yield from some
+
+
+def list_entries(store: ObjectStore, chain: Chain, findings: Findings, up_to: int) -> StoredEntries:
+    """Compare a listing of the store with the chain's commits.
+
+    Reports objects of the commits up to increment `up_to` that are missing or have other sizes.
+    """
+    hashes, sizes, increments = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    folders: set[str] = set()
+    for listed_by, entries in entries_in_order(chain):
+        hashes.append(hashes_of([entry.key for entry in entries]))
+        sizes.append(np.array([entry.size for entry in entries], np.int64))
+        increments.append(np.full(len(entries), listed_by, np.int64))
+        folders.update(entry.key.rpartition("/")[0] for entry in entries)
+    expected, expected_sizes = np.concatenate(hashes), np.concatenate(sizes)
+    listed = _list_folders(store, sorted(folders))
+    at = np.searchsorted(listed.hashes, expected)
+    is_right = (listed.hashes[at] == expected) & (listed.sizes[at] == expected_sizes)
+    stored_at = np.where(is_right, listed.times[at], 0)
+    found = StoredEntries(chain, expected, expected_sizes, np.concatenate(increments), stored_at)
+    wrong = np.flatnonzero(~is_right & (found.increments <= up_to))
+    for low in range(0, len(wrong), LOOKED_UP_AT_ONCE):
+        _look_up(store, list(found.entries(wrong[low : low + LOOKED_UP_AT_ONCE])), findings)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The hashes of the keys of listed objects, ascending, with sizes and times; the last is none, of size -1."""
+
+    hashes: Ints
+    sizes: Ints
+    times: Ints
+
+
+def _list_folders(store: ObjectStore, folders: Iterable[str]) -> _Listing:
+    hashes, sizes, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for folder in folders:
+        listed = store.inventory(folder)
+        hashes.append(hashes_of([entry.key for entry in listed]))
+        sizes.append(np.array([entry.size for entry in listed], np.int64))
+        times.append(np.array([milliseconds_of(entry.created_at) for entry in listed], np.int64))
+    unsorted = np.concatenate(hashes)
+    order = np.argsort(unsorted, kind="stable")
+    # A search for a hash that is greater than all of them ends at the last entry.
+    none = (np.iinfo(np.int64).max, -1, 0)
+    columns = (unsorted, np.concatenate(sizes), np.concatenate(times))
+    return _Listing(*(np.append(column[order], value) for column, value in zip(columns, none, strict=True)))
+
+
+def _look_up(store: ObjectStore, entries: Sequence[Entry], findings: Findings) -> None:
+    """Report those of the entries whose objects are missing, or have other sizes: a listing may be out of date."""
+    stored_sizes = sizes_of(store, (entry.key for entry in entries))
+    for entry in entries:
+        size = stored_sizes[entry.key]
+        if size is None:
+            detail = f"object {entry.key} is missing from the store"
+            findings.conflict(Conflict("missing", detail, node=entry.node, object=entry.key))
+        elif size != entry.size:
+            detail = f"object {entry.key} is {size} bytes long instead of {entry.size}"
+            findings.conflict(Conflict("size", detail, node=entry.node, object=entry.key))
+
+
+@dataclass(frozen=True, slots=True)
+class RereadTask:
+    """An object to read again."""
+
+    entry: Entry
+    store: OpensStore
+
+
+def reread(task: RereadTask) -> ErrorReport | None:
+    """Read the object, in pieces, and compare it with its commit; return the problem, if any."""
+    entry = task.entry
+    try:
+        store = task.store.open()
+        if not _has_digest(store, entry):
+            # This says what is wrong, and reads again if the answer was cut short.
+            read_listed(store, entry.node, entry.key, (entry.size, entry.digest))
+    except SnapshotError as error:
+        return report_of(error)
+    return None
+
+
+def _has_digest(store: ObjectStore, entry: Entry) -> bool:
+    try:
+        return stored_form(store).raw.digest(entry.key) == entry.digest
+    except ObjectMissingError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The entries (by number) in a range of places, which are read together."""
+
+    places: PlaceRange
+    numbers: Ints
+    size_bytes: int
+
+
+def pieces_of(
+    entries: StoredEntries, increment: int, ranges: Iterable[PlaceRange], bytes_max: int | None
+) -> list[Piece]:
+    """Divide the entries of the commits up to the increment into pieces, in the order of the ranges.
+
+    A piece has at most `bytes_max` (None: no limit) and TASKS_PER_JOB_MAX objects, unless one place has more.
+    """
+    numbers = np.flatnonzero(entries.increments <= increment)
+    numbers = numbers[np.argsort(entries.places[numbers], kind="stable")]
+    places, ends = entries.places[numbers], np.cumsum(entries.sizes[numbers])
+    pieces: list[Piece] = []
+    for one in ranges:
+        at, last = np.searchsorted(places, [one.low, one.high]).tolist()
+        low = one.low
+        while True:
+            end = min(last, at + TASKS_PER_JOB_MAX)
+            before = int(ends[at - 1]) if at else 0
+            if bytes_max is not None and end > at:
+                end = min(end, max(int(np.searchsorted(ends, before + bytes_max, side="right")), at + 1))
+            # Objects with the same place stay together.
+            end = int(np.searchsorted(places, places[end - 1], side="right")) if at < end < last else end
+            high = int(places[end]) if end < last else one.high
+            size = int(ends[end - 1]) - before if end > at else 0
+            pieces.append(Piece(PlaceRange(low, high), numbers[at:end], size))
+            if end >= last:
+                break
+            at, low = end, high
+    return pieces
+
+
+@dataclass(slots=True)
+class Rereading:
+    """Reads objects again until the time is over: the times after that, the amounts, and the amounts that were left.
+
+    Damage is added to `findings`.
+    """
+
+    spark: SparkSource
+    store: StoreLocation
+    findings: Findings
+    progress: Progress
+    deadline: Deadline
+    times: LastReads
+    objects: int = 0
+    bytes: int = 0
+    left_objects: int = 0
+    left_bytes: int = 0
+
+    def read(self, entries: StoredEntries, pieces: Sequence[Piece], at: int) -> None:
+        """Read the pieces in order, and end between two of them when the time is over.
+
+        `at` is the time, in milliseconds since 1970, after which the objects were read. Raises a task's error if the
+        store did not answer that task.
+        """
+        if total := sum(len(piece.numbers) for piece in pieces):
+            self.progress.step("reread objects", total=total, unit="objects")
+        is_here = sum(piece.size_bytes for piece in pieces) <= READ_HERE_BYTES_MAX
+        for piece in pieces:
+            if self.deadline.is_over and len(piece.numbers):
+                self.left_objects += len(piece.numbers)
+                self.left_bytes += piece.size_bytes
+                continue
+            tasks = [RereadTask(entry, self.store) for entry in entries.entries(piece.numbers)]
+            reports = self._read_here(tasks) if is_here or not tasks else self._read_by_job(tasks)
+            problems = [report for report in reports if report is not None]
+            for problem in problems:
+                self.findings.damage(problem)
+            if not problems:
+                self.times = self.times.with_part(piece.places, at)
+            self.objects += len(tasks)
+            self.bytes += piece.size_bytes
+
+    def _read_here(self, tasks: Sequence[RereadTask]) -> list[ErrorReport | None]:
+        def read(task: RereadTask) -> ErrorReport | None:
+            report = reread(task)
+            self.progress.advance(1)
+            return report
+
+        with ThreadPoolExecutor(READS_AT_ONCE) as threads:
+            return list(threads.map(read, tasks))
+
+    def _read_by_job(self, tasks: Sequence[RereadTask]) -> list[ErrorReport | None]:
+        self.spark.begin(ExecutorNeeds(self.store), self.progress)
+        shares = NodeShares[RereadTask].of_tasks(
+            self.progress, tasks, lambda task: task.entry.node, lambda task: task.entry.size
+        )
+        shares.begin()
+        return run_tasks(self.spark.session(), reread, tasks, shares, Dealing(lambda task: task.entry.size))

@@ -1,0 +1,263 @@
+"""A check that reads only what no check has read since, and rests on the record of an earlier check for the rest.
+
+New increments are checked as in any check (check/new_part.py). Of the rest, a listing shows whether every object is
+there, and a part is reread each time, so that all of it is reread within a bounded time. The result is conclusive only
+if everything that it rests on was read within that time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from cutline.check.compare import compare_copies
+from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
+from cutline.check.new_part import NewPart
+from cutline.check.partitions import PartitionHashes
+from cutline.check.read_times import (
+    LastReads,
+    PlaceRange,
+    due_ranges,
+    due_share,
+    milliseconds_of,
+    moment_of,
+    subset_range,
+)
+from cutline.check.report import Copies, Findings, RestsOn, Skipped, SnapshotReport
+from cutline.check.rereading import Deadline, Rereading, StoredEntries, list_entries, pieces_of
+from cutline.columns.bytes_column import Ints
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
+from cutline.fleet.units import UNIT_SECONDS, size_text
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.operation_records import PLACES
+from cutline.spark.spark_jobs import SparkSource
+from cutline.storage.location import StoreLocation
+
+# With a time limit, new increments are checked in parts of about this many bytes.
+PART_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCheck:
+    """The check of one chain, which was read at `moment` or later.
+
+    `subset` is as in CheckRequest. `store_id` identifies the store (check.earlier_check.store_digest). Everything that
+    the result rests on must have been read in the last `reread_seconds`. `known_as` maps further names of shards, as
+    distributed transactions have them, to their primaries.
+    """
+
+    chain: Chain
+    location: StoreLocation
+    findings: Findings
+    spark: SparkSource
+    progress: Progress
+    deadline: Deadline
+    subset: tuple[int, int] | None
+    moment: datetime
+    store_id: str
+    reread_seconds: float
+    known_as: Mapping[str, str]
+
+    @property
+    def now(self) -> int:
+        """The time of the check in milliseconds since 1970: what it reads is read after that."""
+        return milliseconds_of(self.moment)
+
+    @property
+    def report(self) -> SnapshotReport:
+        """The report under construction."""
+        return self.findings.report
+
+
+def record_full(check: ChainCheck) -> None:
+    """After everything was read and compared, note that later checks may rest on this check, if nothing is wrong."""
+    if check.report.is_complete:
+        times = LastReads.of_full(check.chain.last.increment, check.now)
+        compared = "", Time.of(moment_of(check.now))
+        check.report.read = new_record(check.chain, check.store_id, times, compared, check.now)
+
+
+def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Callable[[NewPart], None]) -> bool:
+    """Check what is new with `check_part`, and reread what is due, if there is a record to rest on.
+
+    Without a record, returns False and notes the reason: everything must be read. If the check is limited to a subset
+    or a time, reads that much instead, and the result is inconclusive.
+    """
+    store, chain, report = check.location.open(), check.chain, check.report
+    checks = recorded.for_snapshot(chain.name)
+    earlier, why = find_earlier(chain, checks, store, check.store_id, check.moment)
+    is_limited = check.subset is not None or check.deadline.seconds_max is not None
+    if earlier is None and not is_limited:
+        report.unused_records = why
+        return False
+    check.progress.step("list objects")
+    # The objects of new increments will be read, which finds more.
+    listed = Findings(SnapshotReport(chain.name, chain.last.increment))
+    entries = list_entries(store, chain, listed, earlier.increment if earlier else chain.last.increment)
+    if earlier and (count := int(np.count_nonzero(entries.were_replaced(earlier.times, earlier.increment)))):
+        why = f"some objects ({count:,}) were stored after check {earlier.check.operation} had read them"
+        earlier = None
+    if earlier is None:
+        report.unused_records = why
+        if is_limited:
+            report.conflicts += listed.report.conflicts
+            _read_unproven(check, entries, why)
+        return is_limited
+    report.conflicts += listed.report.conflicts
+    _Resting(check, entries, earlier).run(check_part)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Resting:
+    """A check of what is new since an `earlier` check; `entries` are those of the whole chain."""
+
+    check: ChainCheck
+    entries: StoredEntries
+    earlier: EarlierCheck
+
+    def run(self, check_part: Callable[[NewPart], None]) -> None:
+        """Check what is new, reread what is due, and say what the result rests on."""
+        report, last = self.check.report, self.check.chain.last.increment
+        reached = self._check_new(check_part)
+        times = self.earlier.times
+        if reached > self.earlier.increment:
+            times = times.with_increments(reached, self.check.now)
+        is_checked = self.entries.increments <= reached
+        held = _Held(
+            self.entries.places[is_checked], self.entries.increments[is_checked], self.entries.sizes[is_checked]
+        )
+        rereading = self._reread(times, held, reached)
+        after = held.last_read(rereading.times)
+        oldest = int(after.min(initial=self.check.now))
+        report.rests_on = self._rests_on(rereading, held, after, oldest)
+        # Until here, only what has one copy is skipped: all that the record says has been read and compared.
+        if report.is_complete:
+            compared = self.earlier.compared_by, self.earlier.read.compared_at
+            chain = self.check.chain.up_to(reached)
+            report.read = new_record(chain, self.check.store_id, rereading.times, compared, oldest)
+        report.increment = reached
+        if reached < last:
+            what = f"increments {reached + 1} to {last}" if reached + 1 < last else f"increment {last}"
+            report.skipped.append(Skipped(what, self._why_ended))
+        is_overdue = after < self._oldest_allowed
+        if overdue := int(np.count_nonzero(is_overdue)):
+            what = f"{overdue:,} objects ({size_text(int(held.sizes[is_overdue].sum()))})"
+            bound = f"{self.check.reread_seconds / UNIT_SECONDS['d']:g} days"
+            why = f"they have not been read since {moment_of(oldest):%Y-%m-%d %H:%M} UTC, which is over {bound} ago"
+            report.skipped.append(Skipped(what, f"{why}; see [check] reread"))
+
+    def _check_new(self, check_part: Callable[[NewPart], None]) -> int:
+        """Check the new increments, and return the last that was checked before the time was over."""
+        chain, report, reached = self.check.chain, self.check.report, self.earlier.increment
+        for end in ends_of_parts(chain, reached, is_limited=self.check.deadline.seconds_max is not None):
+            check_part(NewPart(chain.up_to(end), reached))
+            reached = end
+            if report.conflicts or self.check.deadline.is_over:
+                break
+        if reached == self.earlier.increment:
+            # Nothing is new, but some rows may have one copy.
+            compare_copies(Copies.of(chain.up_to(reached)), PartitionHashes.none(), self.check.findings)
+        # Each part notes what has one copy.
+        report.skipped[:] = dict.fromkeys(report.skipped)
+        return reached
+
+    @property
+    def _why_ended(self) -> str:
+        if self.check.report.conflicts:
+            return "an earlier increment has conflicts"
+        return f"--max-seconds {self.check.deadline.seconds_max:g} ended the check"
+
+    @property
+    def _oldest_allowed(self) -> int:
+        return self.check.now - round(self.check.reread_seconds * 1000)
+
+    def _reread(self, times: LastReads, held: _Held, reached: int) -> Rereading:
+        """Reread the subset, or the objects that are due; nothing if there are conflicts already."""
+        check = self.check
+        rereading = Rereading(check.spark, check.location, check.findings, check.progress, check.deadline, times)
+        if check.report.conflicts:
+            return rereading
+        if check.subset:
+            ranges = [subset_range(*check.subset)]
+        else:
+            is_overdue = held.last_read(times) < self._oldest_allowed
+            overdue = np.sort(held.places[is_overdue])
+            elapsed_seconds = (check.now - self.earlier.times.newest) / 1000
+            ranges = due_ranges(
+                times,
+                due_share(elapsed_seconds, check.reread_seconds),
+                lambda one: bool(np.diff(np.searchsorted(overdue, [one.low, one.high])).any()),
+            )
+        rereading.read(self.entries, pieces_of(self.entries, reached, ranges, check.deadline.batch_bytes), check.now)
+        return rereading
+
+    def _rests_on(self, rereading: Rereading, held: _Held, after: Ints, oldest: int) -> RestsOn:
+        is_unread = after < self.check.now
+        return RestsOn(
+            operation=self.earlier.check.operation,
+            ended_at=self.earlier.check.ended_at,
+            compared_by=self.earlier.compared_by,
+            compared_at=self.earlier.read.compared_at,
+            oldest_read_at=Time.of(moment_of(oldest)),
+            reread_seconds=self.check.reread_seconds,
+            objects=int(np.count_nonzero(is_unread)),
+            bytes=int(held.sizes[is_unread].sum()),
+            reread_objects=rereading.objects,
+            reread_bytes=rereading.bytes,
+            left_objects=rereading.left_objects,
+            left_bytes=rereading.left_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The objects that the result is about: place, increment and size of each."""
+
+    places: Ints
+    increments: Ints
+    sizes: Ints
+
+    def last_read(self, times: LastReads) -> Ints:
+        return times.last_read(self.places, self.increments)
+
+
+def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
+    """Return the last increments of the parts in which the increments after this one are checked.
+
+    If the time `is_limited`, a part ends with the increment that brings it to PART_BYTES.
+    """
+    last = chain.last.increment
+    if after == last or not is_limited:
+        return [last] if after < last else []
+    ends: list[int] = []
+    size = 0
+    for commit in chain.commits[after + 1 :]:
+        size += commit.counts.get("bytes", 0)
+        if size >= PART_BYTES or commit.increment == last:
+            ends.append(commit.increment)
+            size = 0
+    return ends
+
+
+def _read_unproven(check: ChainCheck, entries: StoredEntries, why: str) -> None:
+    """Without a record, read the subset, or as much as there is time for; the result is inconclusive."""
+    report, increment = check.report, check.chain.last.increment
+    report.is_partial = True
+    # Begin anywhere: nothing says what the last such check has read.
+    begin = secrets.randbelow(PLACES)
+    ranges = [subset_range(*check.subset)] if check.subset else [PlaceRange(begin, PLACES), PlaceRange(0, begin)]
+    times = LastReads.of_full(increment, 0)
+    rereading = Rereading(check.spark, check.location, check.findings, check.progress, check.deadline, times)
+    rereading.read(entries, pieces_of(entries, increment, ranges, check.deadline.batch_bytes), check.now)
+    check.findings.count(objects=rereading.objects, size_bytes=rereading.bytes)
+    to_make_one = f"to have one: snapshot check {check.chain.name}"
+    if left := len(entries.sizes) - rereading.objects:
+        size = size_text(int(entries.sizes.sum()) - rereading.bytes)
+        report.skipped.append(Skipped(f"contents of {left:,} objects ({size})", why))
+    report.skipped.append(Skipped("comparison of copies, cuts and transactions", f"{why}; {to_make_one}"))

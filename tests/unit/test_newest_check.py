@@ -1,0 +1,57 @@
+"""`check --newest` checks the newest snapshot, and any newer one that has been lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.listing.name_templates import find_newest
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.proven_chains import commit_key
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.local import LocalStore
+from cutline.storage.location import StoreLocation
+from tests.unit.document_kinds import FLEET
+from tests.unit.made_garbage import StoreBuilder
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    (tmp_path / "store").mkdir()
+    fleet = replace(FLEET, store=StoreLocation(f"file://{tmp_path}/store"))
+    ensure_identity(fleet.store.open(), fleet)
+    return fleet
+
+
+def checked(fleet: Fleet) -> list[str]:
+    request = CheckRequest(newest=True, metadata_only=True)
+    return [one.name for one in check_snapshots(fleet, request, cast("Any", None), Silent()).snapshots]
+
+
+def test_only_the_newest_is_checked_unless_a_newer_one_is_lost(fleet: Fleet) -> None:
+    made = StoreBuilder(fleet.store.open())
+    assert find_newest(made.store) is None
+    assert checked(fleet) == []
+    # Their cuts are made at the same time, and of these the first by name is taken for the newest.
+    made.take_full("daily")
+    made.take_full("weekly")
+    assert checked(fleet) == ["daily"]
+    made.store.delete(commit_key("weekly", 0))
+    assert checked(fleet) == ["daily", "weekly"]
+
+
+def test_a_snapshot_that_can_not_be_read_may_be_the_newest(fleet: Fleet, tmp_path: Path) -> None:
+    made = StoreBuilder(fleet.store.open())
+    made.take_full("daily")
+    made.take_full("weekly")
+    store = LocalStore(tmp_path / "store")
+    store.delete(commit_key("weekly", 0))
+    store.create(commit_key("weekly", 0), b"{" * 1000)
+    with pytest.raises(ManifestError):
+        find_newest(store)

@@ -184,6 +184,8 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
         "increment": 0,
         "result": "conflicts",
         "full": True,
+        "rests_on_records": False,
+        "oldest_read_at": None,
     }
     assert [one["checked"] for one in document["snapshots"]] == [checked, checked | {"result": "valid"}, None]
     assert document["warnings"] == [warning]

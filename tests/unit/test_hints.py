@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "embedded", "restore", "check", "snapshots", "wal", "fleet", "storage")
 # A command follows one of these, or begins a hint; in "the snapshot was deleted" there is none.
 LEAD = r"(?:: |; |\(| {3}|then |or |as )"
-WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x|\d+)(?=[\s;,.)]|$))+)"
+WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x|\d+(?:/\d+)?)(?=[\s;,.)]|$))+)"
 HINTS = {"hint", "remedy", "NEW_CHAIN"}
 
 
@@ -90,6 +90,7 @@ def test_the_commands_are_found() -> None:
     assert commands_in("next: snapshot create x --incremental; or not", is_hint=True) == [
         ["create", "x", "--incremental"]
     ]
+    assert commands_in("snapshot check NAME --subset 1/7", is_hint=True) == [["check", "NAME", "--subset", "1/7"]]
     assert len(found_commands()) > 20
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
 from cutline.check.report import Conflict, Findings
+from cutline.check.times import note_marks
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
@@ -27,7 +28,7 @@ from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
-from cutline.wal.cut.markers import marker_from_bytes
+from cutline.wal.cut.markers import Marker, marker_from_bytes
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
@@ -78,6 +79,7 @@ def check_cuts(chain: Chain, events: StoredEvents, findings: Findings, progress:
         else:
             for node, detail in _differences(commit, cut):
                 findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=node))
+            note_marks(commit, windows, findings)
         for archive in archives:
             archive.end_window(commit)
         progress.advance(1)
@@ -185,17 +187,17 @@ def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], find
         if node in findings.damaged:
             continue
         idle = chain.last.idle.get(node)
-        positions: dict[tuple[str, str], Lsn] = {}
+        positions: dict[Marker, Lsn] = {}
         for content, position in contents.items():
+            # The archive also contains the markers of other chains.
             with suppress(ValueError):
-                marker = marker_from_bytes(content)
-                positions[marker.cut, marker.kind] = position
+                positions[marker_from_bytes(content)] = position
         for commit in chain.commits:
             cut = commit.cut.of(chain.shard_of(node))
             if idle is not None and cut.start >= idle.through:
                 continue
             for kind, position in (("start", cut.start), ("finish", cut.finish)):
-                if positions.get((commit.cut.id, kind)) != position:
+                if positions.get(Marker(chain.full.chain, commit.cut.id, kind)) != position:
                     detail = f"the archive contains no {kind} marker of cut {commit.cut.id} at {position}"
                     findings.conflict(Conflict("marker", detail, node=node))
 

@@ -9,7 +9,7 @@ value that its type does not accept. Each rule is a few passes over whole column
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from cutline.columns.fields import read_texts
 from cutline.columns.lines import BACKSLASH, BLOCK_BYTES, ESCAPES, NEWLINE, NULL_MARK, TAB, UNCHANGED_MARK, find_byte
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Group
+from cutline.snapshots.records.chain import Chain
 from cutline.wal.segments.segments import (
     CHANGES,
     COMMIT,
@@ -42,6 +43,7 @@ from cutline.wal.segments.segments import (
     PREPARE,
     TRUNCATE,
     UPSERT,
+    OpenTransaction,
 )
 
 # The built-in types whose values are checked, by oid (PostgreSQL's pg_type.dat).
@@ -78,13 +80,17 @@ class RowsInvalidError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CheckedColumn:
-    """A column whose values are checked: its field in the line, its name and type, and the type's oid and limit."""
+    """A column whose values are checked: its field in the line, its name and type, and the type's oid and limit.
+
+    `labels` are the values of an enum type, as COPY prints them.
+    """
 
     place: int
     name: str
     type: str
     type_oid: int
     limit: int
+    labels: frozenset[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +104,16 @@ class TableForm:
     checked: tuple[CheckedColumn, ...]
 
     @classmethod
-    def of(cls, group: Group) -> TableForm:
-        """Return the form of a definition."""
+    def of(cls, group: Group, labels: Mapping[int, frozenset[bytes]] | None = None) -> TableForm:
+        """Return the form of a definition; `labels` are those of enum columns, by the column's place in `columns`."""
+        known = labels or {}
         limits = [
             column.type_modifier - MODIFIER_HEADER if column.type_oid in TEXTS else -1 for column in group.columns
         ]
         checked = tuple(
-            CheckedColumn(place, column.name, column.type, column.type_oid, limit)
+            CheckedColumn(place, column.name, column.type, column.type_oid, limit, known.get(place))
             for place, (column, limit) in enumerate(zip(group.columns, limits, strict=True))
-            if column.type_oid in CHECKED or limit >= 0
+            if is_checked(column.type_oid, limit) or place in known
         )
         return cls(group.name, len(group.columns), group.key_width, group.partitions, checked)
 
@@ -116,15 +123,50 @@ class TableForm:
         return self.key_width == 0
 
     @property
+    def without_labels(self) -> TableForm:
+        """The form without what only the DDL tells."""
+        checked = tuple(replace(column, labels=None) for column in self.checked)
+        # An enum column is checked only if its labels are known.
+        return replace(self, checked=tuple(column for column in checked if is_checked(column.type_oid, column.limit)))
+
+    @property
     def key(self) -> TableForm:
         """The form of the key alone, as a line."""
         checked = tuple(column for column in self.checked if column.place < self.key_width)
         return TableForm(self.name, self.key_width, self.key_width, self.partitions, checked)
 
 
-def forms_of(groups: Mapping[int, Group]) -> dict[int, TableForm]:
-    """Return the forms of definitions, keyed by number."""
-    return {number: TableForm.of(group) for number, group in groups.items()}
+def is_checked(type_oid: int, limit: int) -> bool:
+    """Whether values of a type are checked without the DDL; `limit` is the type's limit of characters, or -1."""
+    return type_oid in CHECKED or limit >= 0
+
+
+def forms_of(
+    groups: Mapping[int, Group], labels: Mapping[int, Mapping[int, frozenset[bytes]]] | None = None
+) -> dict[int, TableForm]:
+    """Return the forms of definitions, keyed by number; `labels` are those of enum columns, by number and place."""
+    known = labels or {}
+    return {number: TableForm.of(group, known.get(number)) for number, group in groups.items()}
+
+
+def enum_labels(
+    chain: Chain, shard: str, labels: Mapping[int, frozenset[bytes]]
+) -> dict[int, dict[int, frozenset[bytes]]]:
+    """Return the labels of the enum columns that the table at the last commit still has, by number and place.
+
+    `labels` are keyed by the oid of the type. A column that was dropped since may have had labels that no commit has.
+    """
+    definitions, found = chain.definitions(shard), dict[int, dict[int, frozenset[bytes]]]()
+    for number, at_cut in chain.numbers_at_cut(shard).items():
+        kept = {(column.number, column.type_oid) for column in definitions[at_cut].columns}
+        of_enums = {
+            place: labels[column.type_oid]
+            for place, column in enumerate(definitions[number].columns)
+            if column.type_oid in labels and (column.number, column.type_oid) in kept
+        }
+        if of_enums:
+            found[number] = of_enums
+    return found
 
 
 @dataclass(slots=True)
@@ -179,12 +221,15 @@ def _has_equal_keys(batches: Iterable[pa.RecordBatch], number: int, hashes: Hash
 class SegmentChecks:
     """The checks of a segment that is read table by table; `forms` are those of the node's groups.
 
-    `open` is the position of the transaction of which the segment has only the beginning. Every method raises
-    RowsInvalidError.
+    `open` is the transaction of which the segment has only the beginning, and `continued` the one of which the segment
+    before it has the beginning. `is_open_prepared` says whether `open` is a two-phase transaction; None if the segment
+    has none of its changes. Every method raises RowsInvalidError.
     """
 
     forms: Mapping[int, TableForm]
-    open: Lsn | None = None
+    open: OpenTransaction | None = None
+    continued: OpenTransaction | None = None
+    is_open_prepared: bool | None = None
     _changed: list[Ints] = field(default_factory=list)
     _ended: list[Ints] = field(default_factory=list)
     _changes: list[Hashes] = field(default_factory=list)
@@ -192,19 +237,44 @@ class SegmentChecks:
     def add(self, table: pa.Table) -> None:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
         op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
-        is_change = np.isin(op, CHANGES)
-        self._ended.append(np.unique(lsn[np.isin(op, (COMMIT, PREPARE))]))
+        is_change, is_end = np.isin(op, CHANGES), np.isin(op, (COMMIT, PREPARE))
+        self._ended.append(np.unique(lsn[is_end]))
+        if self.open is not None and (lsn[is_end] >= self.open.lsn).any():
+            raise RowsInvalidError(f"it contains the end of the transaction at {self.open.lsn}, or of a later one")
         if not is_change.any():
             return
         # Changes and events are in separate row groups, and a row may be 1 GB: copy no rows without need.
         changes = table if is_change.all() else table.filter(to_mask(is_change))
         _check_changes(changes, self.forms)
+        self._check_spanning(changes)
         self._changed.append(np.unique(lsn[is_change]))
         # A TRUNCATE of several tables is a change of each of them, all with the same number.
         numbers = [to_numpy(changes[name]).astype(np.int64) for name in ("lsn", "seq", "group")]
         data = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
         width = 8 * len(numbers)
         self._changes.append(xxhash64(BytesColumn(data, np.arange(len(changes) + 1, dtype=np.int64) * width)))
+
+    def _check_spanning(self, changes: pa.Table) -> None:
+        """Check the changes of transactions that span segments: each segment has those after the segment before it."""
+        lsn, seq = to_numpy(changes["lsn"]), to_numpy(changes["seq"])
+        if self.continued is not None and ((lsn == self.continued.lsn) & (seq <= self.continued.seq)).any():
+            known = f"up to change {self.continued.seq}"
+            raise RowsInvalidError(f"it repeats changes of the transaction at {self.continued.lsn}, {known}")
+        if self.open is None:
+            return
+        is_open = lsn == self.open.lsn
+        if (seq[is_open] > self.open.seq).any():
+            detail = f"it contains changes of the transaction at {self.open.lsn} after change {self.open.seq}"
+            raise RowsInvalidError(f"{detail}, up to which it should contain them")
+        if self.is_open_prepared is None and is_open.any():
+            self.is_open_prepared = changes["global_id"].filter(to_mask(is_open)).null_count == 0
+
+    @property
+    def lacks_end(self) -> bool:
+        """Whether the segment neither ends the transaction that it continues, nor leaves it open, once it was read."""
+        if self.continued is None or (self.open is not None and self.open.lsn == self.continued.lsn):
+            return False
+        return not any(np.isin(int(self.continued.lsn), ended) for ended in self._ended)
 
     def end(self, read_again: Callable[[], Iterator[pa.Table]]) -> None:
         """Check what only the whole segment shows: each change once, and each transaction with its end.
@@ -216,7 +286,7 @@ class SegmentChecks:
         hashes = np.sort(np.concatenate(self._changes))
         if (hashes[1:] == hashes[:-1]).any() and _has_equal_changes(read_again()):
             raise RowsInvalidError("it contains the same change of a transaction twice")
-        ended = np.concatenate([*self._ended, np.asarray([int(self.open)] if self.open else [], np.int64)])
+        ended = np.concatenate([*self._ended, np.asarray([int(self.open.lsn)] if self.open else [], np.int64)])
         without = np.setdiff1d(np.concatenate(self._changed), ended)
         if len(without):
             raise RowsInvalidError(f"it contains changes at {Lsn(int(without[0]))}, where no transaction ends")
@@ -382,6 +452,9 @@ def _check_escapes(form: TableForm, lines: BytesColumn, starts: Ints, ends: Ints
 
 def _are_valid(data: Bytes, starts: Ints, lengths: Ints, column: CheckedColumn) -> bool:
     """Whether the type accepts all of these values."""
+    if column.labels is not None:
+        known = pa.array(sorted(column.labels), pa.large_binary())
+        return bool(pc.all(pc.is_in(gather(data, starts, lengths).to_large_arrow(), known)).as_py())
     if column.type_oid in NUMBERS:
         return _are_numbers(gather(data, starts, lengths), NUMBERS[column.type_oid])
     if column.type_oid == BOOL:

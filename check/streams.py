@@ -19,13 +19,14 @@ import pyarrow as pa
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
-from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, forms_of
+from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, TableForm, forms_of
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
+from cutline.nodes.groups import Group
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
 from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
@@ -41,15 +42,18 @@ from cutline.snapshots.fold.sources import (
 from cutline.spark.spark_jobs import Dealing, NodeShares, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore
+from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore, read_listed
 from cutline.wal.segments.segments import (
     CHANGES,
     MARKER,
     PARTIAL,
+    READ_WHOLE_BYTES_MAX,
     ROLLBACK_PREPARED,
     SEGMENT_SCHEMA,
     TRUNCATE,
+    OpenTransaction,
     Segment,
+    events_offset,
     read_events,
 )
 
@@ -148,7 +152,8 @@ class StreamTask:
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
     from which all copies have them. `forms` is a broadcast of the forms of the node's tables, keyed by number.
-    `last` and `with_events` request additional results.
+    `continued` is the transaction of which the segment before it has the beginning. `last` and `with_events` request
+    additional results.
     """
 
     segment: SegmentSource
@@ -157,6 +162,7 @@ class StreamTask:
     forms: Any
     last: LastTask | None = None
     with_events: bool = False
+    continued: OpenTransaction | None = None
 
 
 class MarkerMessage(NamedTuple):
@@ -170,7 +176,8 @@ class MarkerMessage(NamedTuple):
 class StreamReport:
     """Combined hashes, keyed by (node number, group), where group 0 holds the events; or the problem with the segment.
 
-    `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams.
+    `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams. `lacks_end` and `is_open_prepared` are
+    those of SegmentChecks.
     """
 
     sums: Sums | None
@@ -179,6 +186,8 @@ class StreamReport:
     problem: ErrorReport | None = None
     last: bytes | None = None
     events: bytes | None = None
+    lacks_end: bool = False
+    is_open_prepared: bool | None = None
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
@@ -189,10 +198,9 @@ def hash_stream(task: StreamTask) -> StreamReport:
     counts = np.zeros(len(ROW_COUNTS), np.int64)
     last = LastChanges(task.last) if task.last else None
     try:
-        file, open_after = open_object(store.open(), source), task.segment.segment.open
-        own = own_definitions(file)
-        forms = task.forms.value | forms_of(own) if own else task.forms.value
-        checks = SegmentChecks(forms, open_after.lsn if open_after else None)
+        file = open_object(store.open(), source)
+        forms = known_forms(task.forms.value, own_definitions(file))
+        checks = SegmentChecks(forms, task.segment.segment.open, task.continued)
         for table in read_opened(file, source, SEGMENT_SCHEMA):
             checks.add(table)
             op = np.asarray(table["op"].to_numpy())
@@ -205,6 +213,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
                 last.add(table)
         _check_counts(task, tuple(counts.tolist()))
         checks.end(lambda: read_opened(open_object(store.open(), source), source, SEGMENT_SCHEMA))
+        _check_events(store.open(), task.segment.segment, file.metadata)
         events = _read_events(store.open(), task.segment.segment)
     except RowsInvalidError as error:
         damage = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
@@ -217,7 +226,34 @@ def hash_stream(task: StreamTask) -> StreamReport:
         tuple(markers),
         last=last.report() if last else None,
         events=to_stream(events) if task.with_events else None,
+        lacks_end=checks.lacks_end,
+        is_open_prepared=checks.is_open_prepared,
     )
+
+
+def known_forms(forms: Mapping[int, TableForm], own: Mapping[int, Group]) -> Mapping[int, TableForm]:
+    """Return the forms of the commits' definitions, and those of a segment's own definitions that no commit lists.
+
+    Raises RowsInvalidError if the segment defines a group in another way than a commit.
+    """
+    found = dict(forms)
+    for number, form in forms_of(own).items():
+        listed = found.setdefault(number, form)
+        if listed.without_labels != form.without_labels:
+            detail = f"its definition of group {number}, {form.name}, is not the commit's"
+            raise RowsInvalidError(detail, kind="definition")
+    return found
+
+
+def _check_events(store: ObjectStore, segment: Segment, file: Any) -> None:
+    """Check what the commit says of the place of the events, which is used only if the segment is large."""
+    if segment.events_at is None:
+        return
+    begin = events_offset(file, segment.changes, segment.size)
+    if segment.events_at > begin:
+        raise RowsInvalidError(f"its events begin at byte {begin}, before byte {segment.events_at} of its commit")
+    if segment.size <= READ_WHOLE_BYTES_MAX:
+        read_listed(store, segment.node, segment.key, (segment.size, segment.events_digest), segment.events_at)
 
 
 def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
@@ -319,7 +355,8 @@ def hash_streams(
         for segment_source in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     since = {node: copies.since(node) for node in copies.nodes}
-    known = {shard: forms_of(copies.chain.definitions(shard)) for shard in set(copies.shard.values())}
+    shards = set(copies.shard.values())
+    known = {shard: forms_of(copies.chain.definitions(shard), copies.labels.get(shard)) for shard in shards}
     is_here = isinstance(store, HeldObjects)
     forms = {shard: InDriver(found) if is_here else broadcast(session, found) for shard, found in known.items()}
     wanted = last_tasks(sources) if sources else {}
@@ -333,8 +370,9 @@ def hash_streams(
             forms[copies.shard[segment.source.node]],
             wanted.get(segment.source.key),
             with_events and _is_primary(segment, copies),
+            before.segment.open if before is not None else None,
         )
-        for segment in segments
+        for segment, before in zip(segments, _before(segments), strict=True)
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
     shares = NodeShares[StreamTask].of_tasks(
@@ -349,8 +387,11 @@ def hash_streams(
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     last, events = dict[str, bytes | None](), dict[str, bytes]()
-    for segment, report in zip(segments, reports, strict=True):
+    by_key = {segment.source.key: report for segment, report in zip(segments, reports, strict=True)}
+    for segment, before, report in zip(segments, _before(segments), reports, strict=True):
         source = segment.source
+        if before and report.lacks_end and by_key[before.source.key].is_open_prepared is False:
+            findings.damage(_lacks_end(segment, before))
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
@@ -361,6 +402,23 @@ def hash_streams(
                 events[source.key] = report.events
             findings.count(objects=1, size_bytes=source.size, changes=report.changes)
     return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None)
+
+
+def _before(segments: list[SegmentSource]) -> list[SegmentSource | None]:
+    """Return the segment before each in the archive of its node; None for the first."""
+    pairs = zip([None, *segments], segments, strict=False)
+    return [before if before and before.source.node == segment.source.node else None for before, segment in pairs]
+
+
+def _lacks_end(segment: SegmentSource, before: SegmentSource) -> ErrorReport:
+    """Return the error for a segment that lacks the end of the transaction that the segment before it has begun.
+
+    Of a two-phase transaction that was rolled back meanwhile, PostgreSQL may omit the rest.
+    """
+    opened = before.segment.open
+    at = opened.lsn if opened else segment.segment.after
+    detail = f"it lacks the end of the transaction at {at}, of which segment {before.segment.number} has the beginning"
+    return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=segment.source.node, detail=detail))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,33 +8,37 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cutline.check.commit_entries import check_entries
 from cutline.check.compare import compare_copies, compare_streams
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers, check_restore_point
+from cutline.check.definitions import StoredDefinitions, check_definitions
 from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
+from cutline.check.operation_documents import check_intent, check_leases, check_outcomes
 from cutline.check.partitions import hash_partitions
+from cutline.check.primaries import check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.sequence_values import check_sequences, fed_groups
+from cutline.check.stored_rows import enum_labels
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.check.times import check_times
 from cutline.check.transactions import compare_pairs
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
-from cutline.snapshots.ddl.described_tables import contradictions
-from cutline.snapshots.ddl.dump import read_ddl
-from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
-from cutline.snapshots.ddl.server_globals_object import read_globals_object
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from cutline.snapshots.fold.sources import SegmentSource, Sources, segment_sources, sources_of
 from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
     document_names,
     naming_open_operations,
+    read_create_outcomes,
     read_open_operations,
-    read_recorded_commits,
+    recorded_commits,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, WITHOUT_ROWS, LostList
+from cutline.snapshots.records.commit import FullSnapshot, LostList
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.proven_chains import cut_time
 from cutline.snapshots.records.store_identity import read_identity
@@ -44,7 +48,7 @@ from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, read_listed
+from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,9 +75,11 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     operations = document_names(store)
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
-    recorded = read_recorded_commits(store, unread=unread, operations=operations)
+    outcomes = read_create_outcomes(store, unread=unread, operations=operations)
+    recorded = recorded_commits(outcomes)
     names = [request.name] if request.name else names_to_check(store, recorded)
     reports: list[SnapshotReport] = []
+    fulls: list[FullSnapshot] = []
     for name in names:
         progress.step(f"check {name}")
         try:
@@ -87,6 +93,9 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
         report.allows_one_copy = fleet.allows_one_copy
         if chain is not None:
             findings = Findings(report)
+            check_outcomes(chain, outcomes, findings)
+            check_leases(store, open_operations, name, findings)
+            fulls += [chain.full] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, chain, report):
                 _check_chain(chain, fleet.store, findings, request, spark, progress)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
@@ -94,6 +103,9 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
         ]
         reports.append(report)
+    of_fleet = check_primaries(store, fulls)
+    for report in reports:
+        report.conflicts += of_fleet
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
 
@@ -108,6 +120,9 @@ def _check_chain(
     store = location.open()
     # Check records are compared by their end times.
     note_late_clock(cut_time(chain.last), progress)
+    check_entries(chain, findings)
+    check_times(chain, findings)
+    check_intent(store, chain, findings)
     if request.metadata_only:
         check_listing(store, chain, findings.report)
         _note_lost_lists(chain, findings)
@@ -117,8 +132,8 @@ def _check_chain(
         return
     spark.begin(ExecutorNeeds(location), progress)
     _note_lost_lists(chain, findings)
-    _check_ddl(store, chain, findings)
-    check_contents(spark, chain, location, findings, progress, request.rows)
+    stored = check_definitions(store, chain, findings)
+    check_contents(spark, chain, location, findings, progress, request.rows, stored)
 
 
 @contextmanager
@@ -133,6 +148,7 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
     with suppress(ManifestError):
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
+            report.doubts.clear()
             return
     if problem:
         raise problem
@@ -153,33 +169,6 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all stored DDL, globals and extension rows, and count object lists.
-
-    A damaged object is a conflict, and so is DDL that contradicts the commit that lists it.
-    """
-    entries = ((commit, entry) for commit in chain.commits for entry in commit.own_objects)
-    for listed_by, stored in [(commit, entry) for commit, entry in entries if entry.kind in WITHOUT_ROWS]:
-        try:
-            if stored.kind == GLOBALS:
-                read_globals_object(store, stored)
-            elif stored.kind == EXTENSION_ROWS:
-                read_extension_rows_object(store, stored)
-            else:
-                ddl = read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
-                for detail in contradictions(chain.up_to(listed_by.increment), stored.node, ddl):
-                    findings.conflict(Conflict("definition", detail, node=stored.node, object=stored.key))
-        except ObjectDamagedError as error:
-            # The object contains no table rows, so the copy can still be compared.
-            findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
-            continue
-        findings.count(objects=1, size_bytes=stored.size)
-    # The bytes of the object lists were verified when the chain was read.
-    for object_list in [object_list for commit in chain.commits for object_list in commit.object_lists]:
-        if not isinstance(object_list, LostList):
-            findings.count(objects=1, size_bytes=object_list.size)
-
-
 def check_contents(
     spark: SparkSource,
     chain: Chain,
@@ -187,9 +176,14 @@ def check_contents(
     findings: Findings,
     progress: Progress,
     rows: int = 0,
+    stored: StoredDefinitions | None = None,
 ) -> None:
-    """Read every object and compare the contents. The chain must have passed `check_structure`."""
-    session, copies = spark.session(), Copies.of(chain)
+    """Read every object and compare the contents. The chain must have passed `check_structure`.
+
+    `stored` is what the stored DDL tells about rows; without it, less of them is checked.
+    """
+    stored = stored or StoredDefinitions()
+    session, copies = spark.session(), _copies_of(chain, stored)
     held = hold_archive(chain, store)
     sources = None if held else _sources_for_reports(copies, store)
     streams = hash_streams(session, copies, held or store, findings, progress, sources)
@@ -197,12 +191,19 @@ def check_contents(
     events = StoredEvents(streams.store.open(), streams.events or {})
     check_cuts(chain, events, findings, progress)
     hashes = hash_partitions(session, copies, store, findings, progress, streams)
-    check_large_objects(session, chain.full, store, findings, progress)
+    check_large_objects(session, chain.full, store, findings, progress, stored.roles)
+    check_sequences(copies, stored.newest, hashes.extremes, findings)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     name_rows(session, copies, store, findings, progress, rows, hashes.rows)
     progress.step("compare transactions")
     _compare_transactions(session, copies, store, findings, None if streams.events is None and held is None else events)
+
+
+def _copies_of(chain: Chain, stored: StoredDefinitions) -> Copies:
+    labels = {shard: enum_labels(chain, shard, known) for shard, known in stored.labels.items()}
+    fed = {shard: frozenset(fed_groups(chain, shard, described)) for shard, described in stored.newest.items()}
+    return Copies.of(chain, labels, fed)
 
 
 def hold_archive(chain: Chain, store: StoreLocation) -> HeldObjects | None:

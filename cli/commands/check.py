@@ -21,7 +21,7 @@ from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import emit
+from cutline.cli.output.results import WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.snapshots.listing.name_templates import newest_name
@@ -129,6 +129,8 @@ def lines_of(report: CheckReport) -> list[str]:
         lines.append(HOW_TO_NAME_ROWS)
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
+    # These lines go to stderr even with --quiet.
+    lines += [line for snapshot in report.snapshots for line in _doubt_lines(snapshot)]
     lines += [open_operation.text for open_operation in report.open_operations]
     return [*lines, f"{result_text(report.result)}, {seconds_text(report.seconds)}"]
 
@@ -158,6 +160,15 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def _doubt_lines(one: SnapshotReport) -> Iterator[str]:
+    """Describe what may be damage, and may be as it should be."""
+    for doubt in one.doubts[:CONFLICTS_SHOWN_MAX]:
+        place = ", ".join(name for name in (doubt.node, doubt.group) if name) or doubt.object
+        yield f"{WARNING}{one.name}: {doubt.kind}{f' ({place})' if place else ''}: {doubt.detail}"
+    if len(one.doubts) > CONFLICTS_SHOWN_MAX:
+        yield f"{WARNING}{one.name}: {len(one.doubts) - CONFLICTS_SHOWN_MAX} more doubts; --json lists all of them"
 
 
 def _row_lines(row: DifferentRow) -> Iterator[str]:

@@ -207,7 +207,7 @@ def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
     Raises ManifestError if a renewal can't be read; an unreadable intent is skipped.
     """
     return [
-        _lease(store, operation)
+        read_lease(store, operation)
         for operation in read_open_intents(store, skips_unreadable=True)
         if operation.kind == "restore" and snapshot in (None, operation.snapshot)
     ]
@@ -237,8 +237,11 @@ def in_use_error(lease: Lease) -> SnapshotInUseError:
     )
 
 
-def _lease(store: ObjectStore, intent: Intent) -> Lease:
-    """Return the lease with the latest expiry among its renewals, which are read from the highest number down."""
+def read_lease(store: ObjectStore, intent: Intent) -> Lease:
+    """Read the lease of a restore, with the latest expiry among its renewals; raise ManifestError.
+
+    Renewals are read from the highest number down.
+    """
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
     numbers = {int(match[1]) for match in listed if match}

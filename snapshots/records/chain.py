@@ -217,7 +217,8 @@ class Chain:
 
     def _newest_object(self, kind: str, shard: str) -> StoredObject | None:
         for commit in reversed(self.commits):
-            for stored in commit.own_objects:
+            # If DDL changed during a full snapshot, its commit lists the archive of the base copy, then the newest.
+            for stored in reversed(commit.own_objects):
                 if stored.kind == kind and stored.node == shard:
                     return stored
         return None

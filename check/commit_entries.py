@@ -8,12 +8,11 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from itertools import pairwise
 
 from cutline.check.report import Conflict, Doubt, Findings
+from cutline.check.times import SLACK_SECONDS
 from cutline.fleet.table_names import is_included, is_matching
-from cutline.nodes.clocks import AGREE_SECONDS_MAX
 from cutline.nodes.left_out import LeftOutKind, append_only_of
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (
@@ -29,8 +28,6 @@ from cutline.storage.ids import time_of_id
 from cutline.wal.segments.segments import Segment
 
 NAMED_MAX = 5
-# Operations get their times from clocks that may differ by this much from each other, and then be corrected.
-SLACK = timedelta(seconds=2 * AGREE_SECONDS_MAX)
 
 
 def check_entries(chain: Chain, findings: Findings) -> None:
@@ -92,7 +89,8 @@ def _note_operations(before: Commit | None, commit: Commit) -> Iterator[Doubt]:
             if segment.operation == commit.operation or first is None or last is None:
                 continue
             at = time_of_id(segment.operation)
-            if before is None or at is None or not first - SLACK <= at <= last + SLACK:
+            limits = first.timestamp() - SLACK_SECONDS, last.timestamp() + SLACK_SECONDS
+            if before is None or at is None or not limits[0] <= at.timestamp() <= limits[1]:
                 whose = f"written by operation {segment.operation}, which is not one of its increment"
                 yield Doubt("operation", f"it was {whose}", node=node, object=segment.key)
 

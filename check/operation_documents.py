@@ -7,12 +7,11 @@ create stores an outcome that is `failed` only when its commit can never be ther
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
 
 from msgspec import UnsetType
 
 from cutline.check.report import Conflict, Doubt, Findings
-from cutline.nodes.clocks import AGREE_SECONDS_MAX
+from cutline.check.times import SLACK_SECONDS, seconds_of
 from cutline.snapshots.operations.leases import LEASE_SECONDS, read_lease
 from cutline.snapshots.operations.open_operations import CREATE, RESTORE, OpenOperation
 from cutline.snapshots.records.chain import Chain
@@ -23,7 +22,6 @@ from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import slot_name
 
-SLACK = timedelta(seconds=2 * AGREE_SECONDS_MAX)
 OPERATION = "operation"
 
 
@@ -34,7 +32,7 @@ def check_outcomes(chain: Chain, outcomes: Mapping[str, Outcome], findings: Find
         if (outcome := outcomes.get(operation)) is not None:
             for detail in _contradictions(commit, outcome):
                 findings.conflict(_conflict(operation, f"{detail}, but its commit is in the store"))
-            if datetime.fromisoformat(outcome.ended_at) < datetime.fromisoformat(commit.cut.made_at) - SLACK:
+            if seconds_of(outcome.ended_at) < seconds_of(commit.cut.made_at) - SLACK_SECONDS:
                 detail = f"it ended at {outcome.ended_at}, before its cut was made at {commit.cut.made_at}"
                 findings.doubt(Doubt(OPERATION, detail, object=operation_key(operation, "outcome")))
     # Ids from different seconds sort by time. Earlier operations may belong to an earlier chain.
@@ -98,7 +96,7 @@ def _shown(value: object) -> str:
 
 def check_leases(store: ObjectStore, operations: Iterable[OpenOperation], name: str, findings: Findings) -> None:
     """Check the leases of open restores, which keep the snapshot `name` from being deleted."""
-    latest = utc_now() + timedelta(seconds=LEASE_SECONDS) + SLACK
+    latest = utc_now().timestamp() + LEASE_SECONDS + SLACK_SECONDS
     intents = [one.operation for one in operations if one.operation is not None]
     for intent in intents:
         if intent.kind != RESTORE or intent.snapshot != name:
@@ -108,7 +106,7 @@ def check_leases(store: ObjectStore, operations: Iterable[OpenOperation], name: 
         except ManifestError as error:
             findings.conflict(Conflict("lease", error.message, object=str(error.details["object"])))
             continue
-        if lease.until > latest:
+        if lease.until.timestamp() > latest:
             detail = f"its lease on the snapshot runs until {lease.until:%Y-%m-%dT%H:%M:%SZ}, longer than any lease"
             findings.doubt(Doubt("lease", detail, object=operation_key(intent.operation, "intent")))
 

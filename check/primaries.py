@@ -7,10 +7,9 @@ primaries, or with other servers, would let two operations run at the same time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 
 from cutline.check.report import Conflict
-from cutline.nodes.clocks import AGREE_SECONDS_MAX
+from cutline.check.times import SLACK_SECONDS
 from cutline.snapshots.operations.majority import read_records
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import ManifestError
@@ -18,8 +17,6 @@ from cutline.snapshots.records.store_identity import BaselineRecord, baseline_ke
 from cutline.storage.ids import time_of_id
 from cutline.storage.store import ObjectStore
 
-# A record gets its id shortly before the operation that stores it.
-SLACK = timedelta(seconds=2 * AGREE_SECONDS_MAX)
 PRIMARIES = "primaries"
 
 
@@ -59,7 +56,8 @@ def _follows(before: BaselineRecord | None, record: BaselineRecord, number: int)
 def _compare(record: BaselineRecord, full: FullSnapshot) -> Iterator[str]:
     """Yield how the record contradicts a full snapshot that was begun after it; every create compares both."""
     began, recorded = time_of_id(full.operation), time_of_id(record.id)
-    if began is None or recorded is None or began <= recorded + SLACK:
+    # A record gets its id shortly before the operation that stores it.
+    if began is None or recorded is None or began.timestamp() <= recorded.timestamp() + SLACK_SECONDS:
         return
     known = {entry.node: entry.system_identifier for entry in record.primaries}
     locked = {one.node: one.system_identifier for one in full.baseline if one.backup_of is None}

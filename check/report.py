@@ -125,7 +125,8 @@ class SnapshotReport:
 
     `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
     else that may differ after a restore. `large_objects` counts the large objects that were read back intact; there is
-    no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards.
+    no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards. `doubts` do not
+    change the result.
     """
 
     name: str
@@ -133,11 +134,11 @@ class SnapshotReport:
     compared: Compared = field(default_factory=Compared)
     skipped: list[Skipped] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
-    doubts: list[Doubt] = field(default_factory=list)
     append_only: list[str] = field(default_factory=list)
     warned: tuple[LeftOut, ...] = ()
     large_objects: int = 0
     allows_one_copy: bool = False
+    doubts: list[Doubt] = field(default_factory=list)
 
     @property
     def result(self) -> CheckResult:

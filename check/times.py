@@ -24,7 +24,7 @@ from cutline.wal.cut.safe_time import LATEST_MICROSECONDS, POSTGRESQL_EPOCH
 from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED
 
 # Clocks that agree may differ by half of this, and so may two readings of different clocks.
-SLACK = timedelta(seconds=2 * AGREE_SECONDS_MAX)
+SLACK_SECONDS = 2 * AGREE_SECONDS_MAX
 TIME = "time"
 
 
@@ -42,33 +42,32 @@ def check_times(chain: Chain, findings: Findings) -> None:
 
 def _out_of_order(before: Commit | None, commit: Commit) -> Iterator[str]:
     """Yield what no create writes, whatever the clocks do."""
-    created, made = _time(commit.created_at), _time(commit.cut.made_at)
+    created, made = seconds_of(commit.created_at), seconds_of(commit.cut.made_at)
     began = time_of_id(commit.operation)
-    if began is not None and abs(created - began) > SLACK:
+    if began is not None and abs(created - began.timestamp()) > SLACK_SECONDS:
         yield f"created_at is {commit.created_at}, but its operation began in the second {began:%Y-%m-%dT%H:%M:%SZ}"
     if before is None:
         return
     last = before.cut.made_at
-    if made < _time(last):
+    if made < seconds_of(last):
         yield f"its cut was made at {commit.cut.made_at}, before the previous cut, which was made at {last}"
-    if created < _time(last) - SLACK:
+    if created < seconds_of(last) - SLACK_SECONDS:
         yield f"created_at is {commit.created_at}, before the previous cut, which was made at {last}"
 
 
 def _doubtful(before: Commit | None, commit: Commit) -> Iterator[str]:
     """Yield what can only be if a clock was set while the commit was created."""
-    created, made = _time(commit.created_at), _time(commit.cut.made_at)
-    if before is not None and made == _time(before.cut.made_at):
+    created, made = seconds_of(commit.created_at), seconds_of(commit.cut.made_at)
+    if before is not None and made == seconds_of(before.cut.made_at):
         # The nodes' clocks were behind the previous cut, whose time the cut has got.
         return
-    ended = created + timedelta(seconds=commit.seconds)
-    if not created - SLACK <= made <= ended + SLACK:
+    if not created - SLACK_SECONDS <= made <= created + commit.seconds + SLACK_SECONDS:
         yield (
             f"its cut was made at {commit.cut.made_at}, but it was created from {commit.created_at} on, in"
             f" {commit.seconds:g} s"
         )
-    first = made - timedelta(seconds=commit.cut.seconds) - SLACK
-    others = [node for node in commit.cut.nodes if not first <= _time(node.marked_at) <= made + SLACK]
+    first, last = made - commit.cut.seconds - SLACK_SECONDS, made + SLACK_SECONDS
+    others = [node for node in commit.cut.nodes if not first <= seconds_of(node.marked_at) <= last]
     # At least half of the nodes have clocks that are believed, and the cut has its time from these.
     if len(others) * 2 > len(commit.cut.nodes):
         marked = ", ".join(f"{node.marked_at} on {node.node}" for node in others[:3])
@@ -82,21 +81,24 @@ def note_marks(commit: Commit, windows: Mapping[str, NodeWindow], findings: Find
         is_commit = ((op == COMMIT) | (op == COMMIT_PREPARED)) & (lsn >= window.previous) & (lsn < window.finish)
         is_early = is_commit & (lsn < window.start)
         is_late = is_commit & (lsn >= window.start)
-        marked = _time(window.marked_at)
-        earlier = _moment(times[is_early].max()) if is_early.any() else marked
-        later = _moment(times[is_late].min()) if is_late.any() else marked
-        if earlier > marked + SLACK or later < marked - SLACK:
-            other, what = (earlier, "before") if earlier > marked + SLACK else (later, "after")
-            detail = (
-                f"cut {commit.cut.id}: its start marker was written at {window.marked_at}, but a transaction {what} it"
-                f" was committed at {other:%Y-%m-%dT%H:%M:%SZ}: the clock was set back, or the time was changed"
-            )
-            findings.doubt(Doubt(TIME, detail, node=node))
+        marked = seconds_of(window.marked_at)
+        around = [("before", times[is_early].max())] if is_early.any() else []
+        around += [("after", times[is_late].min())] if is_late.any() else []
+        for what, time in around:
+            moment = _moment(time)
+            difference = moment.timestamp() - marked
+            if difference > SLACK_SECONDS if what == "before" else difference < -SLACK_SECONDS:
+                detail = (
+                    f"cut {commit.cut.id}: its start marker was written at {window.marked_at}, but a transaction {what}"
+                    f" it was committed at {moment:%Y-%m-%dT%H:%M:%SZ}: the clock was set back, or the time was changed"
+                )
+                findings.doubt(Doubt(TIME, detail, node=node))
 
 
 def _moment(microseconds: np.int64) -> datetime:
     return POSTGRESQL_EPOCH + timedelta(microseconds=max(min(int(microseconds), LATEST_MICROSECONDS), 0))
 
 
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def seconds_of(text: str) -> float:
+    """Return a stored time in seconds since 1970. Python can't add to its earliest and latest times."""
+    return datetime.fromisoformat(text).timestamp()

@@ -71,23 +71,37 @@ def check_intent(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     except ManifestError as error:
         findings.conflict(Conflict(OPERATION, error.message, object=operation_key(operation, "intent")))
         return
-    for what, given, expected in _properties(intent, chain):
-        if not isinstance(given, UnsetType) and given != expected:
-            detail = f"its intent has {what} {_shown(given)}, but its commit has {_shown(expected)}"
+    given, expected = _of_intent(intent), _of_commit(chain)
+    for what, value in given.items():
+        if not isinstance(value, UnsetType) and value != expected[what]:
+            detail = f"its intent has {what} {_shown(value)}, but its commit has {_shown(expected[what])}"
             findings.conflict(_conflict(operation, detail, "intent"))
 
 
-def _properties(intent: Intent, chain: Chain) -> tuple[tuple[str, object, object], ...]:
+def _of_intent(intent: Intent) -> dict[str, object]:
+    return {
+        "kind": intent.kind,
+        "snapshot": intent.snapshot,
+        "increment": intent.increment,
+        "time": intent.began_at,
+        "nodes": set(intent.nodes),
+        "fleet": intent.fleet_id,
+        "slot": intent.slot,
+    }
+
+
+def _of_commit(chain: Chain) -> dict[str, object]:
+    """Return what the intent of a chain's full snapshot says, according to its commit."""
     full = chain.full
-    return (
-        ("kind", intent.kind, CREATE),
-        ("snapshot", intent.snapshot, full.snapshot),
-        ("increment", intent.increment, 0),
-        ("time", intent.began_at, full.created_at),
-        ("nodes", set(intent.nodes), set(full.parts)),
-        ("fleet", intent.fleet_id, full.fleet_id),
-        ("slot", intent.slot, slot_name(full.operation)),
-    )
+    return {
+        "kind": CREATE,
+        "snapshot": full.snapshot,
+        "increment": 0,
+        "time": full.created_at,
+        "nodes": set(full.parts),
+        "fleet": full.fleet_id,
+        "slot": slot_name(full.operation),
+    }
 
 
 def _shown(value: object) -> str:

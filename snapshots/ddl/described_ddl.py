@@ -263,7 +263,7 @@ class _Describing:
             self.keys[schema, of] = frozenset(_names(key[1]))
         if identity := INDEX_IDENTITY.search(text):
             columns = INDEX_COLUMNS.search(text)
-            items = _split(text[columns.end() - 1 :])[0] if columns else []
+            items = _split(text[columns.end() - 1 :]).items if columns else []
             found = (NAME.match(item) for item in items)
             table = _shown(_unquoted(identity[2])), _shown(_unquoted(identity[4]))
             self.identities[table] = frozenset(_shown(_unquoted(match[1])) for match in found if match)
@@ -272,7 +272,7 @@ class _Describing:
         if enum := ENUM.search(text):
             self.enums[entry.oid] = tuple(match.replace("''", "'") for match in LITERAL.findall(text[enum.end() :]))
         elif composite := COMPOSITE.search(text):
-            items = _split(text[composite.end() - 1 :])[0]
+            items = _split(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
 
@@ -325,14 +325,14 @@ class _Describing:
 @lru_cache(maxsize=1 << 15)
 def read_table(text: str) -> DescribedTable | None:
     """Read a CREATE TABLE statement; None if it is a partitioned table, which has no rows of its own."""
-    items, begin, end = _split(text)
-    before, after = text[:begin], text[end:].partition(";")[0]
+    listed = _split(text)
+    before, after = text[: listed.begin], text[listed.end :].partition(";")[0]
     kinds = {match["word"] for match in KIND.finditer(f"{before} {after}") if match["word"]}
     if "PARTITION BY" in kinds:
         return None
     columns: list[DescribedColumn] = []
     generated: set[str] = set()
-    for item in items:
+    for item in listed.items:
         if match := NAME.match(item):
             # Any other item is a constraint of the table.
             _read_column(_shown(_unquoted(match[1])), item[match.end() :], columns, generated)
@@ -417,8 +417,17 @@ def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedData
     return found
 
 
-def _split(text: str) -> tuple[list[str], int, int]:
-    """Return the items of the list of columns, and the offsets of its parentheses; no items if there is no list.
+@dataclass(frozen=True, slots=True)
+class _List:
+    """The items of a list in parentheses, and its offsets in the statement."""
+
+    items: list[str]
+    begin: int
+    end: int
+
+
+def _split(text: str) -> _List:
+    """Return the first list in parentheses; one without items, at the end, if there is none.
 
     A statement without a list, of a typed table, may have parentheses after PARTITION BY.
     """
@@ -431,15 +440,15 @@ def _split(text: str) -> tuple[list[str], int, int]:
             if depth == 1:
                 first = begin = match.end()
                 if any(kind["word"] == "PARTITION BY" for kind in KIND.finditer(f"{text[:first]} ")):
-                    return [], first, first
+                    return _List([], first, first)
         elif mark and depth == 1:
             items.append(text[begin : match.start()].strip())
             begin = match.end()
             if mark == ")":
-                return items, first, match.end()
+                return _List(items, first, match.end())
         if mark == ")":
             depth -= 1
-    return [], len(text), len(text)
+    return _List([], len(text), len(text))
 
 
 def _names(text: str) -> list[str]:

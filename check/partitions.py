@@ -92,13 +92,13 @@ def hash_partitions(
         if reported:
             merge(extremes, reported.extremes)
             return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3), extremes)
-        if folded.images is None and folded.local is None:
-            return PartitionHashes(base, combine_all([], 3), extremes)
         if folded.local is not None:
             images = hash_local(folded.local, copies)
-        else:
+        elif folded.images is not None:
             images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
             _note_incomplete(images.rows, copies, findings)
+        else:
+            return PartitionHashes(base, combine_all([], 3), extremes)
         merge(extremes, images.extremes)
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions, extremes)
     finally:

@@ -243,3 +243,9 @@ def test_an_older_value_that_is_not_the_default_is_a_doubt(made: MadeChain) -> N
 def test_the_ddl_of_a_shard_is_listed_in_all_increments(made: MadeChain) -> None:
     listed = [sum(one.kind == DDL for one in commit.own_objects) for commit in made.chain.commits]
     assert listed == [2, 2, 2]
+
+
+def test_ddl_of_a_standby_is_found_and_not_read(made: MadeChain) -> None:
+    extra = structs.replace(made.chain.full.copied[-1], kind=GLOBALS, node="s1-b1", key="nowhere")
+    odd = made.with_commit(0, lambda one: structs.replace(one, copied=(*one.copied, extra)))
+    assert odd.conflicts == ["the commit lists globals of node s1-b1, which is no primary"]

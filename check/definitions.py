@@ -128,7 +128,9 @@ class _Checking:
         archives: dict[str, list[StoredObject]] = {}
         with_roles = set(self.shards) if before is None else set[str]()
         for stored in commit.own_objects:
-            if stored.kind == DDL:
+            if stored.kind in WITHOUT_ROWS and stored.node not in self.shards:
+                self._conflict(f"the commit lists {stored.kind} of node {stored.node}, which is no primary", stored)
+            elif stored.kind == DDL:
                 archives.setdefault(stored.node, []).append(stored)
                 with_roles.add(stored.node)
             elif stored.kind in WITHOUT_ROWS:
@@ -213,11 +215,7 @@ class _Checking:
         """Check the archive of a shard's DDL at a commit, and compare it with the archive before it."""
         name, shard = stored.node, self.shards[stored.node]
         earlier, described = shard.newest, self._read(stored, commit)
-        if (
-            before is not None
-            and before.fingerprint(name) == chain.fingerprint(name)
-            and _is_dumped_again(commit, name)
-        ):
+        if before is not None and _is_dumped_again(before, chain, name):
             self._conflict("the commit lists new DDL, but the fingerprint of the catalogs has not changed", stored)
         if described is None:
             return
@@ -322,9 +320,12 @@ def _follows_at_once(chain: Chain, one: int, other: int) -> bool:
     return abs(times[0] - times[1]) < timedelta(seconds=SECONDS_APART)
 
 
-def _is_dumped_again(commit: Commit, shard: str) -> bool:
-    """Whether the commit lists the shard's DDL because it changed, and not because it is a full snapshot."""
-    return commit.definition_changes is not None and shard in commit.definition_changes.fingerprints
+def _is_dumped_again(before: Chain, chain: Chain, shard: str) -> bool:
+    """Whether the last commit lists new DDL of the shard although its catalogs have not changed."""
+    changes = chain.last.definition_changes
+    if changes is None or shard not in changes.fingerprints or shard not in before.full.fingerprints:
+        return False
+    return before.fingerprint(shard) == chain.fingerprint(shard)
 
 
 def _is_value(value: str, elements: tuple[str, ...]) -> bool:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 HASHED_AT_ONCE = 1 << 19
 ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
+# The combined hashes have columns `low` and `high`.
+SMALLEST, LARGEST = "smallest_key", "largest_key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,15 +268,15 @@ def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongIma
         .agg(
             *hash_aggregates(F.col(ENTRY)),
             *hash_aggregates(version, "version_", compared),
-            *([F.min(value).alias("low"), F.max(value).alias("high")] if places else []),
+            *([F.min(value).alias(SMALLEST), F.max(value).alias(LARGEST)] if places else []),
         )
         .toArrow()
     )
     extremes = KeyExtremes()
     # One row for each partition.
-    for row in table.select([*keys, "low", "high"]).to_pylist() if places else ():
-        if row["low"] is not None:
-            merge(extremes, {(row["node"], row["group"]): (row["low"], row["high"])})
+    for row in table.select([*keys, SMALLEST, LARGEST]).to_pylist() if places else ():
+        if row[SMALLEST] is not None:
+            merge(extremes, {(row["node"], row["group"]): (row[SMALLEST], row[LARGEST])})
     return PartitionHashes(sums_of_table(table, keys), sums_of_table(table, keys, "version_"), extremes)
 
 

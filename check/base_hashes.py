@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.sequence_values import KeyExtremes, add_extremes
-from cutline.check.stored_rows import BaseChecks, RowsInvalidError, TableForm
+from cutline.check.stored_rows import BaseChecks, RowsInvalidError
 from cutline.columns.bytes_column import from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
@@ -30,12 +30,12 @@ from cutline.wal.segments.damage import ObjectDamagedError
 class BaseHashTask:
     """A base object to hash; `changed` is a broadcast of the node's changed keys by group.
 
-    `forms` are those of the definitions under which rows may be stored in the object, keyed by number. `fed` are the
-    groups at the cut whose smallest and largest keys are wanted.
+    `forms` is a broadcast of the TableForms of the node's tables. `fed` are the groups at the cut whose smallest and
+    largest keys are wanted.
     """
 
     base: BaseSource
-    forms: Mapping[int, TableForm]
+    forms: Any
     changed: Any
     store: StoreLocation
     fed: frozenset[int] = frozenset()
@@ -57,7 +57,7 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     parts: list[Sums] = []
     rows: dict[int, int] = {}
-    checks, extremes = BaseChecks(task.forms), KeyExtremes()
+    checks, extremes = BaseChecks(task.forms.value), KeyExtremes()
     try:
         for table in _read(task):
             _count_rows(table, rows)

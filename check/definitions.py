@@ -172,7 +172,7 @@ class _Checking:
             return None
         self.findings.count(objects=1, size_bytes=stored.size)
         # An archive contains the second in which it was written.
-        earlier = shard.increments.setdefault(digest(ddl), commit.increment)
+        earlier = shard.increments.setdefault(digest(ddl.body), commit.increment)
         if earlier != commit.increment and not _follows_at_once(self.chain, earlier, commit.increment):
             self._conflict(f"the DDL is the archive that {_label(earlier)} lists, byte for byte", stored)
         described = describe(ddl)
@@ -286,17 +286,23 @@ class _Checking:
             self.findings.conflict(Conflict("definition", what, node=name))
 
     def _check_values(self, chain: Chain, name: str, commit: Commit) -> None:
-        """Compare the values of sequences with the shard's DDL, and at the checked increment everything."""
-        described = self.shards[name].newest
+        """Compare the commit with the newest DDL of the shard, because a restore runs that.
+
+        If the commit changes no tables, compares only the values of sequences, except at the checked increment.
+        """
+        described, listed = self.shards[name].newest, self.shards[name].listed
         if described is None or self.chain.full.only_cut:
             return
-        is_last = commit.increment == self.chain.last.increment
-        details = compare(chain, name, described) if is_last else compare_sequences(chain, name, described)
+        changes = commit.definition_changes
+        is_changed = changes is not None and any(name in of for of in (changes.groups, changes.gone, changes.tables))
+        is_whole = is_changed or commit.increment == self.chain.last.increment
+        details = compare(chain, name, described) if is_whole else compare_sequences(chain, name, described)
         for detail in details:
             if (name, detail) not in self.said:
                 self.said.add((name, detail))
                 where = f"{_label(commit.increment)}: {detail}"
-                self.findings.conflict(Conflict("definition", where, node=name))
+                key = listed[1].key if listed is not None else None
+                self.findings.conflict(Conflict("definition", where, node=name, object=key))
 
     def _check_roles(self, chain: Chain, name: str) -> None:
         """Check that the server's globals contain the roles that the shard's DDL needs."""

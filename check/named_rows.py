@@ -356,12 +356,12 @@ class _State:
         # Equal rows can't be told apart, so none of them has a last writer.
         return cls(unique[kept], first[kept], np.full(int(kept.sum()), BASE_LSN), counts[kept])
 
-    def value(self, identity: int) -> tuple[int, int, int] | None:
-        """Return the entry, number and last writer of a row; None if there is no such row."""
+    def value(self, identity: int) -> tuple[int, int] | None:
+        """Return the entry and the number of a row; None if there is no such row."""
         place = int(np.searchsorted(self.identity, np.uint64(identity)))
         if place == len(self.identity) or int(self.identity[place]) != identity:
             return None
-        return int(self.entry[place]), int(self.count[place]), int(self.lsn[place])
+        return int(self.entry[place]), int(self.count[place])
 
 
 def _differing(first: _State, second: _State) -> Hashes:
@@ -431,7 +431,7 @@ def _different_row(
                 last["global_id"] if has_writer else None,
             )
         )
-    return DifferentRow(key, tuple(stored), _outvoted({node: value and value[:2] for node, value in values.items()}))
+    return DifferentRow(key, tuple(stored), _outvoted(values))
 
 
 def _outvoted(values: Mapping[str, tuple[int, int] | None]) -> tuple[str, ...]:

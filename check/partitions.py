@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ from cutline.check.base_hashes import BaseHashTask, hash_base
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
 from cutline.check.report import Conflict, Copies, Findings
 from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node, keys_of, merge
-from cutline.check.stored_rows import forms_of
 from cutline.check.streams import StreamHashes, last_by_node
+from cutline.check.table_forms import forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
 from cutline.columns.python_workers import broadcast, map_batches
@@ -24,7 +24,7 @@ from cutline.snapshots.fold.changed_keys import Keys, exact_keys
 from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
-from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Sources, node_bases, sources_of
+from cutline.snapshots.fold.sources import PROBLEM, BaseSources, Sources, node_bases, sources_of
 from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, stage_progress
 from cutline.storage.errors import report_of
 from cutline.storage.location import StoreLocation
@@ -82,15 +82,29 @@ def hash_partitions(
         with stage_progress(session, progress):
             folded = fold(session, sources, store, hashed=True, held=streams.held)
     changed: dict[int, Any] = {}
+    forms: dict[str, Any] = {}
     try:
         for problem in folded.problems:
             findings.damage(problem)
         changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
+        forms |= forms_of_shards(
+            copies.chain, set(copies.shard.values()), copies.labels, lambda found: broadcast(session, found)
+        )
         bases = _all_bases(copies, sources)
         progress.step("read base copies", total=len(bases), unit="objects")
         shares = _base_shares(copies, bases, progress)
-        extremes = KeyExtremes()
-        base = _hash_bases(session, _base_tasks(copies, bases, changed, store), findings, shares, extremes)
+        extremes, fed = KeyExtremes(), fed_by_node(copies)
+        tasks = (
+            BaseHashTask(
+                base,
+                forms[copies.shard[base.source.node]],
+                changed.get(base.source.number),
+                store,
+                fed.get(base.source.number, frozenset()),
+            )
+            for base in bases
+        )
+        base = _hash_bases(session, tasks, findings, shares, extremes)
         if reported:
             merge(extremes, reported.extremes)
             return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3), extremes)
@@ -98,14 +112,14 @@ def hash_partitions(
             images = hash_local(folded.local, copies)
         elif folded.images is not None:
             images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
-            _note_incomplete(images.rows, copies, findings)
         else:
             return PartitionHashes(base, combine_all([], 3), extremes)
+        _note_incomplete(images.rows, copies, findings)
         merge(extremes, images.extremes)
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions, extremes)
     finally:
         folded.release()
-        for sent in changed.values():
+        for sent in (*changed.values(), *forms.values()):
             sent.unpersist()
 
 
@@ -159,22 +173,6 @@ def _all_bases(copies: Copies, sources: Sources) -> BaseSources:
         node_bases(copies.chain, number, node) for number, node in enumerate(copies.nodes) if number not in folded
     ]
     return BaseSources((*sources.bases.nodes, *unfolded))
-
-
-def _base_tasks(
-    copies: Copies, bases: BaseSources, changed: Mapping[int, Any], store: StoreLocation
-) -> Iterator[BaseHashTask]:
-    shards = set(copies.shard.values())
-    forms = {shard: forms_of(copies.chain.definitions(shard), copies.labels.get(shard)) for shard in shards}
-    fed = fed_by_node(copies)
-
-    def task(base: BaseSource) -> BaseHashTask:
-        known = forms[copies.shard[base.source.node]]
-        listed = {number: known[number] for number in base.rows if number in known}
-        number = base.source.number
-        return BaseHashTask(base, listed, changed.get(number), store, fed.get(number, frozenset()))
-
-    return map(task, bases)
 
 
 def _base_shares(copies: Copies, bases: BaseSources, progress: Progress) -> NodeShares[BaseHashTask]:

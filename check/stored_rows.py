@@ -2,20 +2,36 @@
 
 A row that COPY did not print, or that COPY can't load, is damage: a line with more or fewer fields than the table has
 columns, a key that is not the first fields of its line, a row in the wrong partition, a key that occurs twice, or a
-value that its type does not accept. Each rule is a few passes over whole columns. Source: PostgreSQL manual, COPY,
-"Text Format", and "Data Types".
+value that its type does not accept. Each rule is a few passes over whole columns, which may contain rows of thousands
+of tables in any order. Values in their usual form are recognised eight bytes at a time; only the others are parsed.
+Source: PostgreSQL manual, COPY, "Text Format", and "Data Types".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.check.table_forms import (
+    BOOL,
+    INT2,
+    INT4,
+    INT8,
+    OID,
+    TEXTS,
+    TIMES,
+    UUID,
+    EnumType,
+    Numbers,
+    TableForms,
+)
+from cutline.columns.arrow_numbers import to_flags, to_mask, to_numpy
 from cutline.columns.bytes_column import (
     Bytes,
     BytesColumn,
@@ -25,14 +41,11 @@ from cutline.columns.bytes_column import (
     column_of,
     from_arrow,
     gather,
-    runs,
     xxhash64,
 )
 from cutline.columns.fields import read_texts
 from cutline.columns.lines import BACKSLASH, BLOCK_BYTES, ESCAPES, NEWLINE, NULL_MARK, TAB, UNCHANGED_MARK, find_byte
 from cutline.fleet.lsn import Lsn
-from cutline.nodes.groups import Group
-from cutline.snapshots.records.chain import Chain
 from cutline.wal.segments.segments import (
     CHANGES,
     COMMIT,
@@ -46,28 +59,36 @@ from cutline.wal.segments.segments import (
     OpenTransaction,
 )
 
-# The built-in types whose values are checked, by oid (PostgreSQL's pg_type.dat).
-BOOL, INT8, INT2, INT4, OID, UUID = 16, 20, 21, 23, 26, 2950
-BPCHAR, VARCHAR, DATE, TIMESTAMP, TIMESTAMPTZ = 1042, 1043, 1082, 1114, 1184
-NUMBERS: Mapping[int, pa.DataType] = {INT2: pa.int16(), INT4: pa.int32(), INT8: pa.int64(), OID: pa.uint32()}
-TIMES, TEXTS = frozenset({DATE, TIMESTAMP, TIMESTAMPTZ}), frozenset({BPCHAR, VARCHAR})
-CHECKED = frozenset({BOOL, UUID, *NUMBERS, *TIMES})
 UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
-# The modifier of char(n) and varchar(n) is n + 4; without a limit it is -1.
-MODIFIER_HEADER = 4
-# Lines are checked in blocks of about this many fields: each field takes about 50 bytes of memory meanwhile.
-FIELDS_PER_BLOCK = 1 << 18
-# The bytes that COPY escapes never occur in a line, except for separators.
-_IS_SEPARATOR = np.zeros(256, np.bool_)
-_IS_SEPARATOR[[0, *(byte for byte in ESCAPES if byte != BACKSLASH)]] = True
+# The most digits that a number may have, and the first digit from which on a number with so many digits is parsed.
+DIGITS: Mapping[int, tuple[int, int]] = {
+    INT2: (5, ord("3")), INT4: (10, ord("2")), INT8: (19, ord("9")), OID: (10, ord("4"))
+}  # fmt: skip
+PARSED: Mapping[int, pa.DataType] = {INT2: pa.int16(), INT4: pa.int32(), INT8: pa.int64(), OID: pa.uint32()}
+# Lines are checked in blocks of about this many fields, and of BLOCK_BYTES, so that the arrays stay in the CPU cache.
+FIELDS_PER_BLOCK = 1 << 16
+# The changes of a segment are checked in parts, because the rows of some kinds are copied.
+PART_BYTES = 16 * BLOCK_BYTES
+# At most this many keys whose hashes occur twice are compared at once.
+COMPARED_KEYS = 100_000
+WORD_BYTES = 8
+# Longer keys are not compared word by word, and values that are longer are not valid at a glance.
+COMPARED_BYTES_MAX, GLANCE_BYTES_MAX = 64, 40
+# What aligns the first n bytes of a word with its end, and zeros that fill the rest.
+_SHIFTS = np.array([0, *(8 * (WORD_BYTES - count) for count in range(1, 9))], np.uint64)
+_ZEROS = np.array([int.from_bytes(b"0" * (WORD_BYTES - count), "little") for count in range(9)], np.uint64)
+_BYTE = np.uint64(0xFF)
+_HIGH, _SIXES, _THREES = (np.uint64(byte * 0x0101010101010101) for byte in (0xF0, 0x06, 0x33))
+# COPY escapes the bytes from backspace to carriage return, so in a line they are only separators.
+_FIRST_SEPARATOR, _SEPARATORS = np.uint8(min(ESCAPES)), 6
 # The bytes after a backslash; COPY reads octal and hexadecimal escapes, but never prints them.
 _IS_LETTER = np.zeros(256, np.bool_)
 _IS_LETTER[[letter[0] for letter in ESCAPES.values()]] = True
-_HEX = np.zeros(256, np.bool_)
-_HEX[list(b"0123456789abcdef")] = True
 # The characters of ISO dates and times, of infinity, and of BC.
 _TIME = np.zeros(256, np.bool_)
 _TIME[list(b"0123456789-+:. BCinfty")] = True
+# To distinguish the keys of different tables, and changes with different positions, by hash.
+_SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class RowsInvalidError(ValueError):
@@ -78,155 +99,74 @@ class RowsInvalidError(ValueError):
         self.kind = kind
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedColumn:
-    """A column whose values are checked: its field in the line, its name and type, and the type's oid and limit.
-
-    `labels` are the values of an enum type, as COPY prints them.
-    """
-
-    place: int
-    name: str
-    type: str
-    type_oid: int
-    limit: int
-    labels: frozenset[bytes] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TableForm:
-    """What the checks need of a table's definition. `checked` lists the columns of types that are checked."""
-
-    name: str
-    width: int
-    key_width: int
-    partitions: int
-    checked: tuple[CheckedColumn, ...]
-
-    @classmethod
-    def of(cls, group: Group, labels: Mapping[int, frozenset[bytes]] | None = None) -> TableForm:
-        """Return the form of a definition; `labels` are those of enum columns, by the column's place in `columns`."""
-        known = labels or {}
-        limits = [
-            column.type_modifier - MODIFIER_HEADER if column.type_oid in TEXTS else -1 for column in group.columns
-        ]
-        checked = tuple(
-            CheckedColumn(place, column.name, column.type, column.type_oid, limit, known.get(place))
-            for place, (column, limit) in enumerate(zip(group.columns, limits, strict=True))
-            if is_checked(column.type_oid, limit) or place in known
-        )
-        return cls(group.name, len(group.columns), group.key_width, group.partitions, checked)
-
-    @property
-    def is_multiset(self) -> bool:
-        """Whether the table has no key, so that only the whole line identifies a row."""
-        return self.key_width == 0
-
-    @property
-    def without_labels(self) -> TableForm:
-        """The form without what only the DDL tells."""
-        checked = tuple(replace(column, labels=None) for column in self.checked)
-        # An enum column is checked only if its labels are known.
-        return replace(self, checked=tuple(column for column in checked if is_checked(column.type_oid, column.limit)))
-
-    @property
-    def key(self) -> TableForm:
-        """The form of the key alone, as a line."""
-        checked = tuple(column for column in self.checked if column.place < self.key_width)
-        return TableForm(self.name, self.key_width, self.key_width, self.partitions, checked)
-
-
-def is_checked(type_oid: int, limit: int) -> bool:
-    """Whether values of a type are checked without the DDL; `limit` is the type's limit of characters, or -1."""
-    return type_oid in CHECKED or limit >= 0
-
-
-def forms_of(
-    groups: Mapping[int, Group], labels: Mapping[int, Mapping[int, frozenset[bytes]]] | None = None
-) -> dict[int, TableForm]:
-    """Return the forms of definitions, keyed by number; `labels` are those of enum columns, by number and place."""
-    known = labels or {}
-    return {number: TableForm.of(group, known.get(number)) for number, group in groups.items()}
-
-
-def enum_labels(
-    chain: Chain, shard: str, labels: Mapping[int, frozenset[bytes]]
-) -> dict[int, dict[int, frozenset[bytes]]]:
-    """Return the labels of the enum columns that the table at the last commit still has, by number and place.
-
-    `labels` are keyed by the oid of the type. A column that was dropped since may have had labels that no commit has.
-    """
-    definitions, found = chain.definitions(shard), dict[int, dict[int, frozenset[bytes]]]()
-    for number, at_cut in chain.numbers_at_cut(shard).items():
-        kept = {(column.number, column.type_oid) for column in definitions[at_cut].columns}
-        of_enums = {
-            place: labels[column.type_oid]
-            for place, column in enumerate(definitions[number].columns)
-            if column.type_oid in labels and (column.number, column.type_oid) in kept
-        }
-        if of_enums:
-            found[number] = of_enums
-    return found
-
-
 @dataclass(slots=True)
 class BaseChecks:
-    """The checks of an object of a base copy, which is read batch by batch; `forms` are those of its groups.
+    """The checks of an object of a base copy, which is read batch by batch; `forms` are those of the node's tables.
 
     Every method raises RowsInvalidError.
     """
 
-    forms: Mapping[int, TableForm]
-    _keys: dict[int, list[Hashes]] = field(default_factory=dict)
+    forms: TableForms
+    _keys: list[Hashes] = field(default_factory=list)
 
     def add(self, batch: pa.RecordBatch, key_hashes: Hashes) -> None:
         """Check rows (BASE_SCHEMA); `key_hashes` are the XXH64 of their keys."""
+        if not len(batch):
+            return
         group, partition = to_numpy(batch.column("group")), to_numpy(batch.column("partition"))
         rows, keys = from_arrow(batch.column("row")), from_arrow(batch.column("key"))
-        for at in runs(group):
-            number = int(group[at.start])
-            if number not in self.forms:
-                raise RowsInvalidError(f"it contains rows of group {number}, which its commit does not list for it")
-            form, hashes = self.forms[number], key_hashes[at]
-            _check_places(form, rows.part(at), hashes, partition[at])
-            _check_lines(form, rows.part(at), keys.part(at))
-            if not form.is_multiset:
-                self._keys.setdefault(number, []).append(hashes)
+        forms = _find_forms(self.forms, group, "rows of group {}, which no commit defines")
+        _check_places(self.forms, forms, rows, key_hashes, partition)
+        _check_lines(self.forms, forms, rows, keys)
+        has_key = self.forms.key_widths[forms] > 0
+        salted = _salted(key_hashes, group)
+        self._keys.append(salted if has_key.all() else salted[has_key])
 
     def end(self, read_again: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Check that no key occurs twice; `read_again` yields the batches once more, to compare keys of equal hash."""
-        for number, parts in self._keys.items():
-            hashes = np.sort(np.concatenate(parts))
-            repeated = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
-            if len(repeated) and _has_equal_keys(read_again(), number, repeated):
+        hashes = np.concatenate([np.empty(0, np.uint64), *self._keys])
+        self._keys.clear()
+        hashes.sort()
+        repeated = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+        for start in range(0, len(repeated), COMPARED_KEYS):
+            name = _find_equal_keys(self.forms, read_again(), repeated[start : start + COMPARED_KEYS])
+            if name is not None:
                 raise RowsInvalidError(
-                    f"it contains two rows of {self.forms[number].name} with the same key (the table itself may contain"
-                    " them, if the index of its key was damaged)",
+                    f"it contains two rows of {name} with the same key (the table itself may contain them, if the index"
+                    " of its key was damaged)",
                     kind="duplicate",
                 )
 
 
-def _has_equal_keys(batches: Iterable[pa.RecordBatch], number: int, hashes: Hashes) -> bool:
-    """Whether two rows of the group whose keys have one of these hashes have the same key."""
-    keys: list[bytes] = []
+def _salted(key_hashes: Hashes, group: npt.NDArray[Any]) -> Hashes:
+    return key_hashes ^ (group.astype(np.uint64) * _SALT)
+
+
+def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashes: Hashes) -> str | None:
+    """Find two rows with the same key, whose salted hash is among `hashes`; return the name of their table."""
+    found: set[tuple[int, bytes]] = set()
     for batch in batches:
-        chosen = (to_numpy(batch.column("group")) == number) & np.isin(
-            xxhash64(from_arrow(batch.column("key"))), hashes
-        )
-        keys += batch.column("key").filter(to_mask(chosen)).to_pylist()  # keys that share a hash with others
-    return len(set(keys)) < len(keys)
+        group, keys = to_numpy(batch.column("group")), batch.column("key")
+        chosen = np.isin(_salted(xxhash64(from_arrow(keys)), group), hashes)
+        chosen[chosen] = forms.key_widths[forms.find(group[chosen].astype(np.int64))] > 0
+        # These are only the keys that share a hash with others.
+        for number, key in zip(group[chosen].tolist(), keys.filter(to_mask(chosen)).to_pylist(), strict=True):
+            if (number, key) in found:
+                return forms.table(int(forms.find(np.array([number]))[0]))
+            found.add((number, key))
+    return None
 
 
 @dataclass(slots=True)
 class SegmentChecks:
-    """The checks of a segment that is read table by table; `forms` are those of the node's groups.
+    """The checks of a segment that is read table by table; `forms` are those of the node's tables.
 
     `open` is the transaction of which the segment has only the beginning, and `continued` the one of which the segment
     before it has the beginning. `is_open_prepared` says whether `open` is a two-phase transaction; None if the segment
     has none of its changes. Every method raises RowsInvalidError.
     """
 
-    forms: Mapping[int, TableForm]
+    forms: TableForms
     open: OpenTransaction | None = None
     continued: OpenTransaction | None = None
     is_open_prepared: bool | None = None
@@ -238,21 +178,21 @@ class SegmentChecks:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
         op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
         is_change, is_end = np.isin(op, CHANGES), np.isin(op, (COMMIT, PREPARE))
-        self._ended.append(np.unique(lsn[is_end]))
+        self._ended.append(_without_repeats(lsn[is_end]))
         if self.open is not None and (lsn[is_end] >= self.open.lsn).any():
             raise RowsInvalidError(f"it contains the end of the transaction at {self.open.lsn}, or of a later one")
         if not is_change.any():
             return
         # Changes and events are in separate row groups, and a row may be 1 GB: copy no rows without need.
         changes = table if is_change.all() else table.filter(to_mask(is_change))
-        _check_changes(changes, self.forms)
+        for batch in changes.to_batches():
+            for at in _slices_of_bytes(from_arrow(batch.column("row")).offsets, PART_BYTES):
+                _check_changes(batch.slice(at.start, at.stop - at.start), self.forms)
         self._check_spanning(changes)
-        self._changed.append(np.unique(lsn[is_change]))
+        self._changed.append(_without_repeats(lsn[is_change]))
         # A TRUNCATE of several tables is a change of each of them, all with the same number.
-        numbers = [to_numpy(changes[name]).astype(np.int64) for name in ("lsn", "seq", "group")]
-        data = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
-        width = 8 * len(numbers)
-        self._changes.append(xxhash64(BytesColumn(data, np.arange(len(changes) + 1, dtype=np.int64) * width)))
+        position, number, group = (to_numpy(changes[name]).astype(np.uint64) for name in ("lsn", "seq", "group"))
+        self._changes.append((position * _SALT + number) * _MIX + group)
 
     def _check_spanning(self, changes: pa.Table) -> None:
         """Check the changes of transactions that span segments: each segment has those after the segment before it."""
@@ -286,10 +226,18 @@ class SegmentChecks:
         hashes = np.sort(np.concatenate(self._changes))
         if (hashes[1:] == hashes[:-1]).any() and _has_equal_changes(read_again()):
             raise RowsInvalidError("it contains the same change of a transaction twice")
-        ended = np.concatenate([*self._ended, np.asarray([int(self.open.lsn)] if self.open else [], np.int64)])
-        without = np.setdiff1d(np.concatenate(self._changed), ended)
-        if len(without):
-            raise RowsInvalidError(f"it contains changes at {Lsn(int(without[0]))}, where no transaction ends")
+        changed = np.concatenate(self._changed)
+        # No change has the position -1.
+        ended = np.sort(np.concatenate([*self._ended, np.asarray([int(self.open.lsn) if self.open else -1], np.int64)]))
+        has_end = ended[np.minimum(np.searchsorted(ended, changed), len(ended) - 1)] == changed
+        if not has_end.all():
+            without = Lsn(int(changed[~has_end].min()))
+            raise RowsInvalidError(f"it contains changes at {without}, where no transaction ends")
+
+
+def _without_repeats(values: Ints) -> Ints:
+    """Drop values that are equal to the one before: a transaction's changes are next to each other."""
+    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def _has_equal_changes(tables: Iterable[pa.Table]) -> bool:
@@ -305,36 +253,40 @@ def _has_equal_changes(tables: Iterable[pa.Table]) -> bool:
     return bool((ordered[1:] == ordered[:-1]).all(axis=1).any())
 
 
-def _check_changes(changes: pa.Table, forms: Mapping[int, TableForm]) -> None:
-    """Check the rows of changes (SEGMENT_SCHEMA) against the forms of their tables."""
-    for batch in changes.to_batches():
-        group, ops = to_numpy(batch.column("group")), to_numpy(batch.column("op"))
-        for at in runs(group.astype(np.int64) * 256 + ops):
-            number = int(group[at.start])
-            if number not in forms:
-                raise RowsInvalidError(f"it contains changes of group {number}, which neither it nor a commit defines")
-            _check_changes_of(batch.slice(at.start, at.stop - at.start), int(ops[at.start]), forms[number])
-
-
-def _check_changes_of(batch: pa.RecordBatch, op: int, form: TableForm) -> None:
-    """Check changes with the same op of one table."""
+def _check_changes(batch: pa.RecordBatch, forms: TableForms) -> None:
+    """Check changes (SEGMENT_SCHEMA) of any tables, in any order."""
+    op, partition = to_numpy(batch.column("op")), to_numpy(batch.column("partition"))
     keys, rows = from_arrow(batch.column("key")), from_arrow(batch.column("row"))
-    partition = to_numpy(batch.column("partition"))
-    if op == TRUNCATE:
-        if (partition != EVERY_PARTITION).any() or keys.lengths.any() or rows.lengths.any():
-            raise RowsInvalidError(f"a TRUNCATE of {form.name} has a key, a row or a partition")
-        return
-    if op not in ((INSERT, DELETE) if form.is_multiset else (UPSERT, PARTIAL, DELETE)):
-        raise RowsInvalidError(f"it contains a change of kind {chr(op)} to {form.name}, whose key does not allow it")
-    _check_places(form, rows, xxhash64(keys), partition)
-    if op == DELETE and not form.is_multiset:
-        as_lines = _with_newlines(keys)
-        _check_lines(form.key, as_lines, None)
+    form = _find_forms(
+        forms, to_numpy(batch.column("group")), "changes of group {}, which neither it nor a commit defines"
+    )
+    has_key = forms.key_widths[form] > 0
+    is_truncate, is_delete = op == TRUNCATE, op == DELETE
+    is_wrong = is_truncate & ((partition != EVERY_PARTITION) | (keys.lengths > 0) | (rows.lengths > 0))
+    if is_wrong.any():
+        name = forms.table(int(form[is_wrong.argmax()]))
+        raise RowsInvalidError(f"a TRUNCATE of {name} has a key, a row or a partition")
+    of_keyed, of_others = np.isin(op, (UPSERT, PARTIAL)), op == INSERT
+    is_wrong = ~(is_truncate | is_delete | np.where(has_key, of_keyed, of_others))
+    if is_wrong.any():
+        at = int(is_wrong.argmax())
+        name = forms.table(int(form[at]))
+        raise RowsInvalidError(f"it contains a change of kind {chr(op[at])} to {name}, whose key does not allow it")
+    _check_places(forms, form, rows, xxhash64(keys), partition, ~is_truncate)
+    keyed_delete = is_delete & has_key
+    for chosen, unchanged in ((~is_truncate & ~keyed_delete & (op != PARTIAL), False), (op == PARTIAL, True)):
+        if chosen.all():
+            _check_lines(forms, form, rows, keys, unchanged=unchanged)
+        elif chosen.any():
+            places = np.flatnonzero(chosen)
+            _check_lines(forms, form[places], rows.take(places), keys.take(places), unchanged=unchanged)
+    if keyed_delete.any():
+        places = np.flatnonzero(keyed_delete)
+        _check_lines(forms.keys, form[places], _with_newlines(keys.take(places)), None)
         # The row's new key, if an update changed the key and left values out.
-        renamed = np.flatnonzero(rows.lengths)
-        _check_lines(form.key, gather(rows.data, rows.offsets[renamed], rows.lengths[renamed]), None)
-        return
-    _check_lines(form, rows, keys, unchanged=op == PARTIAL)
+        renamed = places[rows.lengths[places] > 0]
+        if len(renamed):
+            _check_lines(forms.keys, form[renamed], rows.take(renamed), None)
 
 
 def _with_newlines(keys: BytesColumn) -> BytesColumn:
@@ -342,80 +294,215 @@ def _with_newlines(keys: BytesColumn) -> BytesColumn:
     return column_of(pc.binary_join_element_wise(keys.to_large_arrow(), newline, nothing))
 
 
-def _check_places(form: TableForm, rows: BytesColumn, key_hashes: Hashes, partition: Ints) -> None:
-    hashes = xxhash64(rows) if form.is_multiset else key_hashes
-    if ((hashes & np.uint64(form.partitions - 1)).astype(np.int64) != partition).any():
-        raise RowsInvalidError(f"a row of {form.name} is in the wrong partition", kind="partition")
+def _find_forms(forms: TableForms, group: npt.NDArray[Any], what: str) -> Ints:
+    """Return the form of each row's table; `what` describes rows of an unknown group, for the error."""
+    starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
+    numbers = group[starts].astype(np.int64)
+    known = forms.has(numbers)
+    if not known.all():
+        raise RowsInvalidError(f"it contains {what.format(int(numbers[known.argmin()]))}")
+    return np.repeat(forms.find(numbers), np.diff(np.append(starts, len(group))))
 
 
-def _check_lines(form: TableForm, lines: BytesColumn, keys: BytesColumn | None, *, unchanged: bool = False) -> None:
+def _check_places(
+    forms: TableForms,
+    form: Ints,
+    rows: BytesColumn,
+    key_hashes: Hashes,
+    partition: npt.NDArray[Any],
+    chosen: Flags | None = None,
+) -> None:
+    """Check that each row is in the partition of its key or, without a key, of its line; only the `chosen` rows."""
+    hashes, without_key = key_hashes, forms.key_widths[form] == 0
+    if without_key.all():
+        hashes = xxhash64(rows)
+    elif without_key.any():
+        hashes = hashes.copy()
+        hashes[without_key] = xxhash64(rows.take(np.flatnonzero(without_key)))
+    is_wrong = (hashes & forms.masks[form].astype(np.uint64)).astype(np.int64) != partition
+    if chosen is not None:
+        is_wrong &= chosen
+    if is_wrong.any():
+        name = forms.table(int(form[is_wrong.argmax()]))
+        raise RowsInvalidError(f"a row of {name} is in the wrong partition", kind="partition")
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Complete lines, split into fields, which are numbered across all lines.
+
+    `form` is the form of each line's table, and `first` the line's first field. `starts` and `ends` of the fields are
+    offsets into `data`. `words[i]` are the 8 bytes from offset i on; None if the data is too long to be copied.
+    """
+
+    forms: TableForms
+    form: Ints
+    first: Ints
+    data: Bytes
+    starts: Ints
+    ends: Ints
+    words: Any
+
+    def fields_of(self, oid: int) -> tuple[Ints, Numbers | None]:
+        """Return all fields of a type, and the limit of each if the type has limits."""
+        columns, form = self.forms.types[oid], int(self.form[0])
+        if (self.form != form).any():
+            found = columns.of_forms(self.form)
+            fields = np.repeat(self.first, columns.counts(self.form)) + columns.places[found]
+            return fields, columns.limits[found] if oid in TEXTS else None
+        chosen = slice(int(columns.offsets[form]), int(columns.offsets[form + 1]))
+        fields = (self.first.reshape(-1, 1) + columns.places[chosen]).reshape(-1)
+        return fields, np.tile(columns.limits[chosen], len(self.first)) if oid in TEXTS else None
+
+    def locate(self, field: int) -> tuple[int, int]:
+        """Return the form of a field's table, and the place of its column."""
+        line = int(np.searchsorted(self.first, field, side="right")) - 1
+        return int(self.form[line]), field - int(self.first[line])
+
+
+def _check_lines(
+    forms: TableForms, form: Ints, lines: BytesColumn, keys: BytesColumn | None, *, unchanged: bool = False
+) -> None:
     """Check lines and, unless `keys` is None, that each key is the first fields of its line.
 
     If `unchanged`, fields may have the mark for values that an UPDATE left unchanged.
     """
-    step = max(FIELDS_PER_BLOCK // max(form.width, 1), 1)
-    for low in range(0, len(lines), step):
-        at = slice(low, min(low + step, len(lines)))
-        block = lines.part(at)
-        starts, ends = fields_of_lines(block, form)
+    # A line of a table without columns has one empty field.
+    widths = np.maximum(forms.widths, 1)[form]
+    for at in _block_slices(lines.offsets, widths):
+        block = _split(forms, form[at], lines.part(at), widths[at])
         if keys is not None:
-            _check_keys(form, block, keys.part(at), ends)
-        _check_values(form, block, starts, ends, unchanged=unchanged)
+            _check_keys(block, keys.part(at))
+        _check_values(block, unchanged=unchanged)
 
 
-def fields_of_lines(lines: BytesColumn, form: TableForm) -> tuple[Ints, Ints]:
-    """Return the starts and ends of the fields of complete lines (rows by columns), as offsets into `lines.data`.
+def _block_slices(offsets: Ints, widths: Ints) -> Iterator[slice]:
+    """Yield ranges of lines of FIELDS_PER_BLOCK fields and BLOCK_BYTES at most, or of one line."""
+    fields = np.concatenate([[0], np.cumsum(widths)])
+    for at in _slices_of_bytes(offsets, BLOCK_BYTES):
+        low = at.start
+        while low < at.stop:
+            high = int(np.searchsorted(fields, fields[low] + FIELDS_PER_BLOCK, side="right")) - 1
+            high = min(max(high, low + 1), at.stop)
+            yield slice(low, high)
+            low = high
+
+
+def _slices_of_bytes(offsets: Ints, bytes_max: int) -> Iterator[slice]:
+    """Yield ranges of values that have at most this many bytes together, or of one value."""
+    low, count = 0, len(offsets) - 1
+    while low < count:
+        high = max(int(np.searchsorted(offsets, offsets[low] + bytes_max, side="right")) - 1, low + 1)
+        yield slice(low, high)
+        low = high
+
+
+def _split(forms: TableForms, form: Ints, lines: BytesColumn, widths: Ints) -> _Block:
+    """Split lines into their fields.
 
     Raises RowsInvalidError unless each line has a field for each column, ends with its only newline, and contains no
     byte that COPY would have escaped.
     """
-    width, count = max(form.width, 1), len(lines)
-    first, last = int(lines.offsets[0]), int(lines.offsets[-1])
-    data, line_ends = lines.data[first:last], lines.offsets[1:] - first - 1
-    if count and (not lines.lengths.all() or (data[line_ends] != NEWLINE).any()):
-        raise RowsInvalidError(f"a row of {form.name} does not end with a newline")
-    separators = _separators(data)
-    misfit = RowsInvalidError(
-        f"a row of {form.name} does not have {form.width} fields, or contains a byte that COPY would have escaped"
-    )
-    if len(separators) != count * width:
-        raise misfit
-    ends = separators.reshape(count, width)
-    if count and ((ends[:, -1] != line_ends).any() or (data[ends[:, :-1]] != TAB).any()):
-        raise misfit
-    starts = np.concatenate([lines.offsets[:-1].reshape(-1, 1) - first, ends[:, :-1] + 1], axis=1)
-    return starts + first, ends + first
+    data, line_ends = lines.data, lines.offsets[1:] - 1
+    ends_well = (data[line_ends] == NEWLINE) & (lines.lengths > 0) if len(data) else np.zeros(len(lines), np.bool_)
+    if not ends_well.all():
+        name = forms.table(int(form[ends_well.argmin()]))
+        raise RowsInvalidError(f"a row of {name} does not end with a newline")
+    ends = _separators(data)
+    next_fields = np.cumsum(widths)
+    if (
+        len(ends) != next_fields[-1]
+        or (ends[next_fields - 1] != line_ends).any()
+        or np.count_nonzero(data[ends] == TAB) != len(ends) - len(lines)
+        or not data.min()
+    ):
+        at = _find_misfit(lines, ends, widths)
+        raise RowsInvalidError(
+            f"a row of {forms.table(int(form[at]))} does not have {forms.widths[form[at]]} fields, or contains a byte"
+            " that COPY would have escaped"
+        )
+    starts = np.empty_like(ends)
+    # Each line follows the newline of the line before.
+    starts[0], starts[1:] = 0, ends[:-1] + 1
+    # Only a single line can be longer than a block.
+    words = _words_of(data) if len(data) <= BLOCK_BYTES else None
+    return _Block(forms, form, next_fields - widths, data, starts, ends, words)
 
 
 def _separators(data: Bytes) -> Ints:
     blocks = range(0, len(data), BLOCK_BYTES)
-    found = [low + np.flatnonzero(_IS_SEPARATOR[data[low : low + BLOCK_BYTES]]) for low in blocks]
-    return np.concatenate([np.empty(0, np.int64), *found])
+    found = [low + np.flatnonzero(data[low : low + BLOCK_BYTES] - _FIRST_SEPARATOR < _SEPARATORS) for low in blocks]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def _check_keys(form: TableForm, lines: BytesColumn, keys: BytesColumn, ends: Ints) -> None:
+def _find_misfit(lines: BytesColumn, separators: Ints, widths: Ints) -> int:
+    """Find the first line that has other separators than a line of its table."""
+    tabs, zeros = separators[lines.data[separators] == TAB], find_byte(lines.data, 0)
+    counts = [np.diff(np.searchsorted(places, lines.offsets)) for places in (separators, tabs, zeros)]
+    return int(((counts[0] != widths) | (counts[1] != widths - 1) | (counts[2] > 0)).argmax())
+
+
+def _words_of(data: Bytes) -> Any:
+    """Return the 8 bytes from each offset on, with zeros after the end, as an array of numbers."""
+    padded = np.concatenate([data, np.zeros(WORD_BYTES, np.uint8)])
+    return np.ndarray((len(data) + 1,), np.dtype("<u8"), padded, strides=(1,))
+
+
+def _check_keys(block: _Block, keys: BytesColumn) -> None:
     """Check that each key is the first fields of its line; empty if the table has no key."""
-    if form.is_multiset:
-        if keys.lengths.any():
-            raise RowsInvalidError(f"a row of {form.name} has a key, but the table has none")
-        return
-    begins = lines.offsets[:-1]
-    if not gather(lines.data, begins, ends[:, form.key_width - 1] - begins).equals(keys).all():
-        raise RowsInvalidError(f"a row of {form.name} is stored under a key other than its own")
+    key_widths, begins = block.forms.key_widths[block.form], block.starts[block.first]
+    ends = np.where(key_widths > 0, block.ends[block.first + np.maximum(key_widths, 1) - 1], begins)
+    is_equal: Flags = ends - begins == keys.lengths
+    if is_equal.all():
+        is_equal = _are_equal(block, begins, keys)
+    if not is_equal.all():
+        at = int(is_equal.argmin())
+        name = block.forms.table(int(block.form[at]))
+        raise RowsInvalidError(
+            f"a row of {name} is stored under a key other than its own"
+            if key_widths[at]
+            else f"a row of {name} has a key, but the table has none"
+        )
 
 
-def _check_values(form: TableForm, lines: BytesColumn, starts: Ints, ends: Ints, *, unchanged: bool) -> None:
+def _are_equal(block: _Block, starts: Ints, keys: BytesColumn) -> Flags:
+    """Compare keys with as many bytes of the block's data from `starts` on."""
+    lengths = keys.lengths
+    longest = int(lengths.max())
+    if block.words is None or longest > COMPARED_BYTES_MAX:
+        return gather(block.data, starts, lengths).equals(keys)
+    words, places = _words_of(keys.data), keys.offsets[:-1]
+    is_equal = np.ones(len(starts), np.bool_)
+    for position in range(0, longest, WORD_BYTES):
+        rows: Any = slice(None) if (lengths > position).all() else np.flatnonzero(lengths > position)
+        left = np.minimum(lengths[rows] - position, WORD_BYTES)
+        differing = block.words[starts[rows] + position] ^ words[places[rows] + position]
+        is_equal[rows] &= differing << _SHIFTS[left] == 0
+    return is_equal
+
+
+def _check_values(block: _Block, *, unchanged: bool) -> None:
     """Check the escapes of all fields, and the values of the types that are cheap to check."""
     marks = (NULL_MARK, UNCHANGED_MARK) if unchanged else (NULL_MARK,)
-    _check_escapes(form, lines, starts, ends, marks)
-    for column in form.checked:
-        begins = starts[:, column.place]
-        lengths = ends[:, column.place] - begins
-        is_value = ~_are_marks(lines.data, begins, lengths, marks)
-        begins, lengths = begins[is_value], lengths[is_value]
-        if len(begins) and not _are_valid(lines.data, begins, lengths, column):
+    _check_escapes(block, marks)
+    for oid in block.forms.types:
+        fields, limits = block.fields_of(oid)
+        if not len(fields):
+            continue
+        starts = block.starts[fields]
+        lengths = block.ends[fields] - starts
+        others = np.flatnonzero(~_are_usual(block, oid, starts, lengths, limits))
+        others = others[~_are_marks(block.data, starts[others], lengths[others], marks)]
+        if not len(others):
+            continue
+        given = limits[others] if limits is not None else None
+        values = gather(block.data, starts[others], lengths[others])
+        if (at := _find_invalid(values, oid, given, block.forms.enums.get(oid))) is not None:
+            form, place = block.locate(int(fields[others[at]]))
+            type_ = block.forms.type_name(oid, None if given is None else int(given[at]))
             raise RowsInvalidError(
-                f"column {column.name} of {form.name} contains a value that type {column.type} does not accept"
+                f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
+                f" {type_} does not accept"
             )
 
 
@@ -428,68 +515,157 @@ def _are_marks(data: Bytes, starts: Ints, lengths: Ints, marks: tuple[bytes, ...
     return found
 
 
-def _check_escapes(form: TableForm, lines: BytesColumn, starts: Ints, ends: Ints, marks: tuple[bytes, ...]) -> None:
+def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> None:
     """Check that each backslash begins an escape that COPY prints, or one of the marks, which is a whole field."""
-    first, last = int(lines.offsets[0]), int(lines.offsets[-1])
-    slashes = find_byte(lines.data[first:last], BACKSLASH) + first
+    data = block.data
+    slashes = find_byte(data, BACKSLASH)
     if not len(slashes):
         return
     # In a run of backslashes, each pair is an escape. The last one of an odd run escapes the next byte.
     begins = np.flatnonzero(np.concatenate([[True], np.diff(slashes) > 1]))
     counts = np.diff(np.append(begins, len(slashes)))
-    is_odd = counts % 2 == 1
-    unknown = slashes[begins[is_odd]][~_IS_LETTER[lines.data[slashes[begins[is_odd]] + counts[is_odd]]]]
-    if not len(unknown):
+    last = slashes[begins + counts - 1][counts % 2 == 1]
+    is_known = _IS_LETTER[data[last + 1]]
+    if is_known.all():
         return
+    unknown = last[~is_known]
     # Fields are in order, so the field that contains a backslash is the last one that starts at or before it.
-    flat_starts, flat_ends = starts.reshape(-1), ends.reshape(-1)
-    places = np.searchsorted(flat_starts, unknown, side="right") - 1
-    is_whole = flat_starts[places] == unknown
-    lengths = flat_ends[places] - flat_starts[places]
-    if not (is_whole & _are_marks(lines.data, unknown, lengths, marks)).all():
-        raise RowsInvalidError(f"a row of {form.name} contains an escape that COPY does not print")
+    places = np.searchsorted(block.starts, unknown, side="right") - 1
+    starts = block.starts[places]
+    is_mark = (starts == unknown) & _are_marks(data, starts, block.ends[places] - starts, marks)
+    if not is_mark.all():
+        form, _ = block.locate(int(places[is_mark.argmin()]))
+        raise RowsInvalidError(f"a row of {block.forms.table(form)} contains an escape that COPY does not print")
 
 
-def _are_valid(data: Bytes, starts: Ints, lengths: Ints, column: CheckedColumn) -> bool:
-    """Whether the type accepts all of these values."""
-    if column.labels is not None:
-        known = pa.array(sorted(column.labels), pa.large_binary())
-        return bool(pc.all(pc.is_in(gather(data, starts, lengths).to_large_arrow(), known)).as_py())
-    if column.type_oid in NUMBERS:
-        return _are_numbers(gather(data, starts, lengths), NUMBERS[column.type_oid])
-    if column.type_oid == BOOL:
-        return bool((lengths == 1).all() and np.isin(data[starts], list(b"tf")).all())
-    if column.type_oid == UUID:
-        return bool((lengths == UUID_CHARACTERS).all()) and _are_uuids(data, starts)
-    if column.type_oid in TIMES:
-        return bool(lengths.all() and _TIME[gather(data, starts, lengths).data].all())
-    is_long = lengths > column.limit
-    return _are_within(gather(data, starts[is_long], lengths[is_long]), column.limit)
+def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Numbers | None) -> Flags:
+    """Flag values that are valid at a glance. Others, except for booleans and UUIDs, may be valid, too."""
+    if limits is not None:
+        # A character has at least one byte.
+        is_short: Flags = lengths <= limits
+        return is_short
+    words = block.words
+    if words is None:
+        values = gather(block.data, starts, np.where(lengths <= GLANCE_BYTES_MAX, lengths, 0))
+        words, starts, lengths = _words_of(values.data), values.offsets[:-1], values.lengths
+    if oid == BOOL:
+        letters = words[starts] & _BYTE
+        is_letter: Flags = ((letters == ord("t")) | (letters == ord("f"))) & (lengths == 1)
+        return is_letter
+    if oid == UUID:
+        return _are_uuids(words, starts, lengths)
+    if oid in TIMES:
+        return _are_usual_times(words, starts, lengths)
+    if oid in block.forms.enums:
+        return _are_short_labels(words, starts, lengths, block.forms.enums[oid])
+    return _are_usual_numbers(words, oid, starts, lengths)
 
 
-def _are_numbers(values: BytesColumn, type_: pa.DataType) -> bool:
+def _are_usual_numbers(words: Any, oid: int, starts: Ints, lengths: Ints) -> Flags:
+    """Flag values of only digits, perhaps after a sign, that are certainly not too large."""
+    digits_max, first_digit = DIGITS[oid]
+    begin = words[starts]
+    is_negative = (begin & _BYTE) == ord("-")
+    if oid != OID and is_negative.any():
+        starts, lengths = starts + is_negative, lengths - is_negative
+        begin = words[starts]
+    count = np.clip(lengths, 0, WORD_BYTES)
+    is_usual = _are_digits((begin << _SHIFTS[count]) | _ZEROS[count]) & (lengths > 0)
+    is_usual &= (lengths < digits_max) | ((lengths == digits_max) & ((begin & _BYTE) < first_digit))
+    # The last eight digits, and the eight before them.
+    for digits in (WORD_BYTES, 2 * WORD_BYTES):
+        if digits < digits_max and len(long := np.flatnonzero(is_usual & (lengths > digits))):
+            is_usual[long] = _are_digits(words[starts[long] + lengths[long] - digits])
+    return is_usual
+
+
+def _are_digits(words: npt.NDArray[np.uint64]) -> Flags:
+    """Whether all bytes of each word are digits: their upper half is 3, and is still 3 if 6 is added."""
+    found: Flags = ((words & _HIGH) | (((words + _SIXES) & _HIGH) >> np.uint64(4))) == _THREES
+    return found
+
+
+def _are_uuids(words: Any, starts: Ints, lengths: Ints) -> Flags:
+    found: Flags = lengths == UUID_CHARACTERS
+    characters = _characters(words, starts[found], lengths[found], UUID_CHARACTERS)
+    is_fitting = (characters - np.uint8(ord("0")) < 10) | (characters - np.uint8(ord("a")) < 6)
+    hyphens = list(UUID_HYPHENS)
+    is_fitting[:, hyphens] = characters[:, hyphens] == ord("-")
+    found[found] = is_fitting.all() or is_fitting.all(axis=1)
+    return found
+
+
+def _are_usual_times(words: Any, starts: Ints, lengths: Ints) -> Flags:
+    """Flag values of at least 8 bytes without letters."""
+    found: Flags = (lengths >= WORD_BYTES) & (lengths <= GLANCE_BYTES_MAX)
+    if not found.any():
+        return found
+    starts, lengths = starts[found], lengths[found]
+    characters = _characters(words, starts, lengths, int(lengths.max()))
+    # Digits and colons, signs and full stops, but not slashes; spaces.
+    is_fitting = (characters - np.uint8(ord("/")) < 12) & (characters != ord("/"))
+    is_fitting |= (characters - np.uint8(ord("+")) < 4) & (characters != ord(","))
+    is_fitting |= characters == ord(" ")
+    found[found] = is_fitting.all() or is_fitting.all(axis=1)
+    return found
+
+
+def _are_short_labels(words: Any, starts: Ints, lengths: Ints, enum: EnumType) -> Flags:
+    """Flag values that are labels of at most 8 bytes."""
+    found: Flags = (lengths > 0) & (lengths <= WORD_BYTES)
+    # No value contains NUL, so words that are aligned with their ends differ if the values do.
+    labels = [label.rjust(WORD_BYTES, b"\0") for label in enum.labels if 0 < len(label) <= WORD_BYTES]
+    known = np.frombuffer(b"".join(labels), np.dtype("<u8"))
+    found[found] = np.isin(words[starts[found]] << _SHIFTS[lengths[found]], known)
+    return found
+
+
+def _characters(words: Any, starts: Ints, lengths: Ints, longest: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of values, at least 8 and at most `longest` each, in rows of words; the last words overlap."""
+    count = -(-longest // WORD_BYTES)
+    offsets = np.minimum(np.arange(count) * WORD_BYTES, (lengths - WORD_BYTES).reshape(-1, 1))
+    found: npt.NDArray[np.uint8] = words[starts.reshape(-1, 1) + offsets].view(np.uint8)
+    return found.reshape(len(starts), count * WORD_BYTES)
+
+
+def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None, enum: EnumType | None) -> int | None:
+    """Return the index of the first value that the type does not accept; None if it accepts all."""
+    if limits is not None:
+        return _find_longer(values, limits)
+    if enum is not None:
+        known = pa.array(sorted(enum.labels), pa.large_binary())
+        is_wrong = ~to_flags(pc.is_in(values.to_large_arrow(), known))
+        return int(is_wrong.argmax()) if is_wrong.any() else None
+    if oid in TIMES:
+        is_wrong = values.lengths == 0
+        others = np.flatnonzero(~_TIME[values.data])
+        is_wrong[np.searchsorted(values.offsets, others, side="right") - 1] = True
+        return int(is_wrong.argmax()) if is_wrong.any() else None
+    if oid in PARSED:
+        texts = values.to_large_arrow()
+        if _are_numbers(texts, oid):
+            return None
+        return next(index for index in range(len(values)) if not _are_numbers(texts.slice(index, 1), oid))
+    # Booleans and UUIDs have only one form.
+    return 0
+
+
+def _are_numbers(texts: pa.Array, oid: int) -> bool:
     try:
-        values.to_large_arrow().cast(pa.large_string()).cast(type_)
+        texts.cast(pa.large_string()).cast(PARSED[oid])
     except pa.ArrowInvalid:
         return False
     return True
 
 
-def _are_uuids(data: Bytes, starts: Ints) -> bool:
-    for place in range(UUID_CHARACTERS):
-        characters = data[starts + place]
-        if not (characters == ord("-") if place in UUID_HYPHENS else _HEX[characters]).all():
-            return False
-    return True
+def _find_longer(values: BytesColumn, limits: Numbers) -> int | None:
+    """Return the index of the first value that has more characters than its limit; None if there is none.
 
-
-def _are_within(values: BytesColumn, limit: int) -> bool:
-    """Whether the values, which have more bytes than `limit`, have at most `limit` characters in UTF-8."""
-    if not len(values):
-        return True
+    In an encoding other than UTF-8, the characters can't be counted here.
+    """
     try:
         texts = read_texts(values).to_large_arrow().cast(pa.large_string())
     except pa.ArrowInvalid:
-        # The database has another encoding, in which the characters can't be counted here.
-        return True
-    return int(pc.max(pc.utf8_length(texts)).as_py()) <= limit
+        return None
+    is_longer = to_numpy(pc.utf8_length(texts)) > limits
+    return int(is_longer.argmax()) if is_longer.any() else None

@@ -7,7 +7,7 @@ reports are larger than the driver should hold, or if changes need their rows (g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,8 @@ import pyarrow as pa
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.report import Copies, Findings
-from cutline.check.stored_rows import RowsInvalidError, SegmentChecks, TableForm, forms_of
+from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
+from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import broadcast
@@ -151,9 +152,8 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `forms` is a broadcast of the forms of the node's tables, keyed by number.
-    `continued` is the transaction of which the segment before it has the beginning. `last` and `with_events` request
-    additional results.
+    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables. `continued` is the
+    transaction of which the segment before it has the beginning. `last` and `with_events` request additional results.
     """
 
     segment: SegmentSource
@@ -199,7 +199,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
     last = LastChanges(task.last) if task.last else None
     try:
         file = open_object(store.open(), source)
-        forms = known_forms(task.forms.value, own_definitions(file))
+        forms = known_forms(task.forms.value, own_definitions(file).values())
         checks = SegmentChecks(forms, task.segment.segment.open, task.continued)
         for table in read_opened(file, source, SEGMENT_SCHEMA):
             checks.add(table)
@@ -231,18 +231,15 @@ def hash_stream(task: StreamTask) -> StreamReport:
     )
 
 
-def known_forms(forms: Mapping[int, TableForm], own: Mapping[int, Group]) -> Mapping[int, TableForm]:
+def known_forms(forms: TableForms, own: Collection[Group]) -> TableForms:
     """Return the forms of the commits' definitions, and those of a segment's own definitions that no commit lists.
 
     Raises RowsInvalidError if the segment defines a group in another way than a commit.
     """
-    found = dict(forms)
-    for number, form in forms_of(own).items():
-        listed = found.setdefault(number, form)
-        if listed.without_labels != form.without_labels:
-            detail = f"its definition of group {number}, {form.name}, is not the commit's"
-            raise RowsInvalidError(detail, kind="definition")
-    return found
+    if (other := forms.find_other(own)) is not None:
+        detail = f"its definition of group {other.number}, {other.name}, is not the commit's"
+        raise RowsInvalidError(detail, kind="definition")
+    return forms.adding(own)
 
 
 def _check_events(store: ObjectStore, segment: Segment, file: Any) -> None:
@@ -355,10 +352,13 @@ def hash_streams(
         for segment_source in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     since = {node: copies.since(node) for node in copies.nodes}
-    shards = set(copies.shard.values())
-    known = {shard: forms_of(copies.chain.definitions(shard), copies.labels.get(shard)) for shard in shards}
     is_here = isinstance(store, HeldObjects)
-    forms = {shard: InDriver(found) if is_here else broadcast(session, found) for shard, found in known.items()}
+    forms = forms_of_shards(
+        copies.chain,
+        set(copies.shard.values()),
+        copies.labels,
+        lambda found: InDriver(found) if is_here else broadcast(session, found),
+    )
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX

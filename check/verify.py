@@ -19,9 +19,9 @@ from cutline.check.partitions import hash_partitions
 from cutline.check.primaries import check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
 from cutline.check.sequence_values import check_sequences, fed_groups
-from cutline.check.stored_rows import enum_labels
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.check.table_forms import enum_labels
 from cutline.check.times import check_times
 from cutline.check.transactions import compare_pairs
 from cutline.fleet.config import Fleet

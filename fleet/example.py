@@ -55,6 +55,9 @@ append_only = ["public.audit"]       # tables without a replica identity
 [globals]
 passwords = false                    # whether snapshots contain password verifiers
 
+[check]
+allow = ["one-copy"]                 # lets a check pass for shards that have one copy
+
 [watch]                              # the schedule of `snapshot watch`
 every = "5min"
 full = "weekly"

@@ -14,6 +14,14 @@ UNFINISHED_RESTORE = (
 # Shown after a command that ends or repeats a restore.
 SAME_TARGET = "with the same --to FILE, if it had one"
 DRILL_COMMAND = "snapshot drill"
+# A restore fills in the snapshot, the increment and its own options, which tasks don't know (restore/run/loading.py).
+CHECK_NAMED = "snapshot check NAME"
+IN_STEPS = "restore the tables with --schema-only, change them by hand, then load the rows with --data-only"
+
+
+def check_command(snapshot: str, increment: int) -> str:
+    """Return the command that checks the snapshot up to the increment."""
+    return f"snapshot check {snapshot} --increment {increment}"
 
 
 def restore_command(snapshot: str, nodes: Iterable[str] = ()) -> str:

@@ -352,7 +352,7 @@ def _limit_seconds(command: list[str], seconds_max: float) -> Iterator[None]:
     except subprocess.TimeoutExpired as error:
         raise ProgramFailedError(
             f"{Path(command[0]).name} took longer than {seconds_max:g} seconds",
-            hint="see the server's log, and check that the machine has free memory and disk space",
+            hint="check that this machine has free memory and disk space, and see the log of the program's server",
         ) from error
 
 

@@ -27,8 +27,12 @@ REMEDIES = {
 
 def remedy_of(error: psycopg.Error) -> str:
     """Return what to do before the statement is repeated; "" if the error is about the statement itself."""
-    state = error.diag.sqlstate or ""
-    return next((remedy for begin, remedy in REMEDIES.items() if state.startswith(begin)), "")
+    return remedy_of_state(error.diag.sqlstate or "")
+
+
+def remedy_of_state(sqlstate: str) -> str:
+    """Return what `remedy_of` returns for an error with this SQLSTATE."""
+    return next((remedy for begin, remedy in REMEDIES.items() if sqlstate.startswith(begin)), "")
 
 
 # Data exception, program limit exceeded, internal error or damaged data, and out of memory. A row that is too large may
@@ -36,6 +40,8 @@ def remedy_of(error: psycopg.Error) -> str:
 _ROW_ERRORS = re.compile("22...|54...|XX...|53200")
 _DAMAGED = re.compile("22...|XX00[12]")
 KEY_CHARACTERS_MAX = 200
+# Missing and damaged files, which repeating a statement does not repair.
+_LOST_FILES = re.compile("58P01|XX00[12]")
 
 
 def is_row_error(sqlstate: str) -> bool:
@@ -51,6 +57,13 @@ def row_hint(sqlstate: str) -> str:
         "COPY can only print rows smaller than 1 GB, counting each byte of a bytea and each escaped character twice:"
         " make the row smaller, or exclude the table in fleet.toml under groups.exclude"
     )
+
+
+def stopped_hint(sqlstate: str) -> str:
+    """Return what to do about an error that stopped a server's work, other than an error of a row; "" if unknown."""
+    if _LOST_FILES.fullmatch(sqlstate):
+        return "a file is missing or damaged on this server: put it back from a standby or an archive of WAL"
+    return remedy_of_state(sqlstate)
 
 
 MESSAGE_SHOWN_MAX = 1000

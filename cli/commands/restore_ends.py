@@ -36,7 +36,7 @@ WORD = r"""(?:'[^']*'|"[^"]*"|[^\s;'"])+"""
 # Matches a command in a hint. It ends before `; and …`, or before three spaces and `or: …`.
 RESTORE_COMMAND = re.compile(rf"snapshot (?:restore(?:-[a-z]+)?|drill)(?: {WORD})*(?=;|$| {{3}})")
 # Matches commands that lack a snapshot's name: hints from executors, for example about refused rows, say NAME.
-UNNAMED = re.compile(r"(snapshot (?:restore(?:-[a-z]+)?|drill|show) )NAME\b")
+UNNAMED = re.compile(r"(snapshot (?:restore(?:-[a-z]+)?|drill|show|check) )NAME\b")
 ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 # For each field of the report: the line that the command prints, and the line that a dry run prints.
 ABANDON_LINES = {

@@ -49,8 +49,8 @@ READING = f"SET client_encoding = '{RAW}'; SET standard_conforming_strings = on;
 END = f"{READING}\\unrestrict {{token}}\n"
 NOT_SQL = (
     "-- Left out: psql might run commands in it, or read the following lines as part of it, because of a backslash"
-    " outside of quotes, an unterminated quote or comment, or COPY FROM STDIN. pg_dump never writes such statements;"
-    " see: snapshot check"
+    " outside of quotes, an unterminated quote or comment, or COPY FROM STDIN. pg_dump never writes such statements,"
+    " so compare the definition with the source's"
 )
 # The statements are the server's own bytes, in the database's encoding, with names qualified as in a dump.
 SETTINGS = f"""\

@@ -11,7 +11,7 @@ from pathlib import Path
 from cutline.cli.watch.schedule import TaskKind
 from cutline.fleet.config import Fleet, WatchTable, check_drill, load_fleet
 from cutline.snapshots.listing.name_templates import NUMBER, TIME, read_template
-from cutline.snapshots.records.store_identity import StoreNotInitialisedError, read_identity
+from cutline.snapshots.records.store_identity import IdentityLostError, StoreNotInitialisedError, read_identity
 from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.own_store import store_gone_error
@@ -20,7 +20,7 @@ from cutline.wal.segments.own_store import store_gone_error
 ARCHIVE_SECONDS, PRUNE_SECONDS = 60.0, 86400.0
 # How many reads must fail in a row before the failures are reported.
 MISSING_TIMES = 5
-WATCH_GONE_HINT = "put it back, or mount its file system; to use the store as it is now, restart the watch"
+WATCH_AGAIN = "to use the store as it is now, restart the watch"
 
 
 @dataclass(slots=True)
@@ -61,17 +61,19 @@ class FleetSource:
         return rules_of(self.fleet)
 
     def open_store(self) -> ObjectStore:
-        """Open the store; raise StoreGoneError if it is a different store, and the errors of read_identity."""
+        """Open the store; raise StoreGoneError if it is gone or a different store, and the errors of read_identity."""
         store = self.fleet.store.open()
         try:
             fleet_id = read_identity(store, self.fleet).fleet_id
+        except IdentityLostError:
+            raise
         except StoreNotInitialisedError as error:
             if self._fleet_id is None:
                 raise
-            raise store_gone_error(store, None, WATCH_GONE_HINT) from error
+            raise store_gone_error(store, None, WATCH_AGAIN) from error
         self._fleet_id = self._fleet_id or fleet_id
         if fleet_id != self._fleet_id:
-            raise store_gone_error(store, fleet_id, WATCH_GONE_HINT)
+            raise store_gone_error(store, fleet_id, WATCH_AGAIN)
         return store
 
     def reload(self, log: Callable[..., None]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
 from cutline.fleet.table_names import quote_identifier, table_name
 from cutline.nodes.connections import (
     connect,
@@ -280,5 +281,10 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
                 raise disrupted_error(node_of(connection), error) from error
             raise SchemaLoadError(
                 f"a sequence can't be set to the value in the commit: {shorten_message(error)}",
-                hint="somebody changed the store: restore its objects from a copy; see: snapshot check",
+                hint=[
+                    "the stored DDL may have other bounds for the sequence; to find out whether the store was changed:"
+                    f" {CHECK_NAMED}",
+                    "if that finds no conflict, alter the sequence before it gets its value:",
+                    IN_STEPS,
+                ],
             ) from error

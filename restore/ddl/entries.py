@@ -52,7 +52,7 @@ from cutline.snapshots.ddl.ddl_archive import (
     TABLE,
     ArchiveEntry,
     Contents,
-    read_contents,
+    DdlArchive,
     rewrite,
     statements_of_entry,
     with_dependents,
@@ -209,7 +209,7 @@ class ArchiveDdl:
             if entry.owner
         }
         work.met.update(entry.owner for entry in contents.entries if entry.owner)
-        changed = read_archive(rewrite(body, contents, statements, owners=owners))
+        changed = read_archive(DdlArchive.of(rewrite(body, contents, statements, owners=owners)))
         empty = [entry for entry in changed.entries if statements.get(entry.number) == ""]
         # Keep dependents of empty privileges: a column's privileges depend on the table's. Leave out other dependents,
         # such as the comment on a policy.
@@ -278,9 +278,9 @@ class ArchiveDdl:
         )
 
 
-def read_archive(body: bytes) -> ArchiveDdl:
-    """Read the archive, and choose the entries to restore."""
-    contents = read_contents(body)
+def read_archive(archive: DdlArchive) -> ArchiveDdl:
+    """Choose the entries to restore."""
+    body, contents = archive.body, archive.contents
     search_path = next((entry.name for entry in contents.entries if entry.kind == PATH_ENTRY), None)
     entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(entry))
     return ArchiveDdl(body, contents, entries, find_side_by_side(body, entries), search_path)

@@ -68,6 +68,8 @@ from cutline.snapshots.ddl.ddl_archive import (
 )
 
 DIGEST_SHOWN = 16
+# A key may be long.
+DETAIL_SHOWN_MAX = 200
 REFUSED = "refused"
 # Marks are ASCII, so a session can read them in any encoding.
 MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
@@ -637,10 +639,15 @@ class _Queue:
 
 
 def _reason(entry: DdlEntry, error: psycopg.Error) -> str:
-    """Return the server's message; for rows, without their values, which may be secret."""
+    """Return the server's message, with the key that violates a constraint.
+
+    For rows of extensions' tables, the values are omitted, because they may be secret.
+    """
     if entry.kind == ROWS and isinstance(error, psycopg.DataError):
         return f"a value is not valid for its column ({type(error).__name__})"
-    return shorten_message(error)
+    detail = (error.diag.message_detail or "")[:DETAIL_SHOWN_MAX]
+    is_of_key = isinstance(error, psycopg.IntegrityError) and entry.kind != ROWS and detail
+    return f"{shorten_message(error)}: {' '.join(detail.split())}" if is_of_key else shorten_message(error)
 
 
 def _stored_text(connection: psycopg.Connection[Any], text: str) -> str:

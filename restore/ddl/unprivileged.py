@@ -246,7 +246,8 @@ def _parse_extension(statement: str) -> tuple[str, str]:
     if match is None:
         raise SchemaLoadError(
             f"the DDL creates an extension with a statement in an unknown form: {show_name(statement.strip())}",
-            hint="somebody changed the store, or an unsupported pg_dump wrote the statement; see: snapshot check",
+            hint="an unsupported pg_dump wrote it, or somebody changed the store: compare it with the source; if it is"
+            " right, restore as a superuser, for whom its form does not matter",
         )
     return unquote(match["name"]), unquote(match["schema"] or "")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -41,7 +42,7 @@ from cutline.restore.targets.requirements import (
 )
 from cutline.restore.targets.target import Target, TargetUnfitError
 from cutline.snapshots.ddl.contradictions import DdlContradictedError, contradictions
-from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry, DdlArchive
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.ddl.extension_tables import ExtensionsOfShard, read_extension_rows
 from cutline.snapshots.records.commit import count_by_node
@@ -87,9 +88,10 @@ def read_all_ddl(
     for target in targets:
         shard, connection = target.shard, locked.connections[target.shard]
         try:
-            for contradicted in _find_contradictions(plan, target, met_sources):
+            archive = read_stored_ddl(plan.store.open(), plan.chain, target.source)
+            for contradicted in _find_contradictions(plan, target, met_sources, {target.source: archive}):
                 obstacles.add(contradicted)
-            stored = read_archive(read_stored_ddl(plan.store.open(), plan.chain, target.source))
+            stored = read_archive(archive)
         except ObjectDamagedError as error:
             obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
@@ -156,16 +158,18 @@ def read_all_ddl(
     return checked
 
 
-def _find_contradictions(plan: RestorePlan, target: Target, met: set[str]) -> Iterator[DdlContradictedError]:
+def _find_contradictions(
+    plan: RestorePlan, target: Target, met: set[str], read: Mapping[str, DdlArchive] = MappingProxyType({})
+) -> Iterator[DdlContradictedError]:
     """Yield an error for each of the target's sources whose DDL contradicts the commit; add the sources to `met`.
 
-    Sources in `met` are not compared again. Raises ObjectDamagedError.
+    Sources in `met` are not compared again. `read` is DDL that was read before, by source. Raises ObjectDamagedError.
     """
     for source in target.sources or (target.source,):
         if source in met:
             continue
         met.add(source)
-        ddl, groups = read_stored_ddl(plan.store.open(), plan.chain, source), None
+        ddl, groups = read.get(source) or read_stored_ddl(plan.store.open(), plan.chain, source), None
         if plan.request.tables.is_partial:
             groups = plan.request.tables.of(plan.chain.groups(source))
         if details := contradictions(plan.chain, source, ddl, groups):

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.messages import SAME_TARGET
+from cutline.fleet.messages import SAME_TARGET, check_command
 from cutline.fleet.table_names import is_matching
 from cutline.nodes.groups import Group
 from cutline.restore.plan.copies import (
@@ -46,6 +46,7 @@ from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     chain_at,
     check_has_rows,
+    commit_key,
     cut_time,
     increment_label,
     next_cut_time,
@@ -222,7 +223,12 @@ def plan_resumed(
         raise UnfinishedRestoreError(
             f"{increment_label(record.snapshot, record.increment)} has changed since operation {record.operation}"
             " began to restore it",
-            hint=f"undo the restore: {record.abandon_command}; then run: snapshot check",
+            hint=[
+                f"undo the restore: {record.abandon_command}",
+                f"if {commit_key(record.snapshot, record.increment)} was replaced by mistake, put the right object back"
+                " from a copy of the store",
+                f"check what the store has now, then restore it: {check_command(record.snapshot, record.increment)}",
+            ],
             details={"operation": record.operation},
         )
     if (shards := tuple(target.shard for target in plan.targets)) != record.shards:

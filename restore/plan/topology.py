@@ -128,14 +128,13 @@ def _read_statements(store: ObjectStore, chain: Chain, source: str) -> dict[str,
     Cutline's own publications are not compared: if two nodes have the same tables, it is possible that only one of them
     has a publication for tables that used to be append-only.
     """
-    body = read_stored_ddl(store, chain, source)
-    archive = read_archive(body)
+    archive = read_archive(read_stored_ddl(store, chain, source))
     statements: dict[str, Counter[tuple[str, ...]]] = {}
     for entry in archive.entries:
         if is_own_publication(entry) or entry.kind in OF_DATABASE or _is_of_server(entry):
             continue
         statements.setdefault(_name_of(entry), Counter())[
-            statements_of_entry(body, entry), entry.tablespace, entry.access, entry.owner
+            statements_of_entry(archive.body, entry), entry.tablespace, entry.access, entry.owner
         ] += 1
     return {**statements, "setting search_path": archive.search_path}
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from itertools import chain as chain_of
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutline.columns.arrow_numbers import to_numpy
-from cutline.columns.bytes_column import runs
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import Ints, runs
 from cutline.columns.python_workers import broadcast, map_batches
 from cutline.columns.row_batches import to_stream
 from cutline.fleet.progress import Progress, Silent
@@ -34,6 +35,7 @@ from cutline.restore.rows.load import (
     LoadTargets,
     LoadTask,
     SegmentLoadTask,
+    check_complete,
     load_images,
     load_task,
 )
@@ -82,7 +84,8 @@ def find_roots(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> 
 LOADED_ROWS = "placed string, problem string"
 # Each batch needs one COPY per group, so with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
-IMAGES_PER_TASK = 50_000
+# The JVM holds the images that the driver sends to tasks.
+IMAGES_PER_TASK, IMAGE_BYTES_PER_TASK = 50_000, 8 << 20
 # Partitions of changed rows per core if there are many sources, and the number of concurrent load jobs.
 PARTS_PER_CORE, JOBS_MAX = 4, 3
 # Spark's message about jobs that cancelAllJobs ends.
@@ -136,11 +139,12 @@ def load_rows(
     changed: dict[int, Any] = {}
     try:
         raise_first(folded.problems)
+        local = None if folded.local is None else _images_for(feeds, folded.local)
         progress.step("load rows")
         changed |= {number: broadcast(session, keys) for number, keys in folded.changed.items()}
         # If there are more tasks than one job can have, the tasks for changed rows are part of the first job.
         tasks: Iterator[LoadTask] = chain_of(
-            _image_tasks(folded.local, feeds),
+            _image_tasks(local, feeds),
             _segment_tasks(sources, folded, feeds, store),
             base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store),
         )
@@ -196,19 +200,36 @@ def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
     }
 
 
+def _images_for(feeds: Mapping[int, Feed], images: pa.Table) -> pa.Table:
+    """Return the images of nodes with feeds; raise SnapshotError if a row can't be completed."""
+    chosen = images.filter(to_mask(np.isin(to_numpy(images["node"]), list(feeds))))
+    check_complete(chosen, feeds)
+    return chosen
+
+
 def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator[ImageLoadTask]:
-    """Yield the tasks for the images that the driver folded, in node order."""
+    """Yield the tasks for the images that the driver folded, in node order; all their nodes have feeds."""
     if images is None:
         return
-    node = to_numpy(images["node"])
-    for rows in runs(node):
-        if (number := int(node[rows.start])) not in feeds:
-            continue
-        for start in range(rows.start, rows.stop, IMAGES_PER_TASK):
-            part = images.slice(start, min(IMAGES_PER_TASK, rows.stop - start)).select(["node", "group", "row", "key"])
+    sizes = to_numpy(pc.binary_length(images["row"])).astype(np.int64)
+    for rows in runs(to_numpy(images["node"])):
+        number = images["node"][rows.start].as_py()
+        for start, end in _shares(sizes[rows]):
+            part = images.slice(rows.start + start, end - start).select(["node", "group", "row", "key"])
             if (feed := feeds[number].select(pc.unique(part["group"]).to_pylist())).targets:
                 # Serialize each slice as a stream, because a pickled slice would include its whole table.
-                yield ImageLoadTask(f"images-{number}-{start - rows.start}", to_stream(part), number, feed)
+                yield ImageLoadTask(f"images-{number}-{start}", to_stream(part), number, feed)
+
+
+def _shares(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """Divide rows of these sizes into ranges of up to IMAGES_PER_TASK rows and IMAGE_BYTES_PER_TASK, or one row."""
+    ends, first = np.cumsum(sizes), 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + IMAGE_BYTES_PER_TASK, side="right"))
+        last = min(max(last, first + 1), first + IMAGES_PER_TASK)
+        yield first, min(last, len(sizes))
+        first = last
 
 
 def _segment_tasks(

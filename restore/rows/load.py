@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -26,6 +26,7 @@ from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.bytes_column import column_of, runs
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.config import Node
+from cutline.fleet.messages import CHECK_NAMED
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import connect, disrupted_error, unreachable_error
 from cutline.nodes.encodings import RAW
@@ -33,6 +34,7 @@ from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.restore.ddl.statements import NOT_FOUND, path_of_owner
 from cutline.restore.estimates.pace import LOADING
+from cutline.restore.rows.refused_rows import SEE_LOG, WRONG_COUNT, hint_of
 from cutline.restore.scope.table_routes import EVERYWHERE, NOWHERE, Places, SourceRoutes, place_rows
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
@@ -189,9 +191,6 @@ TOKEN_BYTES = 16
 # The maximum number of tables per query, because a query locks every table that it counts.
 COUNTED_AT_ONCE = 100
 
-# A hint from tasks; the driver adds the remedy (restore/run/loading.py).
-READS_OTHERS = "a CHECK that reads other rows, which PostgreSQL does not support, may fail until those rows are loaded"
-
 
 class LoadError(RefusedError):
     """A target node refused rows, or contains a different number of rows than were loaded."""
@@ -259,20 +258,23 @@ FROZEN_FROM = 10_000
 # SQLSTATE class 57P, operator intervention: the server shuts down, or ends all sessions after a crash.
 SHUTDOWN = "57P"
 LOADED = "cutline"
-SEE_LOG = "check the server's log, then repeat the command"
+DETAIL_SHOWN_MAX = 200
 
 
-def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
-    """Return the error for a node that refused rows; if the rows were not the cause, it is unreachable or disrupted."""
+def load_error(node: Node, error: psycopg.Error, hint: Sequence[str] = (SEE_LOG,)) -> SnapshotError:
+    """Return the error for a failed statement; `hint` applies unless the node was lost or disrupted."""
     # A server that shuts down reports that, but a lost server reports nothing.
     if isinstance(error, psycopg.OperationalError) and (error.diag.sqlstate or SHUTDOWN).startswith(SHUTDOWN):
         return unreachable_error(node, error)
     where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
     if remedy_of(error):
         return disrupted_error(node.id, error, where)
+    # The detail names the key that occurs twice. For other constraints, it contains the whole row.
+    is_of_key = isinstance(error, (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation))
+    detail = f": {(error.diag.message_detail or '')[:DETAIL_SHOWN_MAX]}" if is_of_key else ""
     return LoadError(
-        f"node {node.id}: {shorten_message(error)} {where}".rstrip(),
-        hint=READS_OTHERS if isinstance(error, psycopg.errors.CheckViolation) else SEE_LOG,
+        f"node {node.id}: {shorten_message(error)}{detail} {where}".rstrip(),
+        hint=hint,
         details={"node": node.id},
     )
 
@@ -312,11 +314,14 @@ class Loader:
         # Omit the column list for a table without columns, or with only generated columns.
         columns = f" ({column_list(group)})" if group.columns else ""
         frozen = ", FREEZE" if self._is_frozen(group, table, len(lines)) else ""
-        stored = self._copy_in(group.number, f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})", data)
+        try:
+            stored = self._copy_in(group.number, f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})", data)
+        except psycopg.Error as error:
+            raise load_error(self._target.node, error, hint_of(error)) from error
         if stored != len(lines):
             raise LoadError(
                 f"node {self._target.node.id}: table {group.name}: COPY stored {stored} of {len(lines)} rows",
-                hint=SEE_LOG,
+                hint=WRONG_COUNT,
                 details={"node": self._target.node.id, "group": group.name},
             )
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
@@ -618,7 +623,7 @@ def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], ta
 def _load_images(batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> LoadReport:
     with loading(feeds, task) as loaders:
         for batch in batches:
-            _check_whole(batch, feeds)
+            check_complete(batch, feeds)
             node = np.asarray(batch.column("node").to_numpy())
             for number in np.unique(node):
                 chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
@@ -626,7 +631,8 @@ def _load_images(batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], t
     return LoadReport(loaders.placed)
 
 
-def _check_whole(batch: pa.RecordBatch, feeds: Mapping[int, Feed]) -> None:
+def check_complete(batch: pa.RecordBatch | pa.Table, feeds: Mapping[int, Feed]) -> None:
+    """Raise the error of the first row in the PROBLEM group, if there is one; all nodes have `feeds`."""
     lacking = np.flatnonzero(np.asarray(batch.column("group").to_numpy()) == PROBLEM)
     if len(lacking):
         if report := problem_of(batch.column("row")[int(lacking[0])].as_py()):
@@ -636,7 +642,7 @@ def _check_whole(batch: pa.RecordBatch, feeds: Mapping[int, Feed]) -> None:
         key = batch.column("key")[int(lacking[0])].as_py()
         raise LoadError(
             f"node {node}: the row with key {key!r} can't be completed: the snapshot lacks an earlier image of it",
-            hint="run: snapshot check   to see what is missing",
+            hint=f"to see what is missing: {CHECK_NAMED}",
             details={"node": node},
         )
 

@@ -136,6 +136,9 @@ def _claims(
 
     claims = read_bases(session, sources.bases, groups, read_base, CLAIMS)
     columns = ["node", "group", "row", "key"]
+    if folded.local is not None:
+        found = _claims_of_images(iter(folded.local.select(columns).to_batches()), routes)
+        claims = claims.unionByName(session.createDataFrame(pa.Table.from_batches(found, CLAIMS_SCHEMA)))
     if folded.images is not None:
 
         def read_images(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.messages import SAME_TARGET, abandon_command, resume_command
+from cutline.fleet.messages import SAME_TARGET, abandon_command, join_some, resume_command
 from cutline.nodes.watch import REACHABLE, SilentNodeError
 from cutline.restore.plan.report import NodeReport, RestoreReport
 from cutline.restore.plan.topology import ShownRoute
@@ -27,6 +27,7 @@ from cutline.storage.store import ObjectStore
 
 RESUMABLE = (UnreachableError, IndeterminateError, TablesInUseError, DdlRefusedError)
 ALL_RESTORED = "all databases are restored"
+NAMED_MAX = 5
 
 
 class RestoreAbandonedError(BusyError):
@@ -50,7 +51,8 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
             # Everything that the drill created disappears with its servers.
             lease.stays_open = False
             if isinstance(error, DdlRefusedError):
-                error.hint = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
+                without = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
+                error.hint = "\n".join(filter(None, [error.hint, without]))
             if isinstance(error, KeyboardInterrupt):
                 raise StoppedError("everything that the drill created was removed") from error
             raise
@@ -103,7 +105,8 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
         lines = [f"wait until that command ends; if it was killed: {abandon}", SAME_TARGET]
     if isinstance(error, DdlRefusedError):
         lines = [
-            f"to try the refused statements again after repairing the target: {resume}",
+            f"until the restore ends, the databases have temporary names: {_loading(run)}",
+            f"to run the refused statements again once their causes are removed: {resume}",
             f"to publish the databases without them: {resume} --allow-refused-ddl",
             f"to undo the restore: {abandon}",
             SAME_TARGET,
@@ -119,6 +122,10 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
         raise StoppedError(message, hint=lines, details={"unfinished": run.operation}) from error
     else:
         run.progress.note("; ".join(["the restore did not finish", *lines]))
+
+
+def _loading(run: RestoreRun) -> str:
+    return join_some((f"{target.loading} on {target.node.id}" for target in run.plan.targets), NAMED_MAX)
 
 
 def end_published(

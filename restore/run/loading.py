@@ -19,7 +19,7 @@ from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import SAME_TARGET
+from cutline.fleet.messages import CHECK_NAMED, IN_STEPS, SAME_TARGET, check_command
 from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.free_connections import task_sessions
@@ -39,7 +39,7 @@ from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, na
 from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use, refusing_waiting
 from cutline.restore.rows.jobs import find_roots
-from cutline.restore.rows.load import READS_OTHERS, LoadError, LoadTarget, find_load_paths
+from cutline.restore.rows.load import LoadError, LoadTarget, find_load_paths
 from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_empty_referenced, verify_references
 from cutline.restore.run.build import (
     FinishedDatabase,
@@ -57,7 +57,7 @@ from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_d
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, check_xml, databases, find_xml_columns, suffix_of
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
-from cutline.snapshots.ddl.ddl_archive import SEQUENCE, read_contents
+from cutline.snapshots.ddl.ddl_archive import SEQUENCE
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.commit import Sequence, count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
@@ -172,7 +172,7 @@ def _find_created(
     store, created = plan.store.open(), set[tuple[str, str]]()
     try:
         for source in target.sources or (target.source,):
-            entries = read_contents(read_stored_ddl(store, plan.chain, source)).entries
+            entries = read_stored_ddl(store, plan.chain, source).contents.entries
             created |= {(entry.schema, entry.name) for entry in entries if entry.kind == SEQUENCE}
     except ObjectDamagedError:
         return set(sequences)
@@ -432,18 +432,24 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
 
 
 @contextmanager
-def naming_steps(run: RestoreRun) -> Iterator[None]:
-    """If a failed CHECK may read other rows, add to the error the commands that load those rows first."""
+def naming_commands(run: RestoreRun) -> Iterator[None]:
+    """Complete the commands in an error's hint, which may come from a task: see `complete_hint`."""
     try:
         yield
     except SnapshotError as error:
-        if READS_OTHERS not in error.hint:
-            raise
-        again = "drop it, repeat the command, then add it again"
-        if not run.plan.request.scope.data_only and (steps := run.plan.steps):
-            again = f"restore in steps: {steps[0]}; drop the CHECK; {steps[1]}; add it again"
-        error.hint = error.hint.replace(READS_OTHERS, f"{READS_OTHERS}: {again}")
+        error.hint = complete_hint(error.hint, run.plan)
         raise
+
+
+def complete_hint(hint: str, plan: RestorePlan) -> str:
+    """Fill in the snapshot and increment to check, and how to change a table before its rows are loaded."""
+    in_steps = IN_STEPS
+    if plan.request.scope.data_only:
+        in_steps = "after the change, repeat the command"
+    elif steps := plan.steps:
+        in_steps = f"in steps: {steps[0]}; change the table by hand; then: {steps[1]}"
+    hint = hint.replace(IN_STEPS, in_steps)
+    return hint.replace(CHECK_NAMED, check_command(plan.chain.name, plan.chain.last.increment))
 
 
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:

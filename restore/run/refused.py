@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from cutline.fleet.messages import join_some
+from cutline.fleet.messages import CHECK_NAMED, join_some
 from cutline.nodes.encodings import raw_text
 from cutline.restore.ddl.ddl import DATABASE, MATERIALIZED_VIEW, Ddl, DdlEntry, Refusal, show_name
 from cutline.restore.ddl.running import EARLIER
 from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath
 from cutline.restore.plan.checked_ddl import read_all_ddl
 from cutline.restore.plan.database_plan import plan_database
-from cutline.restore.plan.plan import LockedTargets
+from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import RefusedStatement, access_to, describe_refusals
 from cutline.restore.plan.roles import name_bytes
 from cutline.restore.run.build import FinishedDatabase
@@ -38,14 +38,28 @@ MAINTAINED = {
 }
 
 
+# What to do if rows are the cause, by the first characters of the SQLSTATE: the statements ran in the empty database.
+KEYS, OF_SHARDS = ("23505", "23P01"), "rows of several shards may have the same key: remove all but one of them"
+EQUAL_KEYS = (
+    "two rows have the same key: unless a collation or a function of the target compares them in another way, the"
+    f" snapshot or the index on the source is damaged; to find out: {CHECK_NAMED}"
+)
+ROW_CAUSES: Mapping[str, str] = {
+    "23503": "a row references a row that is missing on the source, too, or left out of this restore, unless the"
+    f" snapshot is damaged; to find out: {CHECK_NAMED}",
+    "23": f"a row violates a constraint that it does not violate on the source, or it is damaged: {CHECK_NAMED}",
+    "22": "a function or an operator fails on a value: its version or a locale may differ from the source's",
+}
+
+
 class DdlRefusedError(SnapshotError):
     """All rows are restored but DDL statements were refused; the operator decides whether to publish the databases."""
 
     exit_code = 10
 
-    def __init__(self, message: str, refused: Iterable[RefusedStatement]) -> None:
+    def __init__(self, message: str, refused: Iterable[RefusedStatement], hint: Sequence[str] = ()) -> None:
         self.refused = tuple(refused)
-        super().__init__(message, details={"refused": [statement.document() for statement in self.refused]})
+        super().__init__(message, hint=hint, details={"refused": [statement.document() for statement in self.refused]})
 
 
 def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
@@ -82,9 +96,19 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
     causes = [statement.text() for statement in named if not statement.needs]
     if not causes or run.allows_refused:
         return
+    states = [refusal.sqlstate for done in finished.values() for refusal in done.refusals if not refusal.needs]
     raise DdlRefusedError(
-        f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}", run.report.refused
+        f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}",
+        run.report.refused,
+        hint=list(dict.fromkeys(filter(None, (_cause_of(state, run.plan) for state in states)))),
     )
+
+
+def _cause_of(sqlstate: str, plan: RestorePlan) -> str:
+    """Return what to do about rows that cause this error; "" if they don't cause it."""
+    if sqlstate in KEYS:
+        return OF_SHARDS if plan.topology else EQUAL_KEYS
+    return next((text for begin, text in ROW_CAUSES.items() if sqlstate.startswith(begin)), "")
 
 
 def _describe_earlier(run: RestoreRun, target: Target, labels: Sequence[str]) -> list[RefusedStatement]:

@@ -30,6 +30,20 @@ OWN_VERSION = (
     " PostgreSQL"
 )
 FORBIDDEN = psycopg.errors.InsufficientPrivilege.sqlstate
+# Errors about what the server lacks (PostgreSQL manual, "PostgreSQL Error Codes"): objects, functions, tables, columns,
+# schemas, databases, files of extensions, extensions and other features, and locales.
+LACKING = ("42704", "42883", "42P01", "42703", "3F000", "3D000", "58P01", "0A000", "22023")
+CREATE_LACKING = (
+    "if the target's server lacks what the message names, such as a role or an extension, create or install it there;"
+    " then repeat the command"
+)
+# Violated constraints of extensions' tables, and duplicate columns, objects, functions, schemas and tables.
+CONFLICTING = ("23", "42701", "42710", "42723", "42P06", "42P07")
+CREATED_BY_OTHERS = (
+    "another version of an extension may create this row or object by itself: install the snapshot's version on the"
+    " target's server, then repeat the command"
+)
+REMOVE_CAUSE = "remove the cause that the message names, then repeat the command"
 # Such an extension refuses to be created in a database that gets the right name only at the end.
 IN_ONE_DATABASE = (
     "an extension that its server allows in only one database, such as pg_cron, can be created only after the restored"
@@ -65,6 +79,7 @@ def refuse(
     refused: list[dict[str, object]] = []
     is_forbidden = has_rows = False
     instead: list[str] = []
+    causing: list[str] = []
     for target, refusals in found.items():
         # Report only the causes: the other refusals follow from them.
         causes = [refusal for refusal in refusals if not refusal.needs]
@@ -79,6 +94,7 @@ def refuse(
             instead.append(OWN_VERSION)
         if any(cause.entry.kind == EXTENSION for cause in causes):
             instead.append(IN_ONE_DATABASE)
+        causing += [cause.sqlstate for cause in causes]
         role = read_role(target.node, connections[target.shard]).name
         who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
         problems.append(
@@ -109,9 +125,16 @@ def refuse(
     raise SchemaLoadError(
         what,
         hint=[
-            "if the target's server lacks an object, such as a role or an extension, create it and repeat the command",
+            *dict.fromkeys(map(_remedy_of, causing)),
             *dict.fromkeys(instead),
             *without,
         ],
         details=details,
     )
+
+
+def _remedy_of(sqlstate: str) -> str:
+    """Return what to do about a statement that the server refuses with this error although there are no rows."""
+    if sqlstate in LACKING:
+        return CREATE_LACKING
+    return CREATED_BY_OTHERS if sqlstate.startswith(CONFLICTING) else REMOVE_CAUSE

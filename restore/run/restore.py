@@ -28,8 +28,8 @@ from cutline.restore.run.ending import RestoreAbandonedError, end_published, say
 from cutline.restore.run.loading import (
     choose_verified_copies,
     load_all,
+    naming_commands,
     naming_lost_rows,
-    naming_steps,
     publish_rows,
 )
 from cutline.restore.run.preview import (
@@ -177,7 +177,7 @@ def _restore(
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with undoing(run, lease, is_resumed=is_resumed):
             run.report.left_out, run.report.role_differences = preview.left_out, preview.role_differences
-            with naming_lost_rows(run), naming_steps(run):
+            with naming_lost_rows(run), naming_commands(run):
                 if plan.request.use_backup_copies and not is_resumed:
                     choose_verified_copies(run, spark)
                 load_all(run, preview.ddl, preview.roles_missing, preview.server_globals, spark)

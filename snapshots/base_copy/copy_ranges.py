@@ -29,7 +29,7 @@ from cutline.nodes.connections import CopyError
 from cutline.nodes.encodings import RAW
 from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.relation_locks import locked_error
-from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint
+from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint, stopped_hint
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
 from cutline.snapshots.operations.object_lists import store_lists_above
@@ -124,6 +124,7 @@ BASE_SCHEMA = pa.schema(
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 LOCK_NOT_AVAILABLE = b"55P03"
+SEE_LOG = "see the server's log"
 # pg_class shows the snapshot's state; to_regclass and pg_relation_filenode show the current state. Views have no file
 # node: up to version 15, an empty table can be turned into a view with the same oid.
 REPLACED_QUERY = """
@@ -357,7 +358,7 @@ def _stopped(node: Node, part: PageRange, message: bytes, sqlstate: str = "") ->
     text = " ".join(message.decode(errors="replace").split())
     return CopyError(
         f"node {node.id}: copying table {part.group.name} stopped: {text}",
-        hint="check the server's log, then repeat the command",
+        hint=f"{stopped_hint(sqlstate) or SEE_LOG}; then repeat the command",
         details={"node": node.id, "group": part.group.name, **({"sqlstate": sqlstate} if sqlstate else {})},
     )
 

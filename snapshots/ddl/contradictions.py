@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cutline.columns.lines import ESCAPES
+from cutline.fleet.messages import CHECK_NAMED
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.encodings import RAW, UTF8, raw_bytes
 from cutline.nodes.groups import Group
 from cutline.nodes.table_state import TableState
+from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_ddl import (
     DescribedDatabase,
     DescribedSequence,
@@ -47,18 +49,20 @@ class DdlContradictedError(RefusedError):
         super().__init__(
             f"the commit and the stored DDL of shard {shard} contradict each other: {'; '.join(details)}",
             hint=[
-                "somebody changed the store: restore its objects from a copy; see: snapshot check",
+                f"somebody changed the store; to see which objects to put back from a copy of it: {CHECK_NAMED}",
+                "if that finds no conflict, restore an increment before the last change of the DDL; for the increments:"
+                " snapshot show NAME",
                 "or create the tables yourself, and restore only the rows into them: snapshot restore NAME --data-only",
             ],
             details={"node": shard},
         )
 
 
-def contradictions(chain: Chain, shard: str, ddl: bytes, groups: Iterable[Group] | None = None) -> list[str]:
+def contradictions(chain: Chain, shard: str, ddl: DdlArchive, groups: Iterable[Group] | None = None) -> list[str]:
     """Return how the chain's last commit and the DDL of `shard` contradict each other, at most NAMED_MAX of each kind.
 
     Of the tables with rows, compares only `groups` (None: all). Names that are not ASCII are compared only if the
-    database's encoding is UTF8 or SQL_ASCII. Raises DumpFormatError if the DDL can't be read.
+    database's encoding is UTF8 or SQL_ASCII.
     """
     return compare(chain, shard, describe(ddl), groups)
 

@@ -75,6 +75,19 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
+class DdlArchive:
+    """An archive and its contents, which are read only once: a fleet's DDL may have 100,000 entries."""
+
+    body: bytes
+    contents: Contents
+
+    @classmethod
+    def of(cls, body: bytes) -> DdlArchive:
+        """Read the archive's table of contents; raise DumpFormatError if it can't be read."""
+        return cls(body, read_contents(body))
+
+
+@dataclass(frozen=True, slots=True)
 class NewEntry:
     """An entry that pg_dump did not write, with statements or only a name."""
 

@@ -20,7 +20,7 @@ from cutline.snapshots.ddl.ddl_archive import (
     SEQUENCE,
     TABLE,
     ArchiveEntry,
-    read_contents,
+    DdlArchive,
     statements_of_entry,
 )
 
@@ -202,13 +202,12 @@ class Description:
         return columns, generated
 
 
-def describe(ddl: bytes) -> Description:
-    """Read the description from a pg_dump archive; raise DumpFormatError if it can't be read."""
-    contents = read_contents(ddl)
-    reader = _Describing(ddl)
-    for entry in contents.entries:
+def describe(archive: DdlArchive) -> Description:
+    """Read the description from the statements in an archive."""
+    reader = _Describing(archive.body)
+    for entry in archive.contents.entries:
         reader.add(entry)
-    return reader.description(contents.writer)
+    return reader.description(archive.contents.writer)
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ from cutline.snapshots.ddl.database_facts import read_search_path
 from cutline.snapshots.ddl.ddl_archive import (
     SEQUENCE,
     Contents,
+    DdlArchive,
     DumpFormatError,
     NewEntry,
     read_contents,
@@ -363,8 +364,8 @@ def find_ddl(chain: Chain, shard: str) -> StoredObject:
     )
 
 
-def read_ddl(body: bytes, stored: StoredObject) -> bytes:
-    """Decompress a stored archive; raise ObjectDamagedError if it can't be read.
+def read_ddl(body: bytes, stored: StoredObject) -> DdlArchive:
+    """Decompress and read a stored archive; raise ObjectDamagedError if it can't be read.
 
     The caller has verified that `body` is the committed object.
     """
@@ -372,14 +373,13 @@ def read_ddl(body: bytes, stored: StoredObject) -> bytes:
         ddl = decompress(body, DDL_BYTES_MAX)
         if zstandard.frame_content_size(body) not in (UNKNOWN_SIZE, len(ddl)):
             raise ValueError("it ends early")
-        read_contents(ddl)
+        return DdlArchive.of(ddl)
     except (zstandard.ZstdError, ValueError) as error:
         detail = f"it can't be read as DDL: {error}"
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
-    return ddl
 
 
-def read_stored_ddl(store: ObjectStore, chain: Chain, shard: str) -> bytes:
+def read_stored_ddl(store: ObjectStore, chain: Chain, shard: str) -> DdlArchive:
     """Return the archive of a shard's DDL; raise ObjectDamagedError or ManifestError."""
     stored = find_ddl(chain, shard)
     return read_ddl(read_listed(store, shard, stored.key, (stored.size, stored.digest)), stored)

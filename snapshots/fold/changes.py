@@ -8,8 +8,7 @@ again, so multi-gigabyte transactions are never shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,41 +24,53 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY
 from cutline.snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
-from cutline.snapshots.fold.sources import PROBLEM, SegmentSource, Sources, filter_effective, problem_row, read_at_cut
+from cutline.snapshots.fold.sources import SegmentSource, Sources, filter_effective, problem_row, read_at_cut
 from cutline.spark.spark_jobs import Dealing, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import OpensStore
-from cutline.wal.segments.segments import DELETE, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import DELETE, PARTIAL, SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
-    """Flag the last row, by (lsn, seq), of each group and key.
+def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints, continues: Flags | None = None) -> Flags:
+    """Flag the last row, by (lsn, seq), of each group and key, and the row before each row that `continues` it.
 
     If two keys have the same hash, all rows are flagged, which costs time but loses no rows.
     """
-    last = find_last(groups, keys, lsn, seq)
-    return np.ones(len(groups), np.bool_) if last is None else last
+    if (ordered := _order_by_key(groups, keys, lsn, seq)) is None:
+        return np.ones(len(groups), np.bool_)
+    order, is_last = ordered
+    if continues is not None:
+        is_last[:-1] |= continues[order[1:]]
+    return _in_row_order(order, is_last)
 
 
 def find_last(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags | None:
     """Flag the last row, by (lsn, seq), of each group and key; return None if two keys have the same hash."""
-    count = len(groups)
-    if count == 0:
-        return np.ones(0, np.bool_)
+    ordered = _order_by_key(groups, keys, lsn, seq)
+    return None if ordered is None else _in_row_order(*ordered)
+
+
+def _order_by_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> tuple[Ints, Flags] | None:
+    """Order the rows by key and position, and flag the last row of each key; None if two keys have the same hash."""
+    if len(groups) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     hashes = xxhash64(keys, groups.astype(np.uint64))
     order = np.lexsort((seq, lsn, hashes))
-    ends = np.flatnonzero(np.concatenate([hashes[order][1:] != hashes[order][:-1], [True]]))
+    is_last = np.concatenate([hashes[order][1:] != hashes[order][:-1], [True]])
+    ends = np.flatnonzero(is_last)
     lasts = np.repeat(order[ends], np.diff(np.concatenate([[-1], ends])))
     same = (groups[order] == groups[lasts]) & keys.take(order).equals(keys.take(lasts))
-    if not same.all():
-        return None
-    is_last = np.zeros(count, np.bool_)
-    is_last[order[ends]] = True
-    return is_last
+    return (order, is_last) if same.all() else None
+
+
+def _in_row_order(order: Ints, flags: Flags) -> Flags:
+    in_row_order = np.zeros(len(order), np.bool_)
+    in_row_order[order] = flags
+    return in_row_order
 
 
 # Changes that belong to the state. `node` is the node's number in the job. A reader reports an error as a row in the
@@ -74,9 +85,8 @@ ENTRY = "entry"
 # Enough tasks to balance their different durations, but no more: a task costs more than reading a small segment.
 TASKS_PER_CORE = 2
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
-CHANGE_SCHEMA = pa.schema(
-    [pa.field("node", pa.int32()), *(SEGMENT_SCHEMA.field(name) for name in _NAMES[1:]), PLACE_FIELD]
-)
+LINES_SCHEMA = pa.schema([pa.field("node", pa.int32()), *(SEGMENT_SCHEMA.field(name) for name in _NAMES[1:])])
+CHANGE_SCHEMA = LINES_SCHEMA.append(PLACE_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +95,13 @@ class ChangeForm:
 
     If `hashed`, they have an ENTRY instead of the row. The row is kept in groups without a key (`multisets`), where the
     line identifies the row, and on nodes with partial images (`whole`), which may have to be completed from earlier
-    rows.
+    rows. If `has_stand_ins`, stand-ins and places replace long lines; otherwise there is no `place`.
     """
 
     multisets: frozenset[int]
     hashed: bool = False
     whole: frozenset[int] = frozenset()
+    has_stand_ins: bool = True
 
     @classmethod
     def of(cls, sources: Sources, *, hashed: bool) -> ChangeForm:
@@ -100,8 +111,9 @@ class ChangeForm:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the changes: CHANGE_SCHEMA, and ENTRY if they are hashed."""
-        return CHANGE_SCHEMA.append(pa.field(ENTRY, pa.int64())) if self.hashed else CHANGE_SCHEMA
+        """The columns of the changes: CHANGE_SCHEMA with or without `place`, and ENTRY if they are hashed."""
+        schema = CHANGE_SCHEMA if self.has_stand_ins else LINES_SCHEMA
+        return schema.append(pa.field(ENTRY, pa.int64())) if self.hashed else schema
 
     @property
     def ddl(self) -> str:
@@ -151,25 +163,47 @@ def changes_of(store: OpensStore, number: int, one: SegmentSource, form: ChangeF
 
 
 def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterator[pa.RecordBatch]:
-    """Yield the changes that belong to the state, from a segment's rows (with `place`, in the schema at the cut)."""
+    """Yield the changes that belong to the state, from a segment's rows in the schema at the cut.
+
+    The rows have a `place` if the form has stand-ins. Changes that no image is made of are left out.
+    """
     table = filter_effective(table, one)
     is_multiset = np.isin(to_numpy(table["group"]), list(form.multisets))
-    if not one.segment.partials:
-        # Partial images may need superseded images to complete them.
-        group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-        needed = last_of_every_key(group, column_of(table["key"]), lsn, seq) | is_multiset
-        if not needed.all():
-            table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
+    needed = _are_needed(table, one) | is_multiset
+    if not needed.all():
+        table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
     entries = None
     if form.hashed:
         is_hashed = ~is_multiset if one.source.number not in form.whole else np.zeros(len(table), np.bool_)
         table, entries = _with_entries(table, is_hashed)
-    # A DELETE by key has no line: its `row` may contain the row's new key.
-    table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
-    node = to_arrow(np.full(len(table), one.source.number, np.int32))
-    columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:]), *([] if entries is None else [entries])]
+    if form.has_stand_ins:
+        # A DELETE by key has no line: its `row` may contain the row's new key.
+        table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
+    columns = {"node": to_arrow(np.full(len(table), one.source.number, np.int32)), ENTRY: entries}
     # All batches in a partition must have the same schema, including problem rows.
-    yield from row_batches(pa.Table.from_arrays(columns, schema=form.schema))
+    arrays = [columns[name] if name in columns else table[name] for name in form.schema.names]
+    yield from row_batches(pa.Table.from_arrays(arrays, schema=form.schema))
+
+
+def _are_needed(table: pa.Table, one: SegmentSource) -> Flags:
+    """Flag the changes of groups with a key that the state may need, among those in the table."""
+    if one.segment.partials and one.mapping and one.mapping.conversions:
+        # Converted changes are in another table than the moves between them.
+        return np.ones(len(table), np.bool_)
+    group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+    # A partial image is completed from the images before it, which are under another key if the row was moved.
+    moves = are_moves(table)
+    continues = moves | (to_numpy(table["op"]) == PARTIAL)
+    return last_of_every_key(group, column_of(table["key"]), lsn, seq, continues) | moves
+
+
+def are_moves(changes: pa.Table) -> Flags:
+    """Flag the changes that moved a row: DELETEs whose `row` is the new key as a line.
+
+    In groups without a key, the `row` of a DELETE is the deleted line, and the flags have no meaning.
+    """
+    are_moved: Flags = (to_numpy(changes["op"]) == DELETE) & (to_numpy(pc.binary_length(changes["row"])) > 0)
+    return are_moved
 
 
 def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:
@@ -182,35 +216,6 @@ def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array
     row = table.column_names.index("row")
     kept = pc.if_else(to_mask(is_hashed), pa.scalar(b"", pa.binary()), table["row"])
     return table.set_column(row, table.schema.field("row"), kept), pa.array(hashes, mask=~is_hashed)
-
-
-READERS = 4
-Reader = Callable[[SegmentSource], Iterator[pa.RecordBatch]]
-
-
-class TooManyChangesError(Exception):
-    """There are more changes than the driver should hold."""
-
-
-def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table | None:
-    """Return the last change for every node, group and key, and the PROBLEM rows; None if Spark has to fold them.
-
-    `read` yields the changes in a segment. Its batches and the result have `schema`. Spark has to fold them if there
-    are many changes, rows of groups without a key, or partial images.
-    """
-    size = sum(segment.source.size for segment in sources.segments)
-    if sources.has_partials or sources.changes > limits.CHANGES_MAX or size > limits.STORED_BYTES_MAX:
-        return None
-    try:
-        changes = pa.Table.from_batches(_read_all(sources.segments, read), schema=schema)
-    except TooManyChangesError:
-        return None
-    group = to_numpy(changes["group"])
-    if np.isin(group, list(sources.multisets)).any():
-        return None
-    is_problem = group == PROBLEM
-    last = last_changes(changes.filter(to_mask(~is_problem)))
-    return None if last is None else pa.concat_tables([changes.filter(to_mask(is_problem)), last])
 
 
 def last_changes(changes: pa.Table) -> pa.Table | None:
@@ -230,22 +235,6 @@ def last_changes(changes: pa.Table) -> pa.Table | None:
             return None
         last.append(of_node if is_last.all() else of_node.filter(to_mask(is_last)))
     return pa.concat_tables(last)
-
-
-def _read_all(segments: Iterable[SegmentSource], read: Reader) -> list[pa.RecordBatch]:
-    sizes: list[int] = []
-
-    def read_one(one: SegmentSource) -> list[pa.RecordBatch]:
-        batches: list[pa.RecordBatch] = []
-        for batch in read(one):
-            sizes.append(batch.nbytes)
-            if sum(sizes) > limits.READ_BYTES_MAX:
-                raise TooManyChangesError
-            batches.append(batch)
-        return batches
-
-    with ThreadPoolExecutor(max_workers=READERS) as threads:
-        return [batch for batches in threads.map(read_one, segments) for batch in batches]
 
 
 # Limits on the bytes of reported keys: the maximum for all segments together, and the minimum share for a segment.

@@ -7,32 +7,21 @@ of the data, are never shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
-from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys, read_wanted_rows
-from cutline.snapshots.fold.changes import (
-    CHANGE_SCHEMA,
-    ENTRY,
-    ChangeForm,
-    SegmentImages,
-    changes_of,
-    choose_changes,
-    fold_locally,
-    read_changes,
-    segment_numbers,
-)
+from cutline.snapshots.fold.changes import ENTRY, SegmentImages, choose_changes, read_changes
 from cutline.snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
+from cutline.snapshots.fold.local_fold import fold_locally
 from cutline.snapshots.fold.long_lines import NO_PLACE, LongImageReader
-from cutline.snapshots.fold.sources import PROBLEM, SegmentSource, Sources, problem_of
+from cutline.snapshots.fold.sources import PROBLEM, Sources, problem_of
 from cutline.storage.errors import ErrorReport
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import HeldObjects, OpensStore
+from cutline.wal.segments.damage import HeldObjects
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL
 
 if TYPE_CHECKING:
@@ -46,13 +35,13 @@ class Fold:
     """The folded changes for some copies.
 
     `images` (IMAGE_COLUMNS) contains the rows that changes have produced; it is None if there are no such rows. In a
-    hashed fold, these rows also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Images that
-    the driver has folded may be in `local` instead, ordered by node and group. Rows with a long line are in
-    `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`).
+    hashed fold, these rows also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Rows with a
+    long line are in `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`). If the driver has folded the changes,
+    all rows are in `local` instead (IMAGE_COLUMNS, ordered by node and group; snapshots.fold.local_fold).
 
-    `images` and `long_images` may contain rows in the PROBLEM group, which their reader must check for. Such a row may
-    be an image that can't be completed, because an earlier image or a deleted row is missing; its `partition` is then
-    the group. Otherwise it reports an object that was readable at first, but not when Spark read it again.
+    `images`, `long_images` and `local` may contain rows in the PROBLEM group, which their reader must check for. Such a
+    row may be an image that can't be completed, because an earlier image or a deleted row is missing; its `partition`
+    is then the group. Otherwise it reports an object that was readable at first, but not when Spark read it again.
 
     `segment_images` holds the images that were left in their segments (snapshots.fold.changes), by the key of the
     segment's object.
@@ -89,17 +78,15 @@ def fold(
 ) -> Fold:
     """Fold the changes in `sources`. Does not start a job if there are no segments or only a few changes.
 
-    With `hashed`, images can only be compared: rows are not shuffled where their hash is enough. If images are hashed
-    or segments are `held`, images may stay in the driver (`Fold.local`). With `for_loading`, they may also stay in
-    their segments (`Fold.segment_images`). Otherwise all images are in DataFrames. The driver holds the changed keys,
-    or a filter if there are many (snapshots.fold.changed_keys).
+    Few images stay in the driver (`Fold.local`), and with `for_loading`, many may stay in their segments
+    (`Fold.segment_images`). Otherwise all images are in DataFrames. With `hashed`, images can only be compared: rows
+    are not shuffled where their hash is enough. The driver holds the changed keys, or a filter if there are many
+    (snapshots.fold.changed_keys). Segments that are `held` are not read from the store.
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
-    if (local := _fold_locally(sources, held or store)) is not None:
-        if not (for_loading or hashed) and held is None and local.local is not None:
-            local.images, local.local = spark.createDataFrame(local.local), None
-        return local
+    if (local := fold_locally(sources, held or store, store)) is not None:
+        return Fold(None, local.changed, local.problems, [], local=local.images if len(local.images) else None)
     if for_loading and (found := choose_changes(spark, sources, store)) is not None:
         return Fold(None, exact_keys(found.last).keys, found.problems, [], segment_images=found.images)
     changes = read_changes(spark, sources, store, hashed=hashed)
@@ -123,28 +110,6 @@ def fold(
     if PARTIAL in changed.ops:
         _add_completed(folded, complete_images(spark, sources, base_rows, changes, latest))
     return folded
-
-
-def _fold_locally(sources: Sources, store: OpensStore) -> Fold | None:
-    """Fold a small number of changes without a job; return None if Spark has to fold them."""
-    number_of = segment_numbers(sources)
-
-    form = ChangeForm.of(sources, hashed=False)
-
-    def read(one: SegmentSource) -> Iterator[pa.RecordBatch]:
-        return changes_of(store, number_of[one.source.key], one, form)
-
-    latest = fold_locally(sources, read, CHANGE_SCHEMA)
-    if latest is None or (changed := exact_keys(latest)).has_long_lines:
-        return None
-    group = to_numpy(latest["group"])
-    reports = latest.filter(to_mask(group == PROBLEM))["row"].to_pylist()
-    problems = [report for row in reports if (report := problem_of(row))]
-    is_image = ~np.isin(to_numpy(latest["op"]), (DELETE, PARTIAL)) & (group != PROBLEM)
-    images = (
-        latest.filter(to_mask(is_image)).select(IMAGE_COLUMNS).sort_by([("node", "ascending"), ("group", "ascending")])
-    )
-    return Fold(None, changed.keys, problems, [], local=images if len(images) else None)
 
 
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:

@@ -1,7 +1,7 @@
 """Complete partial images: find the earlier images of their keys, and fill in the values that an UPDATE left unchanged.
 
-The input is each row's images, from oldest to newest. The loop goes back in time one image per iteration, for all rows
-that still lack a value. It takes as many iterations as there are partial images in the longest run.
+The input is each row's images, from oldest to newest. For each field of a row, the newest image that has its value is
+found for all rows at once.
 
 A fold includes this step only if there are partial images. A row may previously have had a different key. An UPDATE
 that changed its key and left values unchanged (a *move*) records both keys, so the earlier images are looked up under
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Ints, column_of, gather
-from cutline.columns.lines import NEWLINE, TAB, UNCHANGED_MARK
+from cutline.columns.lines import NEWLINE, TAB, UNCHANGED_MARK, concatenate
 from cutline.columns.python_workers import map_batches
 from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys
 from cutline.snapshots.fold.long_lines import NO_PLACE
@@ -30,6 +30,10 @@ from cutline.wal.segments.segments import DELETE, PARTIAL, UPSERT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+# The most fields that are merged at the same time, if there are many images.
+MERGED_FIELDS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +48,61 @@ class Images:
 
 
 def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:
-    """Complete the newest image of every row; also return flags marking the rows that could be completed."""
-    starts, lengths = _fields(images.lines, column_count)
+    """Complete the newest image of every row; also return flags marking the rows that could be completed.
+
+    Takes about 30 bytes of memory for each field of the images. Raises ValueError if a row has no image.
+    """
+    if (np.diff(images.offsets) == 0).any():
+        raise ValueError("a row has no image")
     newest = images.offsets[1:] - 1
-    field_starts, field_lengths = starts[newest].copy(), lengths[newest].copy()
-    open_rows = np.flatnonzero(_is_unchanged(images.lines, field_starts, field_lengths).any(axis=1))
-    back = 1
-    while len(open_rows):
-        image = newest[open_rows] - back
-        open_rows = open_rows[image >= images.offsets[:-1][open_rows]]
-        image = newest[open_rows] - back
-        # A row that was deleted has no earlier values.
-        open_rows, image = open_rows[images.lines.lengths[image] > 0], image[images.lines.lengths[image] > 0]
-        is_lacking = _is_unchanged(images.lines, field_starts[open_rows], field_lengths[open_rows])
-        field_starts[open_rows] = np.where(is_lacking, starts[image], field_starts[open_rows])
-        field_lengths[open_rows] = np.where(is_lacking, lengths[image], field_lengths[open_rows])
-        still = _is_unchanged(images.lines, field_starts[open_rows], field_lengths[open_rows]).any(axis=1)
-        open_rows = open_rows[still]
-        back += 1
-    lacking = np.any(_is_unchanged(images.lines, field_starts, field_lengths), axis=1)
-    return _lines(images.lines, field_starts, field_lengths), np.logical_not(lacking)
+    starts, lengths = _fields(images.lines, column_count)
+    has_value = ~_is_unchanged(images.lines, starts, lengths) & _can_complete(images)[:, None]
+    number = np.where(has_value, np.arange(len(images.lines))[:, None], -1)
+    # For each field of a row, the newest image that has its value.
+    source = np.maximum.reduceat(number, images.offsets[:-1], axis=0) if len(newest) else number
+    lacking = source < 0
+    source = np.where(lacking, newest[:, None], source)
+    fields = (np.take_along_axis(values, source, axis=0) for values in (starts, lengths))
+    return _lines(images.lines, *fields), np.logical_not(np.any(lacking, axis=1))
+
+
+def merge_in_blocks(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:
+    """Do the same as `merge`, in memory for MERGED_FIELDS_MAX fields in addition to the lines; no image is deleted."""
+    images_max = max(MERGED_FIELDS_MAX // max(column_count, 1), 2)
+    while np.diff(images.offsets).max(initial=0) > images_max:
+        # Merge every run of images first: it serves as a single image.
+        low, high = images.offsets[:-1], images.offsets[1:]
+        long = np.flatnonzero(high - low > images_max)
+        cut = [np.arange(low[row] + images_max, high[row], images_max) for row in long]
+        bounds = np.sort(np.concatenate([images.offsets, *cut]))
+        lines, _ = _merge_blocks(Images(images.lines, bounds), column_count, images_max)
+        images = Images(lines, np.searchsorted(bounds, images.offsets))
+    return _merge_blocks(images, column_count, images_max)
+
+
+def _merge_blocks(images: Images, column_count: int, images_max: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:
+    """Merge blocks of rows with at most `images_max` images together; no row has more."""
+    offsets, merged, complete = images.offsets, [], [np.zeros(0, np.bool_)]
+    first = 0
+    while first < len(offsets) - 1:
+        last = int(np.searchsorted(offsets, offsets[first] + images_max, side="right")) - 1
+        rows = slice(int(offsets[first]), int(offsets[last]))
+        block = Images(images.lines.part(rows), offsets[first : last + 1] - offsets[first])
+        lines, are_complete = merge(block, column_count)
+        merged.append(lines)
+        complete.append(are_complete)
+        first = last
+    return concatenate(merged), np.concatenate(complete)
+
+
+def _can_complete(images: Images) -> npt.NDArray[np.bool_]:
+    """Flag the images that may have values of their row's newest image: a deleted row has no earlier values."""
+    deleted = np.flatnonzero(images.lines.lengths == 0)
+    if len(deleted) == 0:
+        return np.ones(len(images.lines), np.bool_)
+    last = np.concatenate([[-1], deleted])[np.searchsorted(deleted, images.offsets[1:])]
+    after: npt.NDArray[np.bool_] = np.arange(len(images.lines)) > np.repeat(last, np.diff(images.offsets))
+    return after
 
 
 def _fields(lines: BytesColumn, column_count: int) -> tuple[Ints, Ints]:
@@ -255,7 +294,7 @@ def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
     names = ["node", "group", "key"]
     arrivals = moves.select(["node", "group", "row"]).rename_columns(names)
     keys_of_rows = pa.concat_tables([wanted.select(names), arrivals, moves.select(names)])
-    code = _codes(keys_of_rows)
+    code = number_rows(keys_of_rows["key"], *(to_numpy(keys_of_rows[name]) for name in ("group", "node")))
     target, at, came_from = np.split(code, [len(wanted), len(wanted) + len(moves)])
     lsn, seq = to_numpy(moves["lsn"]), to_numpy(moves["seq"])
     order = np.lexsort((seq, lsn))
@@ -276,11 +315,10 @@ def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
     return _build_entries(steps, keys_of_rows, code, _Moves(lsn, seq, order))
 
 
-def _codes(keys_of_rows: pa.Table) -> Ints:
-    """Number the rows: rows with the same node, group and key get the same number."""
-    node, group = (to_numpy(keys_of_rows[name]).astype(np.int64) for name in ("node", "group"))
-    key = pc.dictionary_encode(keys_of_rows["key"].cast(pa.large_binary()).combine_chunks())
-    columns = (np.asarray(key.indices.to_numpy(), np.int64), group, node)
+def number_rows(values: pa.ChunkedArray, *numbers: npt.NDArray[Any]) -> Ints:
+    """Number the rows: rows with the same value and the same numbers get the same number, from 0 on."""
+    value = pc.dictionary_encode(values.cast(pa.large_binary()).combine_chunks())
+    columns = (np.asarray(value.indices.to_numpy(), np.int64), *numbers)
     order = np.lexsort(columns)
     is_new = np.zeros(len(order), np.bool_)
     for column in columns:

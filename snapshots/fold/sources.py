@@ -471,6 +471,14 @@ class BaseSources:
                 first += len(part)
         return np.concatenate(numbers)
 
+    def with_rows_of(self, groups: Mapping[int, frozenset[int]]) -> Iterator[BaseSource]:
+        """Yield the sources with rows of `groups` (by node number); expand one list at a time."""
+        for node in self.nodes:
+            wanted = groups.get(node.number, frozenset())
+            for part in node.parts:
+                if not wanted.isdisjoint(part.groups):
+                    yield from (source for source in part.read() if not wanted.isdisjoint(source.groups))
+
     @cached_property
     def _parts(self) -> tuple[BasePart, ...]:
         return tuple(part for node in self.nodes for part in node.parts if len(part))

@@ -146,11 +146,13 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
     if commit.previous is None:
         return
     before = find_place(store, commit.snapshot, commit.increment - 1).commit
+    key = commit_key(commit.snapshot, commit.increment - 1)
     if before is None or Previous(before.operation, before.digest) != commit.previous:
         raise ManifestError(
             f"{increment_label(commit.snapshot, commit.increment - 1)} is not the commit that this increment builds on",
-            hint="the store was changed by hand; run: snapshot check",
-            details={"snapshot": commit.snapshot, "increment": commit.increment - 1},
+            hint=f"somebody replaced or removed {key} during this command, which committed nothing: put it back from a"
+            " copy of the store, or repeat the command to build on what the store has now",
+            details={"snapshot": commit.snapshot, "increment": commit.increment - 1, "object": key},
         )
     if is_only_full(store, commit.snapshot):
         raise chain_pruned_error(commit.snapshot)

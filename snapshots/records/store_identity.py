@@ -12,7 +12,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Record
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import read_sealed, seal
-from cutline.snapshots.records.proven_chains import NAME, NAMED_MAX, commit_key
+from cutline.snapshots.records.proven_chains import NAMED_MAX, commit_key
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
@@ -40,7 +40,7 @@ def baseline_key(number: int) -> str:
 
 
 FLEET_KEY = own_store.FLEET_KEY
-FOLDER_URL = "file://"
+FOLDER_URL = own_store.FOLDER_URL
 MISSING_HINT = "if the store contains snapshots, mount its file system; if it is new, run: snapshot init"
 
 
@@ -98,10 +98,9 @@ def check_not_lost(store: ObjectStore) -> None:
     """Raise IdentityLostError if the store has no fleet.json, but contains snapshots."""
     if store.exists(FLEET_KEY):
         return
-    if names := [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]:
+    if names := own_store.find_commits(store, NAMED_MAX):
         raise IdentityLostError(
-            f"object {FLEET_KEY} is missing from store {store.url}, which contains snapshots:"
-            f" {', '.join(names[:NAMED_MAX])}",
+            f"object {FLEET_KEY} is missing from store {store.url}, which contains snapshots: {', '.join(names)}",
             hint=(
                 f"put {FLEET_KEY} back from a copy of the store, or restore its last version; if the snapshots are not"
                 " needed, use a new store"
@@ -111,7 +110,8 @@ def check_not_lost(store: ObjectStore) -> None:
 
 
 def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
-    lack, hint = f"it has no {FLEET_KEY}", "run: snapshot init"
+    lack = f"it has no {FLEET_KEY}"
+    hint = "if the store contains snapshots, correct store in fleet.toml; if it is new, run: snapshot init"
     if store.url.startswith(FOLDER_URL):
         folder = Path(store.url.removeprefix(FOLDER_URL))
         # The folder may be a mount point whose file system is not mounted.
@@ -144,7 +144,10 @@ def foreign_snapshot_error(name: str, fleet_id: str, store_fleet_id: str) -> For
     return ForeignSnapshotError(
         f"object {key} belongs to fleet {fleet_id}, but according to {FLEET_KEY} the store belongs to"
         f" fleet {store_fleet_id}",
-        hint="objects were copied here from another store: use one store per fleet",
+        hint=[
+            "if the snapshot was copied here from another store, remove it: a store belongs to one fleet",
+            f"if {FLEET_KEY} was replaced, put the right one back from a copy of the store",
+        ],
         details={"snapshot": name, "object": key, "fleet": fleet_id},
     )
 

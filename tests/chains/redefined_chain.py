@@ -18,8 +18,11 @@ from cutline.snapshots.records.commit import DefinitionChanges, StoredObject
 from cutline.storage.digest import digest
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.segments import (
+    COMMIT,
     EVERY_PARTITION,
+    NO_GROUP,
     SEGMENT_SCHEMA,
+    Definition,
     Segment,
     SegmentRange,
     create_segment,
@@ -28,7 +31,7 @@ from cutline.wal.segments.segments import (
 from tests.unit.made_commits import full_commit, increment_commit
 
 NODES = ("a", "b")
-STRANGER = 77  # a number that no commit lists
+STRANGER = 77  # the table of a failed attempt, which only the segments define
 Change = tuple[int, int, str, str, str]  # (lsn, number, op, key, line without its newline)
 
 
@@ -168,18 +171,26 @@ def change_table(changes: list[Change]) -> pa.Table:
     return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
 
 
+def commit_table(changes: list[Change]) -> pa.Table:
+    """Return the ends of the changes' transactions."""
+    every = {"seq": 0, "xid": 1, "op": COMMIT, "group": NO_GROUP, "partition": 0, "key": b"", "row": b""}
+    rows = [every | {"lsn": lsn, "end_lsn": lsn + 1} for lsn in sorted({change[0] for change in changes})]
+    return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
+
+
 AlterChanges = Callable[[str, int, list[Change]], list[Change]]
 
 
 def build_chain(store: ObjectStore, alter: AlterChanges = lambda node, number, changes: changes) -> Chain:
     """Build the chain and store its objects; `alter` may replace the changes of a node's segment."""
-    none = pa.Table.from_batches([], SEGMENT_SCHEMA)
     segments: list[dict[str, tuple[Segment, ...]]] = [{} for _ in CHANGES]
     for number, changes in enumerate(CHANGES):
         for node in NODES:
             held = SegmentRange(node, "op", Lsn(number * 100), Lsn(number * 100 + 100))
-            tables = (change_table(alter(node, number, changes)), none)
-            segments[number][node] = (create_segment(store, f"wal/{node}", number + 1, held, tables).segment,)
+            tables = (change_table(alter(node, number, changes)), commit_table(changes))
+            unlisted = (Definition(STRANGER, group(STRANGER, "stranger", "12")),)
+            stored = create_segment(store, f"wal/{node}", number + 1, held, tables, unlisted)
+            segments[number][node] = (stored.segment,)
     full = replace(
         full_commit(position=100),
         segments=segments[0],

@@ -12,6 +12,7 @@ from cutline.nodes.watch import Watch
 from cutline.restore.ddl.ddl import Ddl, DdlEntry
 from cutline.restore.ddl.entries import read_archive
 from cutline.restore.rows.load import create_ledger
+from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.dump import dump_archive
 
 NOTHING = Ddl("", (), (), ())
@@ -19,7 +20,7 @@ NOTHING = Ddl("", (), (), ())
 
 def dumped_ddl(node: Node, folder: Path, watch: Watch) -> Ddl:
     """The DDL of the node's database."""
-    return read_archive(dump_archive(node, None, watch)).for_target(node, folder)
+    return read_archive(DdlArchive.of(dump_archive(node, None, watch))).for_target(node, folder)
 
 
 def ddl_of(pre_data: str = "", post_data: str = "", *, kind: str = "TABLE") -> Ddl:

@@ -6,6 +6,7 @@ create or, if transactions run during it, at its cut. The restored state must be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,12 @@ from cutline.nodes.relation_locks import RelationLockedError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.fold.fold import fold
+from cutline.snapshots.fold.sources import sources_of
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.drain.waiting import SlotWaitError
+from tests.chains.folded_rows import FoldedRow, driver_folds, rows_at_cut, spark_folds
 from tests.commands.snapshot_runs import Runs
 from tests.fuzz.databases import drop_databases
 from tests.fuzz.during import During
@@ -130,9 +135,28 @@ class Run:
                 expected = self.states[number][place]
                 compare(expected, state_of(node.dsn), self.later[number][place], f"increment {number}, {node.id}")
                 self.figures.rows += sum(text.count(b"\n") for text in expected.rows.values())
+        with named_step(f"folds of increment {number}"), self.figures.timed("folds"):
+            self.compare_folds(number)
         if self.case.options.get("check") == "yes":
             with self.figures.timed("checks"):
                 self.check(number)
+
+    def compare_folds(self, number: int) -> None:
+        """Fold the chain in the driver and by Spark; raise FoundError if the rows differ."""
+        location = self.runs.fleet.store
+        chain = read_chain(location.open(), NAME, number)
+        sources = sources_of(chain, tuple(node.id for node in self.runs.fleet.primaries), location.open())
+        found: list[Counter[FoldedRow]] = []
+        for folding in (driver_folds, spark_folds):
+            with folding():
+                folded = fold(self.runs.spark.running, sources, location)
+            try:
+                found.append(rows_at_cut(folded, sources, location))
+            finally:
+                folded.release()
+        if found[0] != found[1]:
+            driver, spark = found[0] - found[1], found[1] - found[0]
+            raise FoundError(f"folds of increment {number}: only the driver has {driver}, only Spark has {spark}")
 
     def check(self, number: int) -> None:
         with named_step(f"check of increment {number}"):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -95,12 +95,17 @@ def few(fleet_factory: FleetFactory, folder: Path, limit: int | None = None) -> 
         path = folder / "fleet.toml"
         path.write_text(path.read_text().replace('id = "s1"\n', f'id = "s1"\nconnections_max = {limit}\n'))
     with psycopg.connect(servers.dsns()[0], autocommit=True) as session:
-        deadline = time.monotonic() + ENDING_SECONDS_MAX
         # Sessions that made the fleet may still be ending.
-        while session.execute(OTHERS).fetchall() != [(0,)]:
-            assert time.monotonic() < deadline
-            time.sleep(SAMPLE_SECONDS)
+        await_others(session)
     return servers
+
+
+def await_others(session: psycopg.Connection[Any]) -> None:
+    """Wait until all other sessions of the server have ended."""
+    deadline = time.monotonic() + ENDING_SECONDS_MAX
+    while session.execute(OTHERS).fetchall() != [(0,)]:
+        assert time.monotonic() < deadline
+        time.sleep(SAMPLE_SECONDS)
 
 
 @pytest.mark.parametrize("limit", first([None, CONNECTIONS_MAX]))
@@ -138,6 +143,7 @@ def test_what_is_free_is_shared_and_what_is_reserved_is_left_alone(fleet_factory
     servers = few(fleet_factory, tmp_path)
     (node,), (dsn,) = load_fleet(tmp_path / "fleet.toml").primaries, servers.dsns()
     with connect(node) as own:
+        await_others(own)
         free = CONNECTIONS - RESERVED - 1
         assert task_sessions({node: own}) == {"s1": free // 2}
         # Two databases of one server.

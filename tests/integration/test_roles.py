@@ -240,7 +240,7 @@ def test_grants_on_tables_are_enough_where_reading_all_data_is_too_much(
         store = backup.store.open()
         chain = read_chain(store, "lean")
         for node in shop.primaries:
-            ddl = read_stored_ddl(store, chain, node.id)
+            ddl = read_stored_ddl(store, chain, node.id).body
             assert (f'FOR "{OWNER}" SERVER "elsewhere"'.encode() in ddl, b"unreadable" in ddl) == (True, False)
         assert run_command(backup, "show", "lean")[0] == 0
     finally:

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, hash_base
-from cutline.check.stored_rows import forms_of
+from cutline.check.streams import InDriver
+from cutline.check.table_forms import TableForms
 from cutline.columns.allocator import SYSTEM, VARIABLE
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect
@@ -143,7 +144,7 @@ def test_a_large_value_takes_a_few_times_its_row_through_every_task(place: Place
         copied, times["copy"] = run_measured(copy_ranges, copies, printed)
 
     bases = [base_sources(report) for report in copied]
-    forms = forms_of({one.number: one for one in groups.values()})
+    forms = InDriver(TableForms.of(groups.values()))
     hashes = [BaseHashTask(one, forms, None, store) for one in (*bases[0], *bases[1])]
     hashed: list[BaseHashReport]
     hashed, times["hash"] = run_measured(hash_base, hashes, printed)

@@ -85,6 +85,7 @@ LONG = (
     "tests/integration/test_metrics_nodes.py",
     "tests/integration/test_main_job.py",
     "tests/integration/test_policies.py",
+    "tests/unit/test_cli_main.py",
     "tests/fuzz/test_decoder.py",
     "tests/spark/test_long_lines.py",
     "tests/integration/test_cancel.py",

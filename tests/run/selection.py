@@ -1,21 +1,22 @@
 """Select the tests of a run: the fixed set of `make test`, the rest of them, or all, which is the default.
 
 The fixed set excludes tests with the mark `rest`, which `first` and `first_of_each` of tests/run/soak.py give to cases
-of a table. Of the modules that tests/run/fixed_set.txt lists, it contains only the tests named there. `make test` and
-`make rest` together run every test once, as `make all` does in one run. `--whole=MODULE` adds all tests of a module
-(tests/run/changed.py).
+of a table. Of the modules that tests/run/fixed_set.txt lists, it contains only the tests named there, or all but the
+tests that are named with a minus. `make test` and `make rest` together run every test once, as `make all` does in one
+run. `--whole=MODULE` adds all tests of a module (tests/run/changed.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+LEFT_OUT = "- "
+
 
 def read_fixed_set(text: str) -> dict[str, set[str]]:
-    """Return the names of tests by module."""
+    """Return the names of tests by module; those that are left out begin with LEFT_OUT."""
     found: dict[str, set[str]] = {}
     module = ""
     for line in text.splitlines():
@@ -27,7 +28,7 @@ def read_fixed_set(text: str) -> dict[str, set[str]]:
     return found
 
 
-FIXED: Mapping[str, set[str]] = read_fixed_set(Path(__file__).with_name("fixed_set.txt").read_text())
+FIXED: dict[str, set[str]] = read_fixed_set(Path(__file__).with_name("fixed_set.txt").read_text())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +63,10 @@ def is_fixed(item: pytest.Item) -> bool:
 
 
 def is_named(nodeid: str) -> bool:
-    """Whether fixed_set.txt lists the test, by its name or as a case, or does not list its module."""
+    """Whether fixed_set.txt lists the test, by its name or as a case, or leaves out only others of its module."""
     module, _, name = nodeid.partition("::")
-    return module not in FIXED or name in FIXED[module] or name.partition("[")[0] in FIXED[module]
+    if module not in FIXED:
+        return True
+    names = {name, name.partition("[")[0]}
+    left_out = {line.removeprefix(LEFT_OUT) for line in FIXED[module] if line.startswith(LEFT_OUT)}
+    return not names & left_out if left_out else bool(names & FIXED[module])

@@ -96,6 +96,6 @@ def run_on_all_cores(
 def check_not_vacuous(tally: Counter[str], least_per_thousand: Mapping[str, int]) -> None:
     """Print what occurred in the histories, and fail if something that must occur was too rare."""
     print(f"CUTLINE_SEED={SEED}: {dict(sorted(tally.items()))}")  # noqa: T201  # a simulation prints its seed
-    thousands = tally["histories"] // 1000
-    rare = {name: tally[name] for name, least in least_per_thousand.items() if tally[name] < least * thousands}
+    histories = tally["histories"]
+    rare = {name: tally[name] for name, least in least_per_thousand.items() if tally[name] < least * histories // 1000}
     assert not rare, f"CUTLINE_SEED={SEED}: too rare to prove anything: {rare}"

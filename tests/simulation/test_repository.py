@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from tests.run.soak import SEED, SOAK_SECONDS, first_of_each
+from tests.run.soak import SEED, SOAK_SECONDS, first, first_of_each
 from tests.simulation.repository_history import run_repositories, run_repository
 from tests.simulation.repository_walk import (
     CHANGING_COMMANDS,
@@ -23,7 +23,7 @@ from tests.simulation.repository_walk import (
 )
 from tests.simulation.runs import HISTORIES_PER_TASK, PromiseBrokenError, check_not_vacuous, run_on_all_cores
 
-HISTORIES = 1_000
+HISTORIES = (250, 1_000)
 # Per thousand histories; with fewer the simulation would prove nothing. At most a third of the usual counts.
 LEAST_PER_THOUSAND = {
     "snapshots and increments committed": 2000,
@@ -57,13 +57,14 @@ def test_the_history_of_the_seed_keeps_every_promise() -> None:
     run_repository(SEED)
 
 
-# A dozen seconds on two idle cores, longer on a busy machine.
+# A thousand take a dozen seconds on two idle cores, longer on a busy machine.
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(SOAK_SECONDS > 0, reason="CUTLINE_SOAK asks for the long form")
-def test_random_histories_keep_every_promise() -> None:
-    tally = run_on_all_cores(SEED, HISTORIES, run=run_repositories)
-    assert tally["histories"] == HISTORIES
+@pytest.mark.parametrize("histories", first(HISTORIES))
+def test_random_histories_keep_every_promise(histories: int) -> None:
+    tally = run_on_all_cores(SEED, histories, run=run_repositories)
+    assert tally["histories"] == histories
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from cutline.check.report import Conflict, Findings, SnapshotReport
 from cutline.check.verify import check_contents
 from cutline.fleet.progress import Silent
-from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold.changed_keys import find_valid_rows
 from cutline.snapshots.fold.fold import fold
-from cutline.snapshots.fold.sources import read_at_cut, sources_of
+from cutline.snapshots.fold.sources import sources_of
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
+from tests.chains.folded_rows import driver_folds, rows_at_cut, spark_folds
 from tests.chains.redefined_chain import NODES, STATES, AlterChanges, Change, build_chain
 from tests.run.soak import first
 
@@ -36,18 +34,10 @@ def read_states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[s
     names = {one.number: one.table for one in chain.groups("a")}
     found: dict[str, dict[str, list[str]]] = {node: {name: [] for name in names.values()} for node in NODES}
     try:
-        assert folded.problems == []
-        assert folded.images is not None
-        images = folded.images.select("node", "group", "row").collect()
-        rows = [(row["node"], row["group"], bytes(row["row"])) for row in images]
-        for base in sources.bases:
-            number = base.source.number
-            for batch in (one for table in read_at_cut(store, base, BASE_SCHEMA) for one in table.to_batches()):
-                held = batch.filter(pa.array(find_valid_rows(batch, base, folded.changed.get(number, {}))))
-                rows += [(number, one["group"], one["row"]) for one in held.to_pylist()]
+        rows = rows_at_cut(folded, sources, StoreLocation(url))
     finally:
         folded.release()
-    for node, number, line in rows:
+    for node, number, line in rows.elements():
         assert line.endswith(b"\n")
         found[NODES[node]][names[number]].append(line[:-1].decode())
     return {node: {name: sorted(lines) for name, lines in tables.items()} for node, tables in found.items()}
@@ -57,7 +47,9 @@ def read_states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[s
 def test_a_state_has_the_rows_and_the_columns_of_its_cut(spark: SparkSession, tmp_path: Path, increment: int) -> None:
     url = f"file://{tmp_path}"
     chain = build_chain(open_store(url, {})).up_to(increment)
-    assert read_states(spark, chain, url) == dict.fromkeys(NODES, STATES[increment])
+    for folding in (spark_folds, driver_folds):
+        with folding():
+            assert read_states(spark, chain, url) == dict.fromkeys(NODES, STATES[increment])
 
 
 class Started:

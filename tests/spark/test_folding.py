@@ -1,4 +1,4 @@
-"""Folding: rows without a key are counted by line, and data that can't be read is never taken for a missing row."""
+"""Folding by Spark: rows without a key are counted by line, and data that can't be read is never a missing row."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 GROUP = 7
 INSERTED, DELETED = ord("I"), ord("D")
+
+
+@pytest.fixture(autouse=True)
+def spark_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver would fold so few changes."""
+    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 0)
 
 
 def fold_changes(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
@@ -114,10 +120,7 @@ def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSessio
     assert key in report.to_pylist()[0]["problem"]
 
 
-def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 0)
+def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(spark: SparkSession, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}", {})
     row = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "group": 1, "partition": 0, "key": b"k", "op": ord("U")}
     changes = pa.Table.from_pylist([row | {"row": b"k\n"}], schema=SEGMENT_SCHEMA)

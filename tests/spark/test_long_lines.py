@@ -23,7 +23,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.restore.rows.jobs import Spread, load_long_images
 from cutline.restore.rows.load import Feed
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.snapshots.fold import changed_keys, key_history
+from cutline.snapshots.fold import changed_keys, key_history, limits
 from cutline.snapshots.fold.changed_keys import KeyFilter, KeySet, find_valid_rows
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LONG_LINE_BYTES
@@ -85,6 +85,12 @@ EXPECTED = [
     (KEYED, b"9\tmoved\t%s\n" % A),
     *((BAG, line + b"\n") for line in (A, C, C)),
 ]
+
+
+@pytest.fixture(autouse=True)
+def spark_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver would fold so few changes, and hold their lines."""
+    monkeypatch.setattr(limits, "CHANGES_MAX", 0)
 
 
 def store_chain(folder: Path) -> Sources:

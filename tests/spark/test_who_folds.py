@@ -80,11 +80,9 @@ def test_the_driver_folds_what_spark_folds_and_both_what_the_changes_say(
     for node, group, key in last:
         keys.setdefault(node, {}).setdefault(group, set()).add(key)
     monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 10_000)
-    by_driver = fold(spark, sources, location, for_loading=True)
-    assert by_driver.local is not None
-    for folded in (by_driver, fold(spark, sources, location)):
+    for folded in (fold(spark, sources, location, for_loading=True), fold(spark, sources, location)):
+        assert folded.local is not None
         assert (rows_of(folded), keys_of(folded)) == (expected, keys)
-    assert folded.local is None
     monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 0)
     monkeypatch.setattr(cutline.snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
     monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
@@ -107,9 +105,7 @@ ONE, LONG = change(1, 1, b"k", UPDATED, b"k\n"), change(1, 1, b"k", UPDATED, b"k
 LEFT_TO_SPARK: dict[str, tuple[Change, str]] = {
     "many changes": (ONE, "CHANGES_MAX"),
     "large objects": (ONE, "STORED_BYTES_MAX"),
-    "large rows": (ONE, "READ_BYTES_MAX"),
-    "a group without a key": (change(1, 3, b"", INSERTED, b"k\n"), ""),
-    "a long line": (LONG, ""),
+    "large rows": (LONG, "READ_BYTES_MAX"),
 }
 
 
@@ -120,15 +116,17 @@ def folds_locally(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", LEFT_TO_SPARK)
-def test_what_the_driver_should_not_hold_or_cannot_fold_is_left_to_spark(
+def test_what_the_driver_should_not_hold_is_left_to_spark(
     spark: SparkSession, tmp_path: Path, folds_locally: pytest.MonkeyPatch, name: str
 ) -> None:
     one, limit = LEFT_TO_SPARK[name]
-    if limit:
-        folds_locally.setattr(cutline.snapshots.fold.limits, limit, 0)
-    folded = fold(spark, store_segments(tmp_path, [(0, [one])]), StoreLocation(f"file://{tmp_path}"))
+    sources, location = store_segments(tmp_path, [(0, [one])]), StoreLocation(f"file://{tmp_path}")
+    folded = fold(spark, sources, location)
+    assert (rows_of(folded), folded.images) == ([(0, 1, 0, b"k", 1, one["row"])], None)
+    folds_locally.setattr(cutline.snapshots.fold.limits, limit, 0)
+    folded = fold(spark, sources, location)
     assert folded.local is None
-    assert (folded.long_images if name == "a long line" else folded.images) is not None
+    assert (folded.long_images if name == "large rows" else folded.images) is not None
     folded.release()
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from cutline.check.definitions import StoredDefinitions, check_definitions
 from cutline.check.report import Findings, SnapshotReport
 from cutline.nodes.groups import Group
-from cutline.snapshots.ddl.ddl_archive import read_contents, rewrite, statements_of_entry
+from cutline.snapshots.ddl.ddl_archive import DdlArchive, rewrite, statements_of_entry
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DDL, Commit, StoredObject
@@ -59,7 +59,7 @@ class MadeChain:
         """The details of all doubts."""
         return [doubt.detail for doubt in self.checked()[0].report.doubts]
 
-    def ddl(self, shard: str, increment: int) -> bytes:
+    def ddl(self, shard: str, increment: int) -> DdlArchive:
         """The DDL of a shard at an increment."""
         return read_stored_ddl(self.store, self.chain.up_to(increment), shard)
 
@@ -69,9 +69,9 @@ class MadeChain:
         full, *increments = commits
         return replace(self, chain=replace(self.chain, full=full, increments=tuple(increments)))
 
-    def with_ddl(self, shard: str, increment: int, ddl: bytes) -> MadeChain:
+    def with_ddl(self, shard: str, increment: int, ddl: DdlArchive) -> MadeChain:
         """The chain with another content of the DDL that an increment lists, and its size and digest in the commit."""
-        body = zstandard.compress(ddl)
+        body = zstandard.compress(ddl.body)
 
         def changed(stored: StoredObject) -> StoredObject:
             if (stored.kind, stored.node) != (DDL, shard):
@@ -106,20 +106,20 @@ class MadeChain:
         return replace(self, chain=replace(self.chain, increments=(*self.chain.increments, following)))
 
 
-def altered(ddl: bytes, changes: Mapping[str, tuple[str, str]], *, owner: str | None = None) -> bytes:
+def altered(ddl: DdlArchive, changes: Mapping[str, tuple[str, str]], *, owner: str | None = None) -> DdlArchive:
     """The archive with a text replaced in the statements of entries, by `KIND name`; perhaps with another owner."""
-    contents, statements, owners = read_contents(ddl), dict[int, str](), dict[int, str]()
-    for entry in contents.entries:
+    statements, owners = dict[int, str](), dict[int, str]()
+    for entry in ddl.contents.entries:
         label = f"{entry.kind} {entry.name}"
         if label in changes:
             before, after = changes[label]
-            text = statements_of_entry(ddl, entry)
+            text = statements_of_entry(ddl.body, entry)
             assert before in text, text
             statements[entry.number] = text.replace(before, after)
             if owner is not None:
                 owners[entry.number] = owner
     assert len(statements) == len(changes), changes
-    return rewrite(ddl, contents, statements, owners=owners)
+    return DdlArchive.of(rewrite(ddl.body, ddl.contents, statements, owners=owners))
 
 
 def group_of(chain: Chain, shard: str, table: str) -> Group:

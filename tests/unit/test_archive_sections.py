@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cutline.restore.ddl.entries import read_archive
-from cutline.snapshots.ddl.ddl_archive import AFTER_ROWS, BEFORE_ROWS
+from cutline.snapshots.ddl.ddl_archive import AFTER_ROWS, BEFORE_ROWS, DdlArchive
 from tests.unit.made_archives import MadeEntry, made_archive
 
 NO_SECTION = 1
@@ -29,4 +29,4 @@ def test_what_depends_on_a_postponed_entry_is_postponed_too_unless_a_table_needs
 
 def late(made: list[MadeEntry]) -> list[int]:
     """The numbers of the entries that run after the rows."""
-    return [one.number for one in read_archive(made_archive(made)[0]).entries if one.section == AFTER_ROWS]
+    return [one.number for one in read_archive(DdlArchive(*made_archive(made))).entries if one.section == AFTER_ROWS]

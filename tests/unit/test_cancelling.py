@@ -22,6 +22,7 @@ from cutline.snapshots.records.store_identity import StoreOfAnotherFleetError, e
 from cutline.storage.errors import StoppedError
 from cutline.storage.ids import new_operation_id
 from cutline.storage.memory import InMemoryStore
+from tests.run.own_sleep import replace_sleep
 from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_commits import memory
 from tests.unit.made_operations import LABEL, NOW, begun, fleet_of, sign
@@ -63,7 +64,7 @@ def test_a_process_that_ends_without_an_outcome_is_gone_with_its_signs(
         if len(slept) == 2:
             store.delete(operation_key(one, "sign-1"))
 
-    monkeypatch.setattr("cutline.snapshots.operations.cancelling.time.sleep", sleep)
+    replace_sleep(monkeypatch, sleep)
     ensure_identity(store, FLEET)
     asked = [found for found in read_under_way(store) if found.id == one]
     (found,) = cancel_operations(fleet_of(store), asked, 30.0, Silent())
@@ -100,7 +101,7 @@ def test_what_became_of_a_request_is_said(ends: str, result: CancelResult, monke
         except (StoppedError, ValueError):
             pass
 
-    monkeypatch.setattr("cutline.snapshots.operations.cancelling.time.sleep", end)
+    replace_sleep(monkeypatch, end)
     assert cancel(store, wait=30.0) == {intent.id: result}
     ended = read_ended(store, intent.id)
     assert ended is not None
@@ -156,7 +157,7 @@ def test_a_prune_that_was_stopped_says_what_it_has_left(monkeypatch: pytest.Monk
         ending = Ending("failed", "cancelled", code=8)
         record_without_intent(store, whole, Time.of(began), about.by, ending)
 
-    monkeypatch.setattr("cutline.snapshots.operations.cancelling.time.sleep", stop)
+    replace_sleep(monkeypatch, stop)
     (found,) = cancel_operations(fleet_of(store), [asked], 30.0, Silent())
     expected = (
         ["to resume it: snapshot delete daily", "to resume it: snapshot delete weekly"] if is_left else ["cleaned"]

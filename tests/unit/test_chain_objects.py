@@ -19,7 +19,15 @@ from cutline.restore.plan.copies import (
 from cutline.restore.scope.scope import ChosenTables
 from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, FullSnapshot, NamedObject, StoredObject, listed_objects
+from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    DefinitionChanges,
+    FullSnapshot,
+    NamedObject,
+    StoredObject,
+    listed_objects,
+)
 from cutline.snapshots.records.documents import base_prefix
 from tests.unit.made_commits import commit, counted, memory
 from tests.unit.made_lists import NAME, OPERATION, shorten_lists
@@ -111,3 +119,13 @@ def test_the_bytes_of_shards_are_those_of_their_copies(chain: Chain) -> None:
     segments = sum(one.size for listed in chain.full.segments.values() for one in listed)
     assert count_bytes(chain, ["a"]) == segments + 2 * OBJECTS * SIZE
     assert count_bytes(chain, ["other"]) == 0
+
+
+def test_the_newest_ddl_of_a_full_snapshot_during_which_ddl_changed_is_that_of_the_cut() -> None:
+    copied, changed = (StoredObject(f"ddl/{name}", DDL, "a", SIZE, "d", {}) for name in ("copied", "changed"))
+    full = commit(0)
+    assert isinstance(full, FullSnapshot)
+    full = structs.replace(full, copied=(copied,))
+    assert Chain(full).ddl_object("a") == copied
+    changes = DefinitionChanges(objects=(changed,), roles={"a": ()}, fingerprints={"a": "f"})
+    assert Chain(structs.replace(full, definition_changes=changes)).ddl_object("a") == changed

@@ -13,6 +13,7 @@ import zstandard
 from msgspec import structs
 
 from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.snapshots.ddl import ddl_archive
 from cutline.snapshots.records.commit import (
     DDL,
     GLOBALS,
@@ -40,6 +41,47 @@ def test_a_chain_as_it_was_written_has_neither_conflicts_nor_doubts(made: MadeCh
     assert stored.newest.keys() == {"s1", "s2"}
     assert stored.labels["s1"] == {16386: {b"sad", b"happy"}}
     assert stored.roles == {"s1": {"postgres"}, "s2": {"postgres"}}
+
+
+def test_the_contents_of_each_archive_are_read_once(made: MadeChain, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    read_contents = ddl_archive.read_contents
+    monkeypatch.setattr(ddl_archive, "read_contents", lambda body: read.append(1) or read_contents(body))
+    assert made.conflicts == []
+    assert len(read) == sum(one.kind == DDL for commit in made.chain.commits for one in commit.own_objects) == 6
+
+
+def test_a_commit_without_ddl_of_its_own_is_compared_with_the_newest(made: MadeChain) -> None:
+    """A restore would use that DDL, so it would refuse what the check accepts."""
+    longer = made.unchanged().unchanged()
+    state = longer.chain.tables("s1")["public.long"]
+    other = structs.replace(state, oid=state.oid + 1)
+    # The next increment has the right state again, but the one between is not restored.
+    moved = longer.with_commit(
+        3, lambda one: structs.replace(one, definition_changes=DefinitionChanges(tables={"s1": (other,)}))
+    ).with_commit(4, lambda one: structs.replace(one, definition_changes=DefinitionChanges(tables={"s1": (state,)})))
+    stored = made.chain.ddl_object("s1")
+    assert stored is not None
+    findings, _ = moved.checked()
+    assert [(conflict.detail, conflict.object) for conflict in findings.report.conflicts] == [
+        (
+            f"increment 3: table public.long has oid {other.oid} in the commit, but {state.oid} in the DDL",
+            stored.key,
+        )
+    ]
+
+
+def test_a_contradiction_that_stays_is_reported_once(made: MadeChain) -> None:
+    longer = made.unchanged().unchanged()
+    valueless = longer.with_commit(3, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()}))
+    valueless = valueless.with_commit(4, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()}))
+    assert valueless.conflicts == [
+        "increment 3 lists no new DDL, but sequence public.entry_id_seq is gone",
+        "increment 4: the commit has no value for sequence public.entry_id_seq",
+    ]
+    listed = made.with_commit(2, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()})).unchanged()
+    listed = listed.with_commit(3, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()}))
+    assert listed.conflicts == ["the commit has no value for sequence public.entry_id_seq"]
 
 
 def test_the_ddl_of_the_commit_before_in_the_place_of_the_newest_is_found(made: MadeChain) -> None:

@@ -12,9 +12,9 @@ from msgspec import structs
 
 from cutline.nodes.groups import Group
 from cutline.snapshots.ddl.contradictions import contradictions
+from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import DDL, DefinitionChanges, StoredObject
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.open import open_store
 from tests.unit.made_definitions import altered
@@ -29,7 +29,7 @@ def chain() -> Chain:
 
 
 @pytest.fixture(scope="module")
-def ddl(chain: Chain) -> bytes:
+def ddl(chain: Chain) -> DdlArchive:
     return read_stored_ddl(open_store(f"file://{KEPT}", {}), chain, SHARD)
 
 
@@ -46,12 +46,12 @@ def renamed(group: Group, names: dict[str, str]) -> Group:
     return structs.replace(group, columns=columns)
 
 
-def test_a_commit_and_its_ddl_agree(chain: Chain, ddl: bytes) -> None:
+def test_a_commit_and_its_ddl_agree(chain: Chain, ddl: DdlArchive) -> None:
     assert contradictions(chain, SHARD, ddl) == []
     assert contradictions(with_groups(chain, lambda group: group), SHARD, ddl) == []
 
 
-def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, ddl: bytes) -> None:
+def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, ddl: DdlArchive) -> None:
     names = {"id": "account", "account": "id"}
     exchanged = with_groups(chain, lambda group: renamed(group, names) if group.table == "entry" else group)
     assert contradictions(exchanged, SHARD, ddl) == [
@@ -59,7 +59,7 @@ def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, d
     ]
 
 
-def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: bytes) -> None:
+def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: DdlArchive) -> None:
     def other_type(group: Group) -> Group:
         columns = tuple(
             structs.replace(column, type="integer") if column.type == "bigint" else column for column in group.columns
@@ -99,7 +99,7 @@ def with_last(chain: Chain, **values: Any) -> Chain:
     return replace(chain, increments=(*before, structs.replace(last, **values)))
 
 
-def test_ddl_of_another_database_is_found(chain: Chain, ddl: bytes) -> None:
+def test_ddl_of_another_database_is_found(chain: Chain, ddl: DdlArchive) -> None:
     """As if somebody had put that of another server there, or had given the copies another encoding."""
     of_database = {
         "DATABASE bank": ("ENCODING = 'UTF8' LOCALE_PROVIDER = libc", "ENCODING = 'LATIN1' LOCALE_PROVIDER = icu")
@@ -113,7 +113,7 @@ def test_ddl_of_another_database_is_found(chain: Chain, ddl: bytes) -> None:
     assert contradictions(other, SHARD, ddl) == ["the database has oid 5 in the commit, but 16384 in the DDL"]
 
 
-def test_another_table_of_the_same_name_is_found(chain: Chain, ddl: bytes) -> None:
+def test_another_table_of_the_same_name_is_found(chain: Chain, ddl: DdlArchive) -> None:
     states = {
         shard: tuple(structs.replace(state, oid=state.oid + 1) for state in states)
         for shard, states in chain.full.tables.items()
@@ -133,14 +133,14 @@ def test_another_table_of_the_same_name_is_found(chain: Chain, ddl: bytes) -> No
     assert found
 
 
-def test_other_labels_of_an_enum_are_found(chain: Chain, ddl: bytes) -> None:
+def test_other_labels_of_an_enum_are_found(chain: Chain, ddl: DdlArchive) -> None:
     fewer = altered(ddl, {"TYPE mood": ("'sad',\n    'happy'", "'sad'")})
     assert contradictions(chain, SHARD, fewer) == [
         "an enum type of table public.account has labels happy, sad in the commit, but sad in the DDL"
     ]
 
 
-def test_sequences_that_count_differently_or_have_impossible_values_are_found(chain: Chain, ddl: bytes) -> None:
+def test_sequences_that_count_differently_or_have_impossible_values_are_found(chain: Chain, ddl: DdlArchive) -> None:
     other = altered(ddl, {"SEQUENCE entry_id_seq": ("INCREMENT BY 1", "INCREMENT BY 2")})
     name = "sequence public.entry_id_seq"
     assert contradictions(chain, SHARD, other) == [f"{name} has increment 1 in the commit, but 2 in the DDL"]
@@ -153,7 +153,7 @@ def test_sequences_that_count_differently_or_have_impossible_values_are_found(ch
     ]
 
 
-def test_a_role_that_nobody_knows_to_create_is_found(chain: Chain, ddl: bytes) -> None:
+def test_a_role_that_nobody_knows_to_create_is_found(chain: Chain, ddl: DdlArchive) -> None:
     owned = altered(ddl, {"TABLE long": ('"id" integer', '"id" integer')}, owner="clerk")
     assert contradictions(chain, SHARD, owned) == [
         "the DDL names role clerk as an owner, but the commit does not list it"
@@ -162,7 +162,7 @@ def test_a_role_that_nobody_knows_to_create_is_found(chain: Chain, ddl: bytes) -
     assert contradictions(chain, SHARD, predefined) == []
 
 
-def test_the_replica_identity_is_compared_whatever_it_is(chain: Chain, ddl: bytes) -> None:
+def test_the_replica_identity_is_compared_whatever_it_is(chain: Chain, ddl: DdlArchive) -> None:
     keyless = altered(ddl, {"TABLE unkeyed": ("REPLICA IDENTITY FULL", "REPLICA IDENTITY NOTHING")})
     assert contradictions(chain, SHARD, keyless) == [
         "table public.unkeyed has replica identity full in the commit, but not in the DDL"
@@ -177,7 +177,7 @@ def test_the_replica_identity_is_compared_whatever_it_is(chain: Chain, ddl: byte
     assert contradictions(by_index, SHARD, indexed) == []
 
 
-def test_inherited_columns_are_compared_by_their_names(chain: Chain, ddl: bytes) -> None:
+def test_inherited_columns_are_compared_by_their_names(chain: Chain, ddl: DdlArchive) -> None:
     """A child has its parent's columns first, wherever the source has them."""
     text = '(\n    "id" bigint NOT NULL,\n    "account" bigint,\n    "remark" "text"\n)'
     child = '(\n    "account" bigint,\n    "remark" "text"\n)\nINHERITS ("public"."long")'
@@ -193,17 +193,8 @@ def test_inherited_columns_are_compared_by_their_names(chain: Chain, ddl: bytes)
     ]
 
 
-def test_only_the_chosen_tables_are_compared_for_a_restore_of_some(chain: Chain, ddl: bytes) -> None:
+def test_only_the_chosen_tables_are_compared_for_a_restore_of_some(chain: Chain, ddl: DdlArchive) -> None:
     renamed_column = altered(ddl, {"TABLE entry": ('"remark"', '"comment"')})
     chosen = [group for group in chain.groups(SHARD) if group.table == "account"]
     assert contradictions(chain, SHARD, renamed_column, chosen) == []
     assert len(contradictions(chain, SHARD, renamed_column)) == 1
-
-
-def test_the_ddl_that_a_full_snapshot_dumped_again_is_its_newest(chain: Chain) -> None:
-    first = chain.full.copied[-1]
-    archives = [StoredObject(f"{first.key}-{name}", DDL, SHARD, 1, "d", {}) for name in ("base", "cut")]
-    others = tuple(one for one in chain.full.copied if one.kind != DDL)
-    changes = DefinitionChanges(objects=(archives[1],))
-    full = structs.replace(chain.full, copied=(*others, archives[0]), definition_changes=changes)
-    assert Chain(full).ddl_object(SHARD) == archives[1]

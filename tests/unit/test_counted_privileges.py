@@ -10,6 +10,7 @@ from cutline.restore.ddl.entries import read_archive
 from cutline.restore.ddl.unprivileged import take_superusers_part
 from cutline.restore.plan.report import RefusedStatement, RestoreReport, describe_refusals
 from cutline.restore.targets.target import target_of
+from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from tests.unit.made_archives import MadeEntry, made_archive
 
 
@@ -24,7 +25,7 @@ def test_privileges_of_what_is_not_in_the_archive_are_those_of_extensions() -> N
         MadeEntry("ACL", 'TABLE "job"', schema="cron", dependencies=(93,)),
         MadeEntry("ACL", 'COLUMN "job"."command"', schema="cron", dependencies=(93, 6)),
     ]
-    ddl, done = take_superusers_part(read_archive(made_archive(made)[0]), "drill")
+    ddl, done = take_superusers_part(read_archive(DdlArchive(*made_archive(made))), "drill")
     assert [one.number for one in ddl.entries] == [1, 2, 3, 4]
     assert done.privileges == {"": ['SCHEMA "cron"'], "cron": ['TABLE "job"', 'COLUMN "job"."command"']}
     assert done.left_out == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_ddl import (
     DescribedSequence,
     DescribedTable,
@@ -18,7 +19,7 @@ STATEMENT = 'CREATE INDEX "account_twice" ON "public"."account" USING "btree" ("
 
 
 @pytest.fixture(scope="module")
-def ddl() -> bytes:
+def ddl() -> DdlArchive:
     return MadeChain.kept().ddl("s1", 2)
 
 
@@ -121,7 +122,7 @@ def test_the_limits_of_a_sequence_are_those_of_its_type_unless_they_are_given(
     assert read_sequence(text, type_) == expected
 
 
-def test_an_archive_is_described(ddl: bytes) -> None:
+def test_an_archive_is_described(ddl: DdlArchive) -> None:
     described = describe(ddl)
     assert described.fed == {("public", "entry_id_seq"): (("public", "entry", "id"),)}
     assert described.enums == {16386: ("sad", "happy")}
@@ -134,7 +135,7 @@ def test_an_archive_is_described(ddl: bytes) -> None:
     assert described.digests["INDEX public.account_twice"] != described.digests["TABLE public.account"]
 
 
-def test_an_index_may_be_a_replica_identity(ddl: bytes) -> None:
+def test_an_index_may_be_a_replica_identity(ddl: DdlArchive) -> None:
     identity = '\n\nALTER TABLE ONLY "public"."account" REPLICA IDENTITY USING INDEX "account_twice";\n'
     index = 'CREATE UNIQUE INDEX "account_twice" ON "public"."account" USING "btree" ("id" DESC, "owner" "text_ops")'
     changed = altered(ddl, {"INDEX account_twice": (STATEMENT, f'{index} INCLUDE ("balance");{identity}')})
@@ -144,7 +145,7 @@ def test_an_index_may_be_a_replica_identity(ddl: bytes) -> None:
     assert describe(changed).identities == {("public", "account"): {"owner"}}
 
 
-def test_the_database_of_other_locales_and_with_settings_is_read(ddl: bytes) -> None:
+def test_the_database_of_other_locales_and_with_settings_is_read(ddl: DdlArchive) -> None:
     before = "WITH TEMPLATE = template0 ENCODING = 'UTF8' LOCALE_PROVIDER = libc LOCALE = 'C';"
     after = (
         "WITH TEMPLATE = template0 ENCODING = 'LATIN1' LOCALE_PROVIDER = icu LC_COLLATE = 'C' LC_CTYPE = 'de_DE'"

@@ -24,14 +24,14 @@ ENTRY = MadeEntry("TABLE", statements="SELECT 1;\n" * 1000)
 
 def test_an_archive_is_read_as_it_was_written() -> None:
     body = made_body([ENTRY])
-    assert dump.read_ddl(zstandard.compress(body), ARCHIVE) == body
+    assert dump.read_ddl(zstandard.compress(body), ARCHIVE).body == body
     without_size = zstandard.ZstdCompressor(write_content_size=False).compress(body)
-    assert dump.read_ddl(without_size, ARCHIVE) == body
+    assert dump.read_ddl(without_size, ARCHIVE).body == body
 
 
 def test_an_archive_is_read_only_if_its_contents_can_be_read() -> None:
     body = made_body([MadeEntry("TABLE")])
-    assert dump.read_ddl(zstandard.compress(body), ARCHIVE) == body
+    assert dump.read_ddl(zstandard.compress(body), ARCHIVE).body == body
     for damaged in (body[:-1], b"", b"SELECT 1;"):
         with pytest.raises(ObjectDamagedError, match=r"archive-0\.dump\.zst of node a: it can't be read as DDL"):
             dump.read_ddl(zstandard.compress(damaged), ARCHIVE)
@@ -46,7 +46,7 @@ def test_a_damaged_archive_is_named_at_once(body: bytes) -> None:
 def test_an_archive_that_expands_past_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     body = made_body([ENTRY])
     monkeypatch.setattr(dump, "DDL_BYTES_MAX", len(body))
-    assert dump.read_ddl(zstandard.compress(body), ARCHIVE) == body
+    assert dump.read_ddl(zstandard.compress(body), ARCHIVE).body == body
     monkeypatch.setattr(dump, "DDL_BYTES_MAX", len(body) - 1)
     with pytest.raises(ObjectDamagedError, match="it is larger than 0 MiB"):
         dump.read_ddl(zstandard.compress(body), ARCHIVE)

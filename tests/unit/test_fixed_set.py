@@ -12,7 +12,7 @@ import pytest
 
 from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.faults.cases import FAULTS, KINDS, Case, all_steps
-from tests.run.selection import FIXED, read_fixed_set
+from tests.run.selection import FIXED, LEFT_OUT, is_named, read_fixed_set
 from tests.run.soak import covering, first, first_of_each
 
 ROOT = Path(__file__).parents[2]
@@ -23,16 +23,41 @@ FAULT_WALK = "tests/integration/test_fault_walk.py::test_after_a_fault_the_next_
 RESTORE_WALK = "tests/integration/restoring/test_restore_walk.py::test_a_killed_restore_ends_whole"
 # Each has one test of a minute or more, or several that share a history as long.
 LEFT_TO_REST = {
+    "tests/integration/damage/test_damage_routed.py",
     "tests/integration/exact/test_odd_tables.py",
     "tests/integration/matrix/test_dependencies_matrix.py",
     "tests/integration/restoring/test_beside_others.py",
+    "tests/integration/restoring/test_cancelled_restores.py",
+    "tests/integration/restoring/test_data_only_changed.py",
+    "tests/integration/restoring/test_data_only_ends.py",
     "tests/integration/restoring/test_data_only_guarded.py",
+    "tests/integration/restoring/test_data_only_others.py",
+    "tests/integration/restoring/test_frozen_rows.py",
+    "tests/integration/restoring/test_lost_fillings.py",
     "tests/integration/restoring/test_lost_records.py",
+    "tests/integration/restoring/test_progress.py",
+    "tests/integration/restoring/test_refused_ends.py",
     "tests/integration/restoring/test_resumed_plan.py",
+    "tests/integration/restoring/test_stalled_ends.py",
+    "tests/integration/restoring/test_unfinished.py",
     "tests/integration/test_cluster_page.py",
+    "tests/integration/test_cut_times.py",
+    "tests/integration/test_drain_killed.py",
+    "tests/integration/test_extensions.py",
+    "tests/integration/test_half_fleets.py",
+    "tests/integration/test_lost_commits.py",
+    "tests/integration/test_many_tables.py",
+    "tests/integration/test_money.py",
+    "tests/integration/test_oldest_server.py",
     "tests/integration/test_pgbench.py",
+    "tests/integration/test_secrets.py",
     "tests/integration/test_speculation.py",
+    "tests/integration/test_tls_clients.py",
+    "tests/integration/test_value_memory.py",
+    "tests/integration/test_wrong_clocks.py",
+    "tests/spark/test_executors_volume.py",
     "tests/spark/test_killed_executors.py",
+    "tests/spark/test_session_files.py",
 }
 
 
@@ -76,7 +101,19 @@ def test_every_module_has_a_test_in_it(in_test: frozenset[str]) -> None:
 @pytest.mark.long
 def test_every_name_of_the_table_is_a_test_of_it(in_test: frozenset[str]) -> None:
     known = {*in_test, *(test.partition("[")[0] for test in in_test)}
-    assert {f"{module}::{name}" for module, names in FIXED.items() for name in names} - known == set()
+    listed = {f"{module}::{name}" for module, names in FIXED.items() for name in names if not name.startswith(LEFT_OUT)}
+    assert listed - known == set()
+
+
+@pytest.mark.long
+@pytest.mark.rest
+def test_every_name_that_is_left_out_is_a_test_of_the_rest() -> None:
+    rest = collected("rest")
+    known = {*rest, *(test.partition("[")[0] for test in rest)}
+    names = {module: {name for name in names if name.startswith(LEFT_OUT)} for module, names in FIXED.items()}
+    assert {f"{module}::{name.removeprefix(LEFT_OUT)}" for module in names for name in names[module]} - known == set()
+    # The lines of a module either all begin with a minus, or none does.
+    assert [module for module, left_out in names.items() if left_out and left_out != FIXED[module]] == []
 
 
 @pytest.mark.long
@@ -104,10 +141,18 @@ def test_every_crash_point_has_a_fault_in_one_of_both(in_test: frozenset[str]) -
 
 
 def test_a_table_has_its_modules_and_their_tests() -> None:
-    assert read_fixed_set("# why\n\na.py\n    test_one\n    test_two[x y]\n\nb.py\n") == {
-        "a.py": {"test_one", "test_two[x y]"},
-        "b.py": set(),
-    }
+    text = "# why\n\na.py\n    test_one\n    test_two[x y]\n\nb.py\n\nc.py\n    - test_three\n"
+    assert read_fixed_set(text) == {"a.py": {"test_one", "test_two[x y]"}, "b.py": set(), "c.py": {"- test_three"}}
+
+
+def test_a_module_has_the_tests_that_are_listed_or_all_but_those_that_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(FIXED, "a.py", {"test_one", "test_two[x y]"})
+    monkeypatch.setitem(FIXED, "c.py", {"- test_three", "- test_four[x]"})
+    chosen = ["a.py::test_one[z]", "a.py::test_two[x y]", "b.py::test_one", "c.py::test_one", "c.py::test_four[z]"]
+    others = ["a.py::test_two[z]", "a.py::test_three", "c.py::test_three[z]", "c.py::test_four[x]"]
+    assert [is_named(nodeid) for nodeid in (*chosen, *others)] == [True] * len(chosen) + [False] * len(others)
 
 
 def test_the_first_cases_have_no_mark() -> None:

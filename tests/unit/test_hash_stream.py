@@ -12,8 +12,8 @@ from msgspec.structs import replace
 import cutline.check.streams
 import cutline.wal.segments.segments
 from cutline.check.report import Copies, Findings, SnapshotReport
-from cutline.check.stored_rows import forms_of
 from cutline.check.streams import InDriver, LastTask, StreamReport, StreamTask, hash_stream, hash_streams
+from cutline.check.table_forms import TableForms
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
@@ -42,10 +42,14 @@ def stored_segment(location: StoreLocation) -> Segment:
     return create_segment(location.open(), "wal", 1, HELD, (table([change]), table([event(120)]))).segment
 
 
-def forms(width: int = 2) -> InDriver:
-    """Those of the one table, which has text columns and one partition."""
+def definition(width: int = 2) -> Group:
+    """That of the one table, which has text columns and one partition."""
     columns = tuple(Column(f"c{number}", "text", 25, -1, number) for number in range(width))
-    return InDriver(forms_of({GROUP: Group(GROUP, "public", "t", "default", 1, columns)}))
+    return Group(GROUP, "public", "t", "default", 1, columns)
+
+
+def forms(width: int = 2) -> InDriver:
+    return InDriver(TableForms.of([definition(width)]))
 
 
 def hashed(location: StoreLocation, segment: Segment, mapping: SchemaMapping | None = None) -> StreamReport:
@@ -181,8 +185,7 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
 
         monkeypatch.setattr(cutline.check.streams, "segment_sources", segments)
         monkeypatch.setattr(Copies, "since", lambda *_: Lsn(0))
-        monkeypatch.setattr(cutline.check.streams, "forms_of", lambda *_: forms().value)
-        monkeypatch.setattr(Chain, "definitions", lambda *_: {})
+        monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
         copies = Copies(("n1",), {"n1": "n1"}, Chain(counted(commit(0))))
         findings = Findings(SnapshotReport("daily", 0))
         hash_streams(cast("SparkSession", None), copies, HeldObjects(location), findings, Silent())
@@ -211,8 +214,7 @@ def test_positions_of_copies_are_asked_for_once_a_node(
 
     monkeypatch.setattr(cutline.check.streams, "segment_sources", segments)
     monkeypatch.setattr(Copies, "since", since)
-    monkeypatch.setattr(cutline.check.streams, "forms_of", lambda *_: forms().value)
-    monkeypatch.setattr(Chain, "definitions", lambda *_: {})
+    monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
     copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, Chain(counted(commit(0))))
     findings = Findings(SnapshotReport("daily", 0))
     found = hash_streams(cast("SparkSession", None), copies, HeldObjects(location), findings, Silent())

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "embedded", "restore", "check", "snapshots", "wal", "fleet", "storage")
 # A command follows one of these, or begins a hint; in "the snapshot was deleted" there is none.
 LEAD = r"(?:: |; |\(| {3}|then |or |as )"
-WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x)(?=[\s;,.)]|$))+)"
+WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x|\d+)(?=[\s;,.)]|$))+)"
 HINTS = {"hint", "remedy", "NEW_CHAIN"}
 
 

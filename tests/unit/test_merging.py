@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
-from cutline.snapshots.fold.key_history import Images, merge
+from cutline.snapshots.fold import key_history
+from cutline.snapshots.fold.key_history import Images, merge, merge_in_blocks
 
 MARK = b"\\u"
 # `\\\\u` is COPY's text of a value that is a backslash and a u: not a mark.
@@ -53,6 +57,26 @@ def test_values_come_from_the_newest_image_that_has_them(
     lines, complete = merge_rows(width, rows, before)
     assert complete == [MARK not in fields for fields in expected]
     assert lines == [line(fields) for fields in expected]
+
+
+@given(histories(), st.integers(1, 12))
+def test_blocks_of_images_are_merged_to_the_same_rows(
+    found: tuple[int, list[list[list[bytes] | None]]], fields_max: int
+) -> None:
+    width, rows = found
+    present = [[image for image in history if image is not None] for history in rows]
+    lines = from_list([line(image) for history in present for image in history])
+    images = Images(lines, offsets_of(np.array([len(history) for history in present], np.int64)))
+    with patch.object(key_history, "MERGED_FIELDS_MAX", fields_max):
+        column, complete = merge_in_blocks(images, width)
+    expected = [merge_row([*history]) for history in present]
+    assert complete.tolist() == [MARK not in fields for fields in expected]
+    assert column.to_arrow().to_pylist() == [line(fields) for fields in expected]
+
+
+def test_a_row_without_images_is_refused() -> None:
+    with pytest.raises(ValueError, match="no image"):
+        merge_rows(1, [[[b"1"]], []], [])
 
 
 def test_a_row_that_was_deleted_takes_nothing_from_before() -> None:

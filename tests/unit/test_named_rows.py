@@ -27,10 +27,16 @@ def differing(first: _State, second: _State) -> list[int]:
     return [int(identity) for identity in _differing(first, second)]
 
 
+def writers(of: _State) -> dict[int, int]:
+    """The position of the last writer of each row."""
+    return dict(zip(of.identity.tolist(), of.lsn.tolist(), strict=True))
+
+
 def test_the_state_has_the_last_image_of_every_key_that_is_not_deleted() -> None:
     base = [(1, 10, BASE_LSN, UPSERT), (2, 20, BASE_LSN, UPSERT)]
     found = state(*base, (3, 30, 5, UPSERT), (2, 0, 7, DELETE), (1, 11, 6, UPSERT))
-    assert (found.value(1), found.value(2), found.value(3)) == ((11, 1, 6), None, (30, 1, 5))
+    assert (found.value(1), found.value(2), found.value(3)) == ((11, 1), None, (30, 1))
+    assert writers(found) == {1: 6, 3: 5}
     assert found.value(4) is None
     assert state().value(1) is None
 
@@ -55,7 +61,8 @@ def test_a_change_before_the_last_base_copy_makes_no_difference() -> None:
     """One copy has it as a change, and the other in its base row."""
     changed, copied = state((1, 10, BASE_LSN, UPSERT), (1, 11, 2, UPSERT)), state((1, 11, BASE_LSN, UPSERT))
     assert differing(changed, copied) == []
-    assert changed.value(1) == copied.value(1) == (11, 1, BASE_LSN)
+    assert changed.value(1) == copied.value(1) == (11, 1)
+    assert writers(changed) == writers(copied) == {1: BASE_LSN}
     # If values were left out, the entries can't be compared.
     assert differing(state((1, 10, BASE_LSN, UPSERT), (1, 5, 2, PARTIAL)), copied) == []
 
@@ -63,7 +70,8 @@ def test_a_change_before_the_last_base_copy_makes_no_difference() -> None:
 def test_rows_without_a_key_are_counted() -> None:
     rows = [(1, 1, BASE_LSN, INSERT), (1, 1, BASE_LSN, INSERT), (2, 2, BASE_LSN, INSERT), (2, 2, 4, DELETE)]
     found = state(*rows, is_multiset=True)
-    assert (found.value(1), found.value(2)) == ((1, 2, BASE_LSN), None)
+    assert (found.value(1), found.value(2)) == ((1, 2), None)
+    assert writers(found) == {1: BASE_LSN}
     assert differing(found, state(*rows[1:], is_multiset=True)) == [1]
 
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks, enum_labels, forms_of
+from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
+from cutline.check.table_forms import TableForms, enum_labels
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
@@ -31,7 +32,7 @@ KEYED = Group(
     partitions=4,
 )  # fmt: skip
 BAG = structs.replace(KEYED, number=8, table="bag", identity="full", key_width=0)
-FORMS = forms_of({7: KEYED, 8: BAG})
+FORMS = TableForms.of([KEYED, BAG])
 VALUES = [
     b"-9223372036854775808", b"32767", b"-1", b"4294967295", b"t", b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
     b"0044-03-15 BC", b"2024-02-29 12:00:00.5+05:30", "äöü".encode(), rb"a\tb\\c\n\\N",
@@ -133,7 +134,7 @@ def test_lines_and_keys_that_do_not_fit_are_damage() -> None:
     with pytest.raises(RowsInvalidError, match="wrong partition") as raised:
         check(moved)
     assert raised.value.kind == "partition"
-    with pytest.raises(RowsInvalidError, match="group 9, which its commit does not list"):
+    with pytest.raises(RowsInvalidError, match="group 9, which no commit defines"):
         check(base(line(), group=structs.replace(KEYED, number=9)))
 
 
@@ -207,6 +208,98 @@ def test_a_change_that_is_there_twice_is_damage() -> None:
         segment(change("U", VALUES[0], line()), change("U", VALUES[0], line(number=b"2")), COMMITTED)
 
 
+def test_rows_of_many_tables_are_checked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order, and in whichever block they are: the error names the table and the column."""
+    pair = Group(9, "public", "pair", "default", 2, (*KEYED.columns[:2], KEYED.columns[8]), partitions=2)
+    none = Group(10, "public", "none", "full", 0, ())
+    forms = TableForms.of([none, pair, BAG, KEYED])
+    rows = [
+        (KEYED, b"1", line(id=b"1")), (none, b"", b"\n"), (pair, b"1\t2", b"1\t2\ta\n"), (BAG, b"", line()),
+        (none, b"", b"\n"), (pair, b"1\t3", b"1\t3\t\\N\n"), (KEYED, b"2", line(id=b"2")), (BAG, b"", line()),
+    ]  # fmt: skip
+
+    def checked(found: list[tuple[Group, bytes, bytes]]) -> None:
+        batch = pa.concat_tables(
+            [pa.Table.from_batches([base(row, group=group, keys=[key])]) for group, key, row in found]
+        ).combine_chunks()
+        checks = BaseChecks(forms)
+        for one in batch.to_batches():
+            checks.add(one, xxhash64(from_list(one.column("key").to_pylist())))
+        checks.end(lambda: iter(batch.to_batches()))
+
+    for fields in (1, 12, 1 << 16):
+        monkeypatch.setattr("cutline.check.stored_rows.FIELDS_PER_BLOCK", fields)
+        checked(rows)
+        with pytest.raises(RowsInvalidError, match=r"column short of public\.pair .* character varying\(3\) does not"):
+            checked([*rows, (pair, b"1\t4", b"1\t4\tlong\n"), *rows[3:5]])
+        with pytest.raises(RowsInvalidError, match=r"column uuid of public\.bag contains a value that type uuid"):
+            checked([*rows, (BAG, b"", line(uuid=b"x" * 36)), (none, b"", b"\n")])
+        with pytest.raises(RowsInvalidError, match=r"a row of public\.none does not have 0 fields"):
+            checked([*rows, (none, b"", b"\t\n"), *rows[1:3]])
+        with pytest.raises(RowsInvalidError, match=r"a row of public\.pair is stored under a key other"):
+            checked([*rows, (pair, b"1", b"1\t4\ta\n")])
+        with pytest.raises(RowsInvalidError, match=r"a row of public\.bag has a key, but the table has none"):
+            checked([*rows, (BAG, b"1", line())])
+        with pytest.raises(RowsInvalidError, match=r"two rows of public\.pair with the same key"):
+            checked([*rows, (pair, b"1\t2", b"1\t2\tb\n")])
+
+
+# Values at the limits of what is recognised at a glance; those that PostgreSQL prints, and others that it reads.
+ACCEPTED = {
+    "id": ["0", "-1", "99999999", "-99999999", "100000000", "9999999999999999", "-99999999999999999",
+           "999999999999999999", "8999999999999999999", "9223372036854775807", "-9223372036854775808", "007"],
+    "small": ["9999", "-9999", "29999", "32767", "-32768"],
+    "number": ["999999999", "1999999999", "2147483647", "-2147483648", "-1999999999"],
+    "oid": ["0", "3999999999", "4294967295"],
+    "day": ["2024-02-29", "infinity", "-infinity", "0044-03-15 BC", "5874897-12-31", "4713-01-01 BC"],
+    "at": ["294276-12-31 23:59:59.999999+00", "0001-01-01 00:00:00+00", "1937-01-01 12:00:27.87+00:19:32",
+           "4713-11-24 00:00:00+00 BC"],
+    "short": ["", "äöü", "abc", "\\n\\\\x"],
+}  # fmt: skip
+REFUSED = {
+    "id": ["", "-", "+", "1e5", "12345678x", "x2345678", "123456789x", "1234567x9012345678", "12345678 ", "1 2345678",
+           "9223372036854775808", "-9223372036854775809", "99999999999999999999", "--1", "1-", "/", ":", "1234567/",
+           "1234567:", "12345678901234567890"],
+    "small": ["32768", "-32769", "99999", "1.0"],
+    "number": ["2147483648", "-2147483649", "9999999999", "12345678901"],
+    "oid": ["-1", "4294967296"],
+    "flag": ["", "T", "tt", "1"],
+    "uuid": ["", "A0EEBC99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1/",
+             "a0eebc99-9c0b-4ef8-bb6d-6bb9bd38:a11", "a0eebc99:9c0b-4ef8-bb6d-6bb9bd380a11"],
+    "day": ["", "2024/02/29", "2024,02,29", "x"],
+    "at": ["2024-02-29 12:00:00 UTC", "2024-02-29T12:00:00", "2024-02-29 12:00:00;00+00", "2024-02-29 12:00:00*00+00"],
+    "short": ["abcd", "äöüx", "\\n\\\\xy"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 20, 8])
+def test_values_are_judged_alike_however_they_are_read(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    """A line that is longer than a block is not copied, so its short values are gathered first."""
+    monkeypatch.setattr("cutline.check.stored_rows.BLOCK_BYTES", block_bytes)
+    for column, values in ACCEPTED.items():
+        lines = [line(**({"id": str(number).encode()} | {column: text.encode()})) for number, text in enumerate(values)]
+        check(base(*lines))
+    for column, values in REFUSED.items():
+        for text in values:
+            with pytest.raises(RowsInvalidError, match=f"column {column} of"):
+                check(base(line(id=b"1"), line(**({"id": b"2"} | {column: text.encode()})), line(id=b"3")))
+
+
+def test_keys_of_all_lengths_are_compared() -> None:
+    for length in (1, 7, 8, 9, 16, 23, 64, 65, 200):
+        key = b"k" * length
+        text = structs.replace(KEYED, columns=(Column("k", "text", 25, -1, 1), *KEYED.columns[1:]))
+        forms = TableForms.of([text])
+        for stored, is_right in ((key, True), (key[:-1] + b"x", False), (b"x" + key[1:], False)):
+            batch = base(b"short" + line()[len(VALUES[0]) :], key + line()[len(VALUES[0]) :], keys=[b"short", stored])
+            checks = BaseChecks(forms)
+            if is_right:
+                checks.add(batch, xxhash64(from_list([b"short", stored])))
+                continue
+            with pytest.raises(RowsInvalidError, match="under a key other than its own"):
+                checks.add(batch, xxhash64(from_list([b"short", stored])))
+
+
 def test_lines_are_checked_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutline.check.stored_rows.FIELDS_PER_BLOCK", 20)
     lines = [line(id=str(number).encode()) for number in range(7)]
@@ -269,22 +362,23 @@ MOODS = structs.replace(
     KEYED, number=9,
     columns=(*KEYED.columns[:1], Column("mood", "public.mood", 16386, -1, 1, 2), Column("v", "text", 25, -1, 2, 3)),
 )  # fmt: skip
-LABELS = frozenset({b"ok", rb"a\\b", "übel".encode()})
+LABELS = frozenset({b"ok", rb"a\\b", "übel".encode(), b"resigned", b"indifferent", b""})
 
 
 def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes]] | None = None) -> None:
     lines = [b"%d\t%s\tx\n" % row for row in enumerate(moods)]
-    checks = BaseChecks(forms_of({9: MOODS}, {9: {1: LABELS} if labels is None else labels}))
+    checks = BaseChecks(TableForms.of([MOODS], {9: {1: LABELS} if labels is None else labels}))
     batch = base(*lines, group=MOODS)
     checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
 
 
 def test_an_enum_has_only_its_labels() -> None:
-    of_moods(b"ok", rb"\N", rb"a\\b", "übel".encode(), b"ok")
-    with pytest.raises(
-        RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood does"
-    ):
-        of_moods(b"ok", b"bad")
+    of_moods(b"ok", rb"\N", rb"a\\b", "übel".encode(), b"ok", b"resigned", b"indifferent", b"")
+    for bad in (b"bad", b"o", b"ok ", b"resigne", b"resignedx", b"indifferens"):
+        with pytest.raises(
+            RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood does"
+        ):
+            of_moods(b"ok", bad, b"indifferent")
     # The DDL does not tell the labels.
     of_moods(b"bad", labels={})
 

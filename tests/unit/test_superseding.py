@@ -22,3 +22,22 @@ def test_exactly_the_last_change_of_every_group_and_key_is_kept(
     columns = [np.array([one[place] for one in numbered], np.int64) for place in (0, 2, 3)]
     kept = last_of_every_key(columns[0], from_list([one[1] for one in numbered]), columns[1], columns[2])
     assert [last[one[0], one[1]] == one[2:] for one in numbered] == kept.tolist()
+
+
+@given(CHANGES, st.data())
+def test_the_row_before_one_that_continues_it_is_kept_too(
+    changes: list[tuple[int, bytes, int]], data: st.DataObject
+) -> None:
+    continues = data.draw(st.lists(st.booleans(), min_size=len(changes), max_size=len(changes)))
+    at = sorted(range(len(changes)), key=lambda row: (changes[row][2], row))
+    before: dict[int, int] = {}
+    last: dict[tuple[int, bytes], int] = {}
+    for row in at:
+        if (earlier := last.get(changes[row][:2])) is not None:
+            before[row] = earlier
+        last[changes[row][:2]] = row
+    groups, lsn = (np.array([one[place] for one in changes], np.int64) for place in (0, 2))
+    keys = from_list([one[1] for one in changes])
+    kept = last_of_every_key(groups, keys, lsn, np.arange(len(changes)), np.array(continues, np.bool_))
+    expected = {*last.values(), *(earlier for row, earlier in before.items() if continues[row])}
+    assert set(np.flatnonzero(kept).tolist()) == expected

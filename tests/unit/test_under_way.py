@@ -22,6 +22,7 @@ from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.ids import new_operation_id
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import Inventory, StoreUnreachableError
+from tests.run.own_sleep import replace_sleep
 from tests.unit.document_kinds import FLEET, SIGN
 from tests.unit.made_commits import memory
 from tests.unit.made_operations import LABEL, NOW, begun, fleet_of, sign
@@ -148,7 +149,7 @@ def test_watching_goes_on_while_the_store_does_not_answer(monkeypatch: pytest.Mo
             raise KeyboardInterrupt
 
     monkeypatch.setattr(InMemoryStore, "inventory", inventory)
-    monkeypatch.setattr("cutline.cli.commands.status.time.sleep", sleep)
+    replace_sleep(monkeypatch, sleep)
     with pytest.raises(KeyboardInterrupt):
         watch_status(lambda: lines_of(read_status(fleet_of(store), nodes=False)), drawn.append)
     (table,), (kept, why), (again,) = drawn

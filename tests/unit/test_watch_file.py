@@ -9,7 +9,7 @@ import pytest
 
 from cutline.cli.watch.fleet_source import MISSING_TIMES, FleetSource
 from cutline.fleet.config import FleetFileError
-from cutline.snapshots.records.store_identity import StoreNotInitialisedError, ensure_identity
+from cutline.snapshots.records.store_identity import IdentityLostError, StoreNotInitialisedError, ensure_identity
 from cutline.storage.errors import UsageError
 from cutline.storage.local import LocalStore
 from cutline.wal.segments.own_store import StoreGoneError
@@ -142,6 +142,13 @@ def test_a_store_that_is_gone_or_another_one_is_none_to_work_with(file: Path, tm
         source.open_store()
     folder.rename(tmp_path / "other")
     (tmp_path / "unmounted").rename(folder)
+    source.open_store()
+    # Nothing has to be mounted if the snapshots are there.
+    LocalStore(folder).create("snapshots/daily/snapshot.json", b"{}")
+    (folder / "fleet.json").rename(tmp_path / "lost.json")
+    with pytest.raises(IdentityLostError):
+        source.open_store()
+    (tmp_path / "lost.json").rename(folder / "fleet.json")
     source.open_store()
 
 

@@ -31,6 +31,7 @@ from cutline.nodes.connections import (
     wanted_settings,
 )
 from cutline.nodes.encodings import RAW
+from cutline.nodes.server_errors import stopped_hint
 from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
 
 _lock = threading.Lock()
@@ -89,6 +90,7 @@ def _null_stream() -> int | None:
 
 
 OBJECT_IN_USE = "55006"
+SEE_LOG = "see the server's log"
 # Several batches fit into AHEAD_BYTES (message_stream.py).
 BATCH_BYTES = 4 << 20
 
@@ -199,6 +201,6 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None) -> Sn
     return UnreachableError(
         f"node {node.id}: the server aborted the read of slot {slot}: {lines[0] if lines else 'no reason given'}"
         f"{missing_files(node.dsn)}",
-        hint="see the server's log, then repeat the command: it continues where the archive ends",
+        hint=f"{stopped_hint(sqlstate or '') or SEE_LOG}; then repeat the command: it continues where the archive ends",
         details={"node": node.id, "slot": slot},
     )

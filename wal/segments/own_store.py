@@ -7,13 +7,14 @@ import json
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
-FLEET_KEY = "fleet.json"
+FLEET_KEY, FOLDER_URL = "fleet.json", "file://"
 FLEET_BYTES_MAX = 1 << 16
-HINT = "put the store back, or mount its file system; then repeat the command"
+AGAIN = "then repeat the command"
+SNAPSHOTS = "snapshots"
 
 
 class StoreGoneError(RefusedError):
-    """The store that this command started with is no longer there."""
+    """The store that this command started with is no longer there, or has lost its fleet.json."""
 
 
 def check_own_store(store: ObjectStore, fleet_id: str) -> None:
@@ -21,20 +22,42 @@ def check_own_store(store: ObjectStore, fleet_id: str) -> None:
     try:
         body = store.read_range(FLEET_KEY, 0, FLEET_BYTES_MAX)
     except ObjectMissingError as error:
-        raise store_gone_error(store, None, HINT) from error
+        if find_commits(store, 1):
+            raise StoreGoneError(
+                f"object {FLEET_KEY} was removed from store {store.url}, which still contains snapshots",
+                hint=f"put it back from a copy of the store, or restore its last version; {AGAIN}",
+                details={"store": store.url, "object": FLEET_KEY},
+            ) from error
+        raise store_gone_error(store, None, AGAIN) from error
     found = _id_in(body)
     if found != fleet_id:
-        raise store_gone_error(store, found, HINT)
+        raise store_gone_error(store, found, AGAIN)
 
 
-def store_gone_error(store: ObjectStore, found: str | None, hint: str) -> StoreGoneError:
-    """Return the error for a store that is gone.
+def find_commits(store: ObjectStore, most: int) -> list[str]:
+    """Return the names of some snapshots that exist.
+
+    Other objects prove nothing: a command that lost the store may have stored them in the folder where it was mounted.
+    """
+    found: list[str] = []
+    for name in store.list_children(SNAPSHOTS):
+        if len(found) < most and store.exists(f"{SNAPSHOTS}/{name}/snapshot.json"):
+            found.append(name)
+    return found
+
+
+def store_gone_error(store: ObjectStore, found: str | None, then: str) -> StoreGoneError:
+    """Return the error for a store that is gone; `then` is what to do once it is back.
 
     `found` is the fleet whose store is now at that location; None if nothing is there.
     """
     place = "nothing is there now" if found is None else f"a store of fleet {found} is there now"
+    # Only a folder can be on a file system that was unmounted.
+    mount = ", or mount its file system" if store.url.startswith(FOLDER_URL) else ""
     return StoreGoneError(
-        f"the store that was at {store.url} is gone: {place}", hint=hint, details={"store": store.url}
+        f"the store that was at {store.url} is gone: {place}",
+        hint=f"put the store back{mount}; {then}",
+        details={"store": store.url},
     )
 
 

@@ -1,0 +1,63 @@
+"""The rows that a fold gives, whoever folded, in a form that can be compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.changed_keys import find_valid_rows
+from cutline.snapshots.fold.fold import IMAGE_COLUMNS, Fold, long_image_reader
+from cutline.snapshots.fold.sources import PROBLEM, Sources, read_at_cut
+from cutline.storage.location import StoreLocation
+
+Image = tuple[int, int, int, bytes, int, bytes]
+FoldedRow = tuple[int, int, bytes]
+
+
+def images_of(folded: Fold, sources: Sources, location: StoreLocation) -> list[Image]:
+    """The folded images (IMAGE_COLUMNS), sorted."""
+    tables: list[pa.Table] = []
+    if folded.local is not None:
+        tables.append(folded.local)
+    if folded.images is not None:
+        tables.append(folded.images.select(*IMAGE_COLUMNS).toArrow())
+    if folded.long_images is not None:
+        batches = folded.long_images.toArrow().to_batches()
+        tables.append(pa.Table.from_batches(long_image_reader(sources, location).read_images(batches)))
+    return sorted(tuple(row[name] for name in IMAGE_COLUMNS) for table in tables for row in table.to_pylist())
+
+
+def rows_at_cut(folded: Fold, sources: Sources, location: StoreLocation) -> Counter[FoldedRow]:
+    """All rows at the cut: node, group and line."""
+    assert folded.problems == []
+    images = images_of(folded, sources, location)
+    assert [image for image in images if image[1] == PROBLEM] == []
+    found = Counter((node, group, row) for node, group, *_, row in images)
+    for base in sources.bases:
+        number = base.source.number
+        for batch in (one for table in read_at_cut(location.open(), base, BASE_SCHEMA) for one in table.to_batches()):
+            held = batch.filter(pa.array(find_valid_rows(batch, base, folded.changed.get(number, {}))))
+            found.update((number, one["group"], one["row"]) for one in held.select(["group", "row"]).to_pylist())
+    return found
+
+
+@contextmanager
+def spark_folds() -> Iterator[None]:
+    """In the block, no number of changes is small enough for the driver."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CHANGES_MAX", 0)
+        yield
+
+
+@contextmanager
+def driver_folds() -> Iterator[None]:
+    """In the block, the driver folds small numbers of changes, whatever was drawn for the module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CHANGES_MAX", 500_000)
+        yield

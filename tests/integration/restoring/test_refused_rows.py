@@ -1,0 +1,126 @@
+"""Rows that a target does not accept: the error names the cause, and its hint says what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.groups import Column, Group
+from cutline.restore.rows.load import Loader, LoadError, LoadTarget, create_ledger
+from cutline.restore.rows.refused_rows import WRONG_COUNT
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
+from tests.integration.own_shard import database_on
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE, TARGET = "twice", "twice_again"
+# On the target, the function returns the same for both rows, as a collation of another version may.
+FOLDED = f"""
+CREATE FUNCTION folded(v text) RETURNS text IMMUTABLE LANGUAGE sql
+AS $$SELECT CASE current_database() WHEN '{SOURCE}' THEN v ELSE lower(v) END$$
+"""
+STATEMENTS = (
+    FOLDED,
+    "CREATE TABLE item (id int PRIMARY KEY, v text)",
+    "INSERT INTO item VALUES (1, 'a'), (2, 'A'), (3, 'b')",
+    "CREATE UNIQUE INDEX item_folded ON item (folded(v))",
+)
+
+
+class Place:
+    """A snapshot of one shard, and the database on the same server that it is restored into."""
+
+    def __init__(self, source: Any, folder: Path, spark: SparkSession) -> None:
+        self.fleet, self.spark = source, spark
+        (primary,) = source.primaries
+        self.dsn, self.maintenance = with_database(primary, TARGET).dsn, with_database(primary, "postgres").dsn
+        self.file = folder / "there.toml"
+        self.file.write_text(
+            f'name = "there"\nstore = "file://{folder}/other"\n[[node]]\nid = "s1"\ndsn = "{self.dsn}"\n'
+        )
+
+    def run(self, command: str, *words: str) -> tuple[int, dict[str, Any]]:
+        return run_here(self.fleet, command, "snp", "--to", str(self.file), *words, spark=self.spark)
+
+
+@pytest.fixture
+def place(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    monkeypatch.chdir(tmp_path)
+    with database_on(shared_fleet, SOURCE, tmp_path) as fleet, dropping_slots(fleet):
+        execute(fleet.primaries[0].dsn, *STATEMENTS)
+        runs = Runs(fleet, Ready(spark))
+        runs.init()
+        runs.full("snp")
+        place = Place(fleet, tmp_path, spark)
+        try:
+            yield place
+        finally:
+            execute(place.maintenance, f'DROP DATABASE IF EXISTS "{TARGET}" WITH (FORCE)')
+
+
+def test_a_key_that_occurs_twice_after_the_load_is_shown_and_mended_there(place: Place) -> None:
+    code, refused = place.run("restore")
+    assert (code, refused["error"]) == (10, "ddl-refused"), refused
+    shown = 'could not create unique index "item_folded": Key (public.folded(v))=(a) is duplicated.'
+    assert shown in refused["message"]
+    lines = refused["hint"].splitlines()
+    (cause,) = [line for line in lines if line.startswith("two rows have the same key")]
+    assert cause.endswith(f"snapshot --fleet {place.fleet.path} check snp --increment 0"), cause
+    (named,) = [line for line in lines if line.startswith("until the restore ends, the databases have temporary names")]
+    loading = named.partition(": ")[2].partition(" on ")[0]
+    execute(with_database(place.fleet.primaries[0], loading).dsn, "DELETE FROM item WHERE id = 2")
+    code, done = place.run("restore-resume")
+    assert (code, done["refused"]) == (0, []), done
+    with psycopg.connect(place.dsn) as connection:
+        assert connection.execute("SELECT to_regclass('item_folded') IS NOT NULL").fetchone() == (True,)
+        assert connection.execute("SELECT array_agg(id ORDER BY id) FROM item").fetchone() == ([1, 3],)
+
+
+def test_rows_that_an_existing_table_does_not_accept_have_the_hint_of_their_cause(place: Place) -> None:
+    execute(place.maintenance, f'CREATE DATABASE "{TARGET}"')
+    execute(place.dsn, *(statement for statement in STATEMENTS if not statement.startswith("INSERT")))
+    code, refused = place.run("restore", "--data-only")
+    assert (code, refused["error"]) == (3, "load"), refused
+    assert 'violates unique constraint "item_folded": Key (folded(v))=(a) already exists.' in refused["message"]
+    lines = refused["hint"].splitlines()
+    assert lines[0].startswith("if another session has inserted a row with this key")
+    assert lines[1].startswith("otherwise the snapshot has two rows with this key: drop the index")
+    assert lines[2].endswith("check snp --increment 0")
+    # As the second line says; and a rule of the table that the snapshot's has not.
+    execute(place.dsn, "DROP INDEX item_folded", "ALTER TABLE item ADD CHECK (id < 3)")
+    code, refused = place.run("restore", "--data-only")
+    assert (code, refused["error"]) == (3, "load"), refused
+    assert refused["hint"].splitlines()[-1] == "after the change, repeat the command"
+    execute(place.dsn, "ALTER TABLE item DROP CONSTRAINT item_id_check")
+    code, done = place.run("restore", "--data-only")
+    assert (code, done["rows"]) == (0, 3), done
+
+
+def test_a_damaged_line_is_not_to_be_loaded_again(shared_fleet: EmbeddedFleet, tmp_path: Path) -> None:
+    columns = (Column("v", "text", 25, -1, 0),)
+    with database_on(shared_fleet, SOURCE, tmp_path) as fleet:
+        (node,) = fleet.primaries
+        execute(node.dsn, "CREATE TABLE note (v text)")
+        group = Group(7, "public", "note", "full", 0, columns)
+        # COPY would have printed the newline as two characters.
+        lines = pa.array([b"one\n", b"two\nthree\n"], pa.binary())
+        batch = pa.record_batch([pa.array(np.full(2, 7, np.int32)), lines], names=["group", "row"])
+        with connect(node) as connection:
+            target = LoadTarget(node, {7: group}, create_ledger(connection))
+            with connection.transaction(), pytest.raises(LoadError, match="COPY stored 3 of 2 rows") as raised:
+                Loader(connection, target, "task").add(batch, target.groups)
+    assert raised.value.hint == WRONG_COUNT
+    assert "server's log" not in raised.value.hint

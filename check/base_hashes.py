@@ -7,7 +7,7 @@ are left out, because the folded changes contain them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes
+from cutline.check.sequence_values import KeyExtremes, add_extremes
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError
 from cutline.columns.bytes_column import from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
@@ -29,13 +30,15 @@ from cutline.wal.segments.damage import ObjectDamagedError
 class BaseHashTask:
     """A base object to hash; `changed` is a broadcast of the node's changed keys by group.
 
-    `forms` is a broadcast of the TableForms of the node's tables.
+    `forms` is a broadcast of the TableForms of the node's tables. `fed` are the groups at the cut whose smallest and
+    largest keys are wanted.
     """
 
     base: BaseSource
     forms: Any
     changed: Any
     store: StoreLocation
+    fed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class BaseHashReport:
     rows: int = 0
     bytes: int = 0
     problem: ErrorReport | None = None
+    extremes: KeyExtremes = field(default_factory=dict)
 
 
 def hash_base(task: BaseHashTask) -> BaseHashReport:
@@ -53,11 +57,12 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     parts: list[Sums] = []
     rows: dict[int, int] = {}
-    checks = BaseChecks(task.forms.value)
+    checks, extremes = BaseChecks(task.forms.value), KeyExtremes()
     try:
         for table in _read(task):
             _count_rows(table, rows)
-            parts += [sums for batch in table.to_batches() for sums in _hash_batch(task, batch, changed, checks)]
+            for batch in table.to_batches():
+                parts += _hash_batch(task, batch, changed, checks, extremes)
         _check_rows(task, rows)
         checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
     except RowsInvalidError as error:
@@ -66,7 +71,7 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
         return BaseHashReport(None, problem=report_of(damage))
     except SnapshotError as error:
         return BaseHashReport(None, problem=report_of(error))
-    return BaseHashReport(combine_all(parts, 3), sum(rows.values()), task.base.source.size)
+    return BaseHashReport(combine_all(parts, 3), sum(rows.values()), task.base.source.size, extremes=extremes)
 
 
 def _read(task: BaseHashTask) -> Iterator[pa.Table]:
@@ -91,21 +96,29 @@ def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
 
 
 def _hash_batch(
-    task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys], checks: BaseChecks
+    task: BaseHashTask,
+    batch: pa.RecordBatch,
+    changed: Mapping[int, Keys],
+    checks: BaseChecks,
+    extremes: KeyExtremes,
 ) -> Iterator[Sums]:
     """Check the rows of a stored batch against the definitions of their tables, and yield their combined hashes."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
     checks.add(batch, key_hashes)
     if task.base.mapping is None:
-        yield _hash(task, batch, changed, key_hashes)
+        yield _hash(task, batch, changed, key_hashes, extremes)
         return
     for table in converted_to_cut(pa.Table.from_batches([batch]), task.base):
         for to_batch in table.to_batches():
-            yield _hash(task, to_batch, changed, xxhash64(from_arrow(to_batch.column("key"))))
+            yield _hash(task, to_batch, changed, xxhash64(from_arrow(to_batch.column("key"))), extremes)
 
 
 def _hash(
-    task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64]
+    task: BaseHashTask,
+    batch: pa.RecordBatch,
+    changed: Mapping[int, Keys],
+    key_hashes: npt.NDArray[np.uint64],
+    extremes: KeyExtremes,
 ) -> Sums:
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
@@ -114,7 +127,9 @@ def _hash(
     hashes = xxhash64(rows, key_hashes)
     node = np.full(len(hashes), task.base.source.number, np.int64)
     places = np.stack([node, group, partition], axis=1)
+    holds: npt.NDArray[np.bool_] | None = None
     if changed or task.base.truncated:
         holds = find_valid_rows(batch, task.base, changed, key_hashes)
         places, hashes = places[holds], hashes[holds]
+    add_extremes(extremes, task.base.source.number, group, batch.column("key"), task.fed, holds)
     return combine_hashes(places, hashes)

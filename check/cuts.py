@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from cutline.check.cut_findings import differences, lost_prepares, shared_parts, torn_conflict
 from cutline.check.report import Conflict, Findings
+from cutline.check.times import note_marks
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
@@ -29,7 +30,7 @@ from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_events import FleetEvents, fleet_events
 from cutline.wal.cut.cut_values import InDoubt, Undecided
-from cutline.wal.cut.markers import marker_from_bytes
+from cutline.wal.cut.markers import Marker, marker_from_bytes
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve_events
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
@@ -98,6 +99,7 @@ def check_cuts(
         else:
             for conflict in differences(commit.cut, cut, windows):
                 findings.conflict(conflict)
+            note_marks(commit, windows, findings)
         for archive in archives:
             archive.end_window(commit)
         progress.advance(1)
@@ -215,16 +217,16 @@ def check_markers(
         awaited = [
             commit for commit in known if was_idle and commit.cut.of(chain.shard_of(node)).start >= was_idle.through
         ]
-        positions: dict[tuple[str, str], Lsn] = {}
+        positions: dict[Marker, Lsn] = {}
         for content, position in contents.items():
+            # The archive also contains the markers of other chains.
             with suppress(ValueError):
-                marker = marker_from_bytes(content)
-                positions[marker.cut, marker.kind] = position
+                positions[marker_from_bytes(content)] = position
         for commit in (*awaited, *chain.commits[len(known) :]):
             cut = commit.cut.of(chain.shard_of(node))
             if idle is not None and cut.start >= idle.through:
                 continue
             for kind, position in (("start", cut.start), ("finish", cut.finish)):
-                if positions.get((commit.cut.id, kind)) != position:
+                if positions.get(Marker(chain.full.chain, commit.cut.id, kind)) != position:
                     detail = f"the archive contains no {kind} marker of cut {commit.cut.id} at {position}"
                     findings.conflict(Conflict("marker", detail, node=node))

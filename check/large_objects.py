@@ -6,15 +6,18 @@ separately.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cutline.check.report import NOT_OF_THE_OBJECT, Findings, conflict_of
 from cutline.fleet.progress import Progress
 from cutline.snapshots.base_copy.large_objects import PartOrder, read_parts
+from cutline.snapshots.ddl.contradictions import PREDEFINED
 from cutline.snapshots.records.commit import (
     LARGE_OBJECTS_COUNT,
     FullSnapshot,
+    LargeObjectDefinition,
     StoredObject,
     group_by_copy_task,
     list_large_objects,
@@ -31,20 +34,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargeCheckTask:
-    """The stored objects written by a single copy task, in order."""
+    """The stored objects written by a single copy task, in order; `roles` are those of the server, if known."""
 
     objects: tuple[StoredObject, ...]
     store: StoreLocation
+    roles: frozenset[str] | None = None
 
 
 def check_large_objects(
-    session: SparkSession, full: FullSnapshot, store: StoreLocation, findings: Findings, progress: Progress
+    session: SparkSession,
+    full: FullSnapshot,
+    store: StoreLocation,
+    findings: Findings,
+    progress: Progress,
+    roles: Mapping[str, frozenset[str]],
 ) -> None:
     """Read all stored large objects; a damaged object is a conflict, but the rows of its node are still compared.
 
-    Raises a task's error if the store did not answer that task.
+    `roles` are the roles of the shards' servers, where they are known. Raises a task's error if the store did not
+    answer that task.
     """
-    tasks = [LargeCheckTask(objects, store) for objects in group_by_copy_task(list_large_objects(full))]
+    tasks = [
+        LargeCheckTask(objects, store, roles.get(objects[0].node))
+        for objects in group_by_copy_task(list_large_objects(full))
+    ]
     if not tasks:
         return
     progress.step("read large objects", total=len(tasks), unit="tasks")
@@ -74,13 +87,20 @@ def read_large(task: LargeCheckTask) -> list[ErrorReport | None]:
     except SnapshotError as error:
         return [report_of(error)] * len(task.objects)
     order = PartOrder()
-    return [_read(store, stored, order) for stored in task.objects]
+    return [_read(store, stored, order, task.roles) for stored in task.objects]
 
 
-def _read(store: ObjectStore, stored: StoredObject, order: PartOrder) -> ErrorReport | None:
+def _read(
+    store: ObjectStore, stored: StoredObject, order: PartOrder, roles: frozenset[str] | None
+) -> ErrorReport | None:
     try:
-        body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
-        count = sum(part.definition is not None for parts in read_parts(stored, body, order) for part in parts)
+        body, count = read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), 0
+        for parts in read_parts(stored, body, order):
+            for oid, definition in ((part.oid, part.definition) for part in parts if part.definition):
+                count += 1
+                if unknown := unknown_roles(definition, roles):
+                    detail = f"large object {oid} names role {unknown[0]}, which the stored roles of its server lack"
+                    raise ObjectDamagedError(key=stored.key, kind="roles", node=stored.node, detail=detail)
         if count != stored.rows.get(LARGE_OBJECTS_COUNT, 0):
             detail = f"it contains {count} large objects instead of {stored.rows.get(LARGE_OBJECTS_COUNT, 0)}"
             raise ObjectDamagedError(key=stored.key, kind="rows", node=stored.node, detail=detail)
@@ -88,3 +108,18 @@ def _read(store: ObjectStore, stored: StoredObject, order: PartOrder) -> ErrorRe
         order.interrupt()
         return report_of(error)
     return None
+
+
+def unknown_roles(definition: LargeObjectDefinition, roles: frozenset[str] | None) -> list[str]:
+    """Return the roles that a large object's definition names, and that are not among the server's `roles`, if known.
+
+    Leaves out predefined roles, and names that two databases may write differently.
+    """
+    named = {definition.owner}
+    for grant in definition.grants or ():
+        named |= {grant.grantor, grant.grantee}
+    return sorted(
+        role
+        for role in named - (named if roles is None else roles)
+        if role and role.isascii() and not role.startswith(PREDEFINED)
+    )

@@ -52,6 +52,10 @@ class NewPart:
         """The commits that are new."""
         return self.chain.commits if self.after is None else self.chain.commits[self.after + 1 :]
 
+    def has(self, commit: Commit) -> bool:
+        """Whether the commit is new."""
+        return self.after is None or commit.increment > self.after
+
     def checked_to(self, node: str) -> Lsn:
         """Return the position up to which the node's state was checked."""
         return self.before.position(node) if self.before else ORIGIN

@@ -13,6 +13,7 @@ from cutline.check.base_hashes import BaseHashTask, hash_base
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node, keys_of, merge
 from cutline.check.streams import StreamHashes, last_by_node
 from cutline.check.table_forms import forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 HASHED_AT_ONCE = 1 << 19
 ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
+# The combined hashes have columns `low` and `high`.
+SMALLEST, LARGEST = "smallest_key", "largest_key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,12 @@ class PartitionHashes:
     """Combined hashes of rows and of row versions, keyed by (node number, group, partition).
 
     A row's version is the commit position of its last writer. It is known only for rows written after all base copies
-    were taken.
+    were taken. `extremes` are the smallest and largest keys of the groups in `Copies.fed`.
     """
 
     rows: Sums
     versions: Sums
+    extremes: KeyExtremes = field(default_factory=dict)
 
     @classmethod
     def none(cls) -> PartitionHashes:
@@ -92,25 +96,36 @@ def hash_partitions(
         for problem in folded.problems:
             findings.damage(problem)
         changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
-        forms |= forms_of_shards(copies.chain, set(copies.shard.values()), lambda found: broadcast(session, found))
+        forms |= forms_of_shards(
+            copies.chain, set(copies.shard.values()), copies.labels, lambda found: broadcast(session, found)
+        )
         bases = _all_bases(copies, part, sources)
         progress.step("read base copies", total=len(bases), unit="objects")
         shares = _base_shares(copies, bases, progress)
+        extremes, fed = KeyExtremes(), fed_by_node(copies)
         tasks = (
-            BaseHashTask(base, forms[copies.shard[base.source.node]], changed.get(base.source.number), store)
+            BaseHashTask(
+                base,
+                forms[copies.shard[base.source.node]],
+                changed.get(base.source.number),
+                store,
+                fed.get(base.source.number, frozenset()),
+            )
             for base in bases
         )
-        base = _hash_bases(session, tasks, findings, shares)
+        base = _hash_bases(session, tasks, findings, shares, extremes)
         if reported:
-            return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3))
+            merge(extremes, reported.extremes)
+            return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3), extremes)
         if folded.local is not None:
             images = hash_local(folded.local, copies)
         elif folded.images is not None:
             images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
         else:
-            return PartitionHashes(base, combine_all([], 3))
+            return PartitionHashes(base, combine_all([], 3), extremes)
         _note_incomplete(images.rows, copies, findings)
-        return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
+        merge(extremes, images.extremes)
+        return PartitionHashes(combine_all([base, images.rows], 3), images.versions, extremes)
     finally:
         folded.release()
         for sent in (*changed.values(), *forms.values()):
@@ -124,6 +139,7 @@ class Reported:
     rows: list[Sums] = field(default_factory=list)
     versions: list[Sums] = field(default_factory=list)
     changed: dict[int, dict[int, Keys]] = field(default_factory=dict)
+    extremes: KeyExtremes = field(default_factory=dict)
 
 
 def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str, bytes | None]) -> Reported | None:
@@ -147,6 +163,7 @@ def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str,
             hashes = hash_local(rows.slice(start, HASHED_AT_ONCE), copies)
             reported.rows.append(hashes.rows)
             reported.versions.append(hashes.versions)
+            merge(reported.extremes, hashes.extremes)
     return reported
 
 
@@ -175,8 +192,13 @@ def _base_shares(copies: Copies, bases: BaseSources, progress: Progress) -> Node
 
 
 def _hash_bases(
-    session: SparkSession, tasks: Iterator[BaseHashTask], findings: Findings, shares: NodeShares[BaseHashTask]
+    session: SparkSession,
+    tasks: Iterator[BaseHashTask],
+    findings: Findings,
+    shares: NodeShares[BaseHashTask],
+    extremes: KeyExtremes,
 ) -> Sums:
+    """Return the combined hashes of all base rows, and add the keys of fed groups to `extremes`."""
     sums = combine_all([], 3)
     for reports in run_many(session, hash_base, tasks, shares, Dealing(lambda task: task.base.source.size)):
         for report in reports:
@@ -184,6 +206,7 @@ def _hash_bases(
                 findings.damage(report.problem)
             elif report.sums is not None:
                 findings.count(objects=1, size_bytes=report.bytes, rows=report.rows)
+                merge(extremes, report.extremes)
         sums = combine_all([sums, *(report.sums for report in reports if report.sums is not None)], 3)
     return sums
 
@@ -210,6 +233,7 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
     entries = to_numpy(images[ENTRY]).view(np.uint64) if has_entries else xxhash64(column_of(images["row"]), hashed)
     positions = BytesColumn(np.ascontiguousarray(lsn).view(np.uint8), np.arange(len(lsn) + 1, dtype=np.int64) * 8)
     is_compared = np.zeros(len(lsn), np.bool_)
+    extremes, fed = KeyExtremes(), fed_by_node(copies)
     # Most slices contain rows from only one node. Computing the positions of all nodes takes seconds in a large fleet.
     for number in np.unique(node).tolist():
         name, of_node = copies.nodes[number], node == number
@@ -217,10 +241,12 @@ def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
         for recopied, position in copies.recopied_since(name).items():
             of_group = of_node & (group == recopied)
             is_compared[of_group] = lsn[of_group] >= position
+        if number in fed:
+            add_extremes(extremes, number, group, keys_of(images), fed[number], of_node)
     keys = np.stack([node, group, partition], axis=1)
     rows = combine_hashes(keys, entries)
     versions = combine_hashes(keys[is_compared], xxhash64(positions, hashed)[is_compared])
-    return PartitionHashes(rows, versions)
+    return PartitionHashes(rows, versions, extremes)
 
 
 def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
@@ -239,15 +265,24 @@ def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongIma
             yield from hash_images(batches, sent.value)
 
         entries = entries.unionByName(map_batches(order_by_place(folded.long_images, _divide), read, ENTRY_ROWS))
+    places = [(number << 32) + group for number, fed in fed_by_node(copies).items() for group in fed]
+    is_fed = (F.shiftleft(F.col("node").cast("bigint"), 32) + F.col("group")).isin(places)
+    value = F.when(is_fed, F.expr("try_cast(string(key) AS bigint)"))
     table = (
         entries.groupBy(*keys)
         .agg(
             *hash_aggregates(F.col(ENTRY)),
             *hash_aggregates(version, "version_", compared),
+            *([F.min(value).alias(SMALLEST), F.max(value).alias(LARGEST)] if places else []),
         )
         .toArrow()
     )
-    return PartitionHashes(sums_of_table(table, keys), sums_of_table(table, keys, "version_"))
+    extremes = KeyExtremes()
+    # One row for each partition.
+    for row in table.select([*keys, SMALLEST, LARGEST]).to_pylist() if places else ():
+        if row[SMALLEST] is not None:
+            merge(extremes, {(row["node"], row["group"]): (row[SMALLEST], row[LARGEST])})
+    return PartitionHashes(sums_of_table(table, keys), sums_of_table(table, keys, "version_"), extremes)
 
 
 def _divide(rows: DataFrame, by: str) -> DataFrame:

@@ -5,7 +5,7 @@ A check that compared nothing, or skipped something, is inconclusive (docs/archi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -86,6 +86,20 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that damage would explain, but that may also be as it should be. It does not change the result.
+
+    Fields that do not apply are None.
+    """
+
+    kind: str
+    detail: str
+    node: str | None = None
+    group: str | None = None
+    object: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """A part of a snapshot that was not compared, and the reason. `is_one_copy`: there is no second copy of it."""
 
@@ -136,7 +150,8 @@ class SnapshotReport:
 
     `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
     else that may differ after a restore. `large_objects` counts the large objects that were read back intact; there is
-    no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards.
+    no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards. `doubts` do not
+    change the result.
 
     `unknown_participants` counts the global transactions whose participants are not known (None: it was not counted):
     if such a transaction is missing altogether on a shard, a check can't tell. `foreign_participants` are names of
@@ -161,6 +176,7 @@ class SnapshotReport:
     unused_records: str = ""
     is_partial: bool = False
     read: ReadTimes | None = None
+    doubts: list[Doubt] = field(default_factory=list)
 
     @property
     def result(self) -> CheckResult:
@@ -213,6 +229,7 @@ class SnapshotReport:
             "warned": to_builtins(self.warned),
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
+            "doubts": [asdict(doubt) for doubt in self.doubts],
         }
 
 
@@ -279,6 +296,10 @@ class Findings:
         """Add a conflict to the report."""
         self.report.conflicts.append(conflict)
 
+    def doubt(self, doubt: Doubt) -> None:
+        """Add a doubt to the report."""
+        self.report.doubts.append(doubt)
+
     def damage(self, problem: ErrorReport) -> None:
         """Add a damaged object to the report once, and exclude its node's copy from the comparison.
 
@@ -307,17 +328,28 @@ def conflict_of(problem: ErrorReport) -> Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A chain's copies: their nodes, and the shard of each node."""
+    """A chain's copies: their nodes, and the shard of each node.
+
+    What the DDL tells about rows, by shard: `labels` are those that enum columns may have, by group number and by the
+    place of the column, and `fed` are the groups at the last commit whose keys come from a sequence.
+    """
 
     nodes: tuple[str, ...]
     shard: Mapping[str, str]
     chain: Chain
+    labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes]]]] = field(default_factory=dict)
+    fed: Mapping[str, Collection[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, chain: Chain) -> Copies:
+    def of(
+        cls,
+        chain: Chain,
+        labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes]]]] | None = None,
+        fed: Mapping[str, Collection[int]] | None = None,
+    ) -> Copies:
         """Return the copies of `chain`."""
         nodes = tuple(chain.baseline)
-        return cls(nodes, {node: chain.shard_of(node) for node in nodes}, chain)
+        return cls(nodes, {node: chain.shard_of(node) for node in nodes}, chain, labels or {}, fed or {})
 
     def since(self, node: str) -> Lsn:
         """Return the latest base position of the shard's copies; all copies have the same WAL from there on."""

@@ -26,12 +26,12 @@ from cutline.check.table_forms import (
     OID,
     TEXTS,
     TIMES,
-    TYPE_NAMES,
     UUID,
+    EnumType,
     Numbers,
     TableForms,
 )
-from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_flags, to_mask, to_numpy
 from cutline.columns.bytes_column import (
     Bytes,
     BytesColumn,
@@ -56,6 +56,7 @@ from cutline.wal.segments.segments import (
     PREPARE,
     TRUNCATE,
     UPSERT,
+    OpenTransaction,
 )
 
 UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
@@ -160,12 +161,15 @@ def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashe
 class SegmentChecks:
     """The checks of a segment that is read table by table; `forms` are those of the node's tables.
 
-    `open` is the position of the transaction of which the segment has only the beginning. Every method raises
-    RowsInvalidError.
+    `open` is the transaction of which the segment has only the beginning, and `continued` the one of which the segment
+    before it has the beginning. `is_open_prepared` says whether `open` is a two-phase transaction; None if the segment
+    has none of its changes. Every method raises RowsInvalidError.
     """
 
     forms: TableForms
-    open: Lsn | None = None
+    open: OpenTransaction | None = None
+    continued: OpenTransaction | None = None
+    is_open_prepared: bool | None = None
     _changed: list[Ints] = field(default_factory=list)
     _ended: list[Ints] = field(default_factory=list)
     _changes: list[Hashes] = field(default_factory=list)
@@ -173,8 +177,10 @@ class SegmentChecks:
     def add(self, table: pa.Table) -> None:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
         op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
-        is_change = np.isin(op, CHANGES)
-        self._ended.append(_without_repeats(lsn[np.isin(op, (COMMIT, PREPARE))]))
+        is_change, is_end = np.isin(op, CHANGES), np.isin(op, (COMMIT, PREPARE))
+        self._ended.append(_without_repeats(lsn[is_end]))
+        if self.open is not None and (lsn[is_end] >= self.open.lsn).any():
+            raise RowsInvalidError(f"it contains the end of the transaction at {self.open.lsn}, or of a later one")
         if not is_change.any():
             return
         # Changes and events are in separate row groups, and a row may be 1 GB: copy no rows without need.
@@ -182,10 +188,33 @@ class SegmentChecks:
         for batch in changes.to_batches():
             for at in _slices_of_bytes(from_arrow(batch.column("row")).offsets, PART_BYTES):
                 _check_changes(batch.slice(at.start, at.stop - at.start), self.forms)
+        self._check_spanning(changes)
         self._changed.append(_without_repeats(lsn[is_change]))
         # A TRUNCATE of several tables is a change of each of them, all with the same number.
         position, number, group = (to_numpy(changes[name]).astype(np.uint64) for name in ("lsn", "seq", "group"))
         self._changes.append((position * _SALT + number) * _MIX + group)
+
+    def _check_spanning(self, changes: pa.Table) -> None:
+        """Check the changes of transactions that span segments: each segment has those after the segment before it."""
+        lsn, seq = to_numpy(changes["lsn"]), to_numpy(changes["seq"])
+        if self.continued is not None and ((lsn == self.continued.lsn) & (seq <= self.continued.seq)).any():
+            known = f"up to change {self.continued.seq}"
+            raise RowsInvalidError(f"it repeats changes of the transaction at {self.continued.lsn}, {known}")
+        if self.open is None:
+            return
+        is_open = lsn == self.open.lsn
+        if (seq[is_open] > self.open.seq).any():
+            detail = f"it contains changes of the transaction at {self.open.lsn} after change {self.open.seq}"
+            raise RowsInvalidError(f"{detail}, up to which it should contain them")
+        if self.is_open_prepared is None and is_open.any():
+            self.is_open_prepared = changes["global_id"].filter(to_mask(is_open)).null_count == 0
+
+    @property
+    def lacks_end(self) -> bool:
+        """Whether the segment neither ends the transaction that it continues, nor leaves it open, once it was read."""
+        if self.continued is None or (self.open is not None and self.open.lsn == self.continued.lsn):
+            return False
+        return not any(np.isin(int(self.continued.lsn), ended) for ended in self._ended)
 
     def end(self, read_again: Callable[[], Iterator[pa.Table]]) -> None:
         """Check what only the whole segment shows: each change once, and each transaction with its end.
@@ -199,7 +228,7 @@ class SegmentChecks:
             raise RowsInvalidError("it contains the same change of a transaction twice")
         changed = np.concatenate(self._changed)
         # No change has the position -1.
-        ended = np.sort(np.concatenate([*self._ended, np.asarray([int(self.open or -1)], np.int64)]))
+        ended = np.sort(np.concatenate([*self._ended, np.asarray([int(self.open.lsn) if self.open else -1], np.int64)]))
         has_end = ended[np.minimum(np.searchsorted(ended, changed), len(ended) - 1)] == changed
         if not has_end.all():
             without = Lsn(int(changed[~has_end].min()))
@@ -467,9 +496,10 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
         if not len(others):
             continue
         given = limits[others] if limits is not None else None
-        if (at := _find_invalid(gather(block.data, starts[others], lengths[others]), oid, given)) is not None:
+        values = gather(block.data, starts[others], lengths[others])
+        if (at := _find_invalid(values, oid, given, block.forms.enums.get(oid))) is not None:
             form, place = block.locate(int(fields[others[at]]))
-            type_ = TYPE_NAMES[oid].format(limit="" if given is None else given[at])
+            type_ = block.forms.type_name(oid, None if given is None else int(given[at]))
             raise RowsInvalidError(
                 f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
                 f" {type_} does not accept"
@@ -526,6 +556,8 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
         return _are_uuids(words, starts, lengths)
     if oid in TIMES:
         return _are_usual_times(words, starts, lengths)
+    if oid in block.forms.enums:
+        return _are_short_labels(words, starts, lengths, block.forms.enums[oid])
     return _are_usual_numbers(words, oid, starts, lengths)
 
 
@@ -578,6 +610,16 @@ def _are_usual_times(words: Any, starts: Ints, lengths: Ints) -> Flags:
     return found
 
 
+def _are_short_labels(words: Any, starts: Ints, lengths: Ints, enum: EnumType) -> Flags:
+    """Flag values that are labels of at most 8 bytes."""
+    found: Flags = (lengths > 0) & (lengths <= WORD_BYTES)
+    # No value contains NUL, so words that are aligned with their ends differ if the values do.
+    labels = [label.rjust(WORD_BYTES, b"\0") for label in enum.labels if 0 < len(label) <= WORD_BYTES]
+    known = np.frombuffer(b"".join(labels), np.dtype("<u8"))
+    found[found] = np.isin(words[starts[found]] << _SHIFTS[lengths[found]], known)
+    return found
+
+
 def _characters(words: Any, starts: Ints, lengths: Ints, longest: int) -> npt.NDArray[np.uint8]:
     """Return the bytes of values, at least 8 and at most `longest` each, in rows of words; the last words overlap."""
     count = -(-longest // WORD_BYTES)
@@ -586,10 +628,14 @@ def _characters(words: Any, starts: Ints, lengths: Ints, longest: int) -> npt.ND
     return found.reshape(len(starts), count * WORD_BYTES)
 
 
-def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None) -> int | None:
+def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None, enum: EnumType | None) -> int | None:
     """Return the index of the first value that the type does not accept; None if it accepts all."""
     if limits is not None:
         return _find_longer(values, limits)
+    if enum is not None:
+        known = pa.array(sorted(enum.labels), pa.large_binary())
+        is_wrong = ~to_flags(pc.is_in(values.to_large_arrow(), known))
+        return int(is_wrong.argmax()) if is_wrong.any() else None
     if oid in TIMES:
         is_wrong = values.lengths == 0
         others = np.flatnonzero(~_TIME[values.data])

@@ -7,9 +7,10 @@ reports are larger than the driver should hold, or if changes need their rows (g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
-from cutline.check.table_forms import forms_of_shards
+from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
@@ -29,6 +30,7 @@ from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
+from cutline.nodes.groups import Group
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
 from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
@@ -43,15 +45,18 @@ from cutline.snapshots.fold.sources import (
 from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore
+from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore, read_listed
 from cutline.wal.segments.segments import (
     CHANGES,
     MARKER,
     PARTIAL,
+    READ_WHOLE_BYTES_MAX,
     ROLLBACK_PREPARED,
     SEGMENT_SCHEMA,
     TRUNCATE,
+    OpenTransaction,
     Segment,
+    events_offset,
     read_events,
 )
 
@@ -149,10 +154,10 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables.
-    `last` and `with_events` request additional results, and so does `parts`, a broadcast of the rules for the parts of
-    global transactions. An earlier check has compared the segment's changes and events before `checked_to`, except
-    those of the transactions at `decided`.
+    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables. `continued` is the
+    transaction of which the segment before it has the beginning. `last` and `with_events` request additional results,
+    and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier check has compared
+    the segment's changes and events before `checked_to`, except those of the transactions at `decided`.
     """
 
     segment: SegmentSource
@@ -164,6 +169,7 @@ class StreamTask:
     parts: Any = None
     checked_to: Lsn = ORIGIN
     decided: frozenset[Lsn] = frozenset()
+    continued: OpenTransaction | None = None
 
 
 class MarkerMessage(NamedTuple):
@@ -178,7 +184,7 @@ class StreamReport:
     """Combined hashes, keyed by (node number, group), where group 0 holds the events; or the problem with the segment.
 
     `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams. `parts` reduces the parts of global
-    transactions.
+    transactions. `lacks_end` and `is_open_prepared` are those of SegmentChecks.
     """
 
     sums: Sums | None
@@ -188,6 +194,8 @@ class StreamReport:
     last: bytes | None = None
     events: bytes | None = None
     parts: PartReport | None = None
+    lacks_end: bool = False
+    is_open_prepared: bool | None = None
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
@@ -198,9 +206,9 @@ def hash_stream(task: StreamTask) -> StreamReport:
     counts = np.zeros(len(ROW_COUNTS), np.int64)
     last = LastChanges(task.last) if task.last else None
     try:
-        file, open_after = open_object(store.open(), source), task.segment.segment.open
-        forms = task.forms.value.adding(own_definitions(file).values())
-        checks = SegmentChecks(forms, open_after.lsn if open_after else None)
+        file = open_object(store.open(), source)
+        forms = known_forms(task.forms.value, own_definitions(file).values())
+        checks = SegmentChecks(forms, task.segment.segment.open, task.continued)
         for table in read_opened(file, source, SEGMENT_SCHEMA):
             checks.add(table)
             op = np.asarray(table["op"].to_numpy())
@@ -213,6 +221,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
                 last.add(table)
         _check_counts(task, tuple(counts.tolist()))
         checks.end(lambda: read_opened(open_object(store.open(), source), source, SEGMENT_SCHEMA))
+        _check_events(store.open(), task.segment.segment, file.metadata)
         events = _read_events(store.open(), task.segment.segment)
     except RowsInvalidError as error:
         damage = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
@@ -226,7 +235,31 @@ def hash_stream(task: StreamTask) -> StreamReport:
         last=last.report() if last else None,
         events=to_stream(events) if task.with_events else None,
         parts=reduce_parts(events, source.node, task.parts.value) if task.parts else None,
+        lacks_end=checks.lacks_end,
+        is_open_prepared=checks.is_open_prepared,
     )
+
+
+def known_forms(forms: TableForms, own: Collection[Group]) -> TableForms:
+    """Return the forms of the commits' definitions, and those of a segment's own definitions that no commit lists.
+
+    Raises RowsInvalidError if the segment defines a group in another way than a commit.
+    """
+    if (other := forms.find_other(own)) is not None:
+        detail = f"its definition of group {other.number}, {other.name}, is not the commit's"
+        raise RowsInvalidError(detail, kind="definition")
+    return forms.adding(own)
+
+
+def _check_events(store: ObjectStore, segment: Segment, file: Any) -> None:
+    """Check what the commit says of the place of the events, which is used only if the segment is large."""
+    if segment.events_at is None:
+        return
+    begin = events_offset(file, segment.changes, segment.size)
+    if segment.events_at > begin:
+        raise RowsInvalidError(f"its events begin at byte {begin}, before byte {segment.events_at} of its commit")
+    if segment.size <= READ_WHOLE_BYTES_MAX:
+        read_listed(store, segment.node, segment.key, (segment.size, segment.events_digest), segment.events_at)
 
 
 def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
@@ -337,10 +370,12 @@ def hash_streams(
     ]
     since = {node: copies.since(node) for node in copies.nodes}
     decided = {node: part.decided(node) for node in copies.nodes}
+    before = _segments_before(copies)
     is_here = isinstance(store, HeldObjects)
     forms = forms_of_shards(
         copies.chain,
         set(copies.shard.values()),
+        copies.labels,
         lambda found: InDriver(found) if is_here else broadcast(spark.session(), found),
     )
     of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(spark.session(), rules)
@@ -359,6 +394,7 @@ def hash_streams(
             # A new segment of an idle node may begin before the cut that was checked.
             ORIGIN if part.is_new(segment.segment) else part.checked_to(segment.source.node),
             decided[segment.source.node],
+            before[segment.source.key].open if segment.source.key in before else None,
         )
         for segment in segments
     ]
@@ -375,8 +411,13 @@ def hash_streams(
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     last, events = dict[str, bytes | None](), dict[str, bytes]()
+    by_key = {segment.source.key: report for segment, report in zip(segments, reports, strict=True)}
     for segment, report in zip(segments, reports, strict=True):
         source = segment.source
+        if report.lacks_end and source.key in before:
+            begun = by_key.get(before[source.key].key)
+            if begun is not None and begun.is_open_prepared is False:
+                findings.damage(_lacks_end(segment, before[source.key]))
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
@@ -388,6 +429,22 @@ def hash_streams(
             findings.count(objects=1, size_bytes=source.size, changes=report.changes)
     reduced = tuple(report.parts for report in reports if report.parts is not None)
     return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None, reduced)
+
+
+def _segments_before(copies: Copies) -> dict[str, Segment]:
+    """Return the segment before each in the archive of its node, by the later segment's key."""
+    archives = (copies.chain.segments(node) for node in copies.nodes)
+    return {later.key: earlier for archive in archives for earlier, later in pairwise(archive)}
+
+
+def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:
+    """Return the error for a segment that lacks the end of the transaction that the segment before it has begun.
+
+    Of a two-phase transaction that was rolled back meanwhile, PostgreSQL may omit the rest.
+    """
+    at = before.open.lsn if before.open else segment.segment.after
+    detail = f"it lacks the end of the transaction at {at}, of which segment {before.number} has the beginning"
+    return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=segment.source.node, detail=detail))
 
 
 @dataclass(frozen=True, slots=True)

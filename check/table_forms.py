@@ -7,7 +7,7 @@ many tables are checked together: properties of a row's table are looked up by a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
@@ -37,6 +37,8 @@ NAME_END = "\0"
 # The columns of a type: four bytes for each number.
 Numbers: TypeAlias = npt.NDArray[np.int32]
 LIMIT_MAX = (1 << 31) - 1
+# The labels of enum columns, as COPY prints them, by the number of the definition and the column's place in it.
+Labels: TypeAlias = Mapping[int, Mapping[int, frozenset[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,21 @@ def ranges(starts: Ints, counts: Ints) -> Ints:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class EnumType:
+    """The name of an enum type, and the labels that its values may have, as COPY prints them."""
+
+    name: str
+    labels: frozenset[bytes]
+
+
 @dataclass(frozen=True)
 class TableForms:
     """The forms of definitions: item i of each array belongs to definition `numbers[i]`. The numbers are ascending.
 
     `widths` and `key_widths` are numbers of columns, `masks` the numbers of partitions less one. `types` has the
     columns whose values are checked, keyed by the oid of their type. `names` has the names of each table and its
-    columns, joined by NAME_END.
+    columns, joined by NAME_END. `enums` are the types with labels, keyed by oid.
     """
 
     numbers: Ints
@@ -94,10 +104,11 @@ class TableForms:
     masks: Ints
     types: Mapping[int, TypedColumns] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    enums: Mapping[int, EnumType] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, groups: Iterable[Group]) -> TableForms:
-        """Return the forms of definitions with different numbers."""
+    def of(cls, groups: Iterable[Group], labels: Labels | None = None) -> TableForms:
+        """Return the forms of definitions with different numbers; `labels` are those of enum columns."""
         ordered = sorted(groups, key=lambda group: group.number)
         widths = np.array([len(group.columns) for group in ordered], np.int64)
         columns = [column for group in ordered for column in group.columns]
@@ -115,13 +126,15 @@ class TableForms:
                     places[found].astype(np.int32),
                     np.minimum(limits, LIMIT_MAX).astype(np.int32),
                 )
+        of_enums, enums = _enum_columns(ordered, labels or {})
         return cls(
             np.array([group.number for group in ordered], np.int64),
             widths,
             np.array([group.key_width for group in ordered], np.int64),
             np.array([group.partitions - 1 for group in ordered], np.int64),
-            types,
+            types | of_enums,
             tuple(NAME_END.join([group.name, *(column.name for column in group.columns)]) for group in ordered),
+            enums,
         )
 
     def __len__(self) -> int:
@@ -137,6 +150,23 @@ class TableForms:
     def find(self, numbers: Ints) -> Ints:
         """Return the places of definitions' numbers in the arrays, which are meaningless for those that it lacks."""
         return np.searchsorted(self.numbers, numbers).astype(np.int64)
+
+    def find_other(self, groups: Iterable[Group]) -> Group | None:
+        """Return a definition whose number has another form here; labels, which only the DDL tells, don't count."""
+        known = [group for group in groups if self.has(np.array([group.number]))[0]]
+        forms = TableForms.of(known)
+        for group in known:
+            ours, theirs = (one.find(np.array([group.number]))[0] for one in (self, forms))
+            if self._definition(int(ours)) != forms._definition(int(theirs)):
+                return group
+        return None
+
+    def _definition(self, form: int) -> tuple[object, ...]:
+        """Return everything in a form that commits and segments tell."""
+        chosen = np.array([form])
+        columns = {oid: columns.take(chosen) for oid, columns in self.types.items() if oid not in self.enums}
+        typed = {oid: (one.places.tolist(), one.limits.tolist()) for oid, one in columns.items() if len(one.places)}
+        return self.names[form], int(self.widths[form]), int(self.key_widths[form]), int(self.masks[form]), typed
 
     def adding(self, groups: Iterable[Group]) -> TableForms:
         """Return these forms, and those of the definitions whose numbers they lack."""
@@ -160,6 +190,7 @@ class TableForms:
             np.concatenate([self.masks, others.masks]),
             types,
             (*self.names, *others.names),
+            self.enums,
         )
         return joined._take(np.argsort(joined.numbers, kind="stable"))
 
@@ -171,6 +202,7 @@ class TableForms:
             self.masks[forms],
             {oid: columns.take(forms) for oid, columns in self.types.items()},
             tuple(self.names[form] for form in forms.tolist()),
+            self.enums,
         )
 
     @cached_property
@@ -180,7 +212,7 @@ class TableForms:
         for oid, columns in self.types.items():
             widths = np.repeat(self.key_widths, columns.counts(np.arange(len(self))))
             types[oid] = columns.keep(columns.places < widths)
-        return TableForms(self.numbers, self.key_widths, self.key_widths, self.masks, types, self.names)
+        return TableForms(self.numbers, self.key_widths, self.key_widths, self.masks, types, self.names, self.enums)
 
     def table(self, form: int) -> str:
         """Return the name of a table."""
@@ -190,10 +222,15 @@ class TableForms:
         """Return the name of a table's column."""
         return self.names[form].split(NAME_END)[place + 1]
 
+    def type_name(self, oid: int, limit: int | None) -> str:
+        """Return the name of a type; `limit` is its number of characters, or None."""
+        return self.enums[oid].name if oid in self.enums else TYPE_NAMES[oid].format(limit=limit)
+
     @property
     def digest(self) -> bytes:
         """A digest of everything in the forms."""
-        found = hashlib.sha256(repr((self.names, list(self.types))).encode())
+        enums = [(oid, enum.name, sorted(enum.labels)) for oid, enum in self.enums.items()]
+        found = hashlib.sha256(repr((self.names, list(self.types), enums)).encode())
         arrays: list[npt.NDArray[Any]] = [self.numbers, self.widths, self.key_widths, self.masks]
         for columns in self.types.values():
             arrays += [columns.offsets, columns.places, columns.limits]
@@ -206,18 +243,58 @@ def _counts(columns: TypedColumns, forms: int) -> Ints:
     return columns.counts(np.arange(forms)) if len(columns.offsets) > 1 else np.zeros(forms, np.int64)
 
 
+def _enum_columns(ordered: Sequence[Group], labels: Labels) -> tuple[dict[int, TypedColumns], dict[int, EnumType]]:
+    """Return the columns with `labels` of all definitions, and their types, by the oid of the type."""
+    forms, places, enums = dict[int, list[int]](), dict[int, list[int]](), dict[int, EnumType]()
+    for form, group in enumerate(ordered):
+        for place, known in sorted(labels.get(group.number, {}).items()):
+            column = group.columns[place]
+            forms.setdefault(column.type_oid, []).append(form)
+            places.setdefault(column.type_oid, []).append(place)
+            enums[column.type_oid] = EnumType(column.type, known)
+    counts = {oid: np.bincount(found, minlength=len(ordered)) for oid, found in forms.items()}
+    without_limits = np.empty(0, np.int32)
+    columns = {
+        oid: TypedColumns(offsets_of(counts[oid]).astype(np.int32), np.array(found, np.int32), without_limits)
+        for oid, found in places.items()
+    }
+    return columns, enums
+
+
+def enum_labels(
+    chain: Chain, shard: str, labels: Mapping[int, frozenset[bytes]]
+) -> dict[int, dict[int, frozenset[bytes]]]:
+    """Return the labels of the enum columns that the table at the last commit still has, by number and place.
+
+    `labels` are keyed by the oid of the type. A column that was dropped since may have had labels that no commit has.
+    """
+    definitions, found = chain.definitions(shard), dict[int, dict[int, frozenset[bytes]]]()
+    for number, at_cut in chain.numbers_at_cut(shard).items():
+        kept = {(column.number, column.type_oid) for column in definitions[at_cut].columns}
+        of_enums = {
+            place: labels[column.type_oid]
+            for place, column in enumerate(definitions[number].columns)
+            if column.type_oid in labels and (column.number, column.type_oid) in kept
+        }
+        if of_enums:
+            found[number] = of_enums
+    return found
+
+
 Sent = TypeVar("Sent")
 
 
-def forms_of_shards(chain: Chain, shards: Iterable[str], send: Callable[[TableForms], Sent]) -> dict[str, Sent]:
+def forms_of_shards(
+    chain: Chain, shards: Iterable[str], labels: Mapping[str, Labels], send: Callable[[TableForms], Sent]
+) -> dict[str, Sent]:
     """Return what `send` returns for the forms of all definitions of each shard, keyed by shard.
 
-    Shards with the same tables share one result.
+    `labels` are those of enum columns, by shard. Shards with the same tables and labels share one result.
     """
     sent: dict[bytes, Sent] = {}
     found: dict[str, Sent] = {}
     for shard in sorted(shards):
-        forms = TableForms.of(chain.definitions(shard).values())
+        forms = TableForms.of(chain.definitions(shard).values(), labels.get(shard))
         digest = forms.digest
         if digest not in sent:
             sent[digest] = send(forms)

@@ -7,28 +7,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from cutline.check.commit_entries import check_entries
 from cutline.check.compare import compare_copies, compare_streams
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers
+from cutline.check.definitions import StoredDefinitions, check_definitions
 from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, store_digest
 from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
+from cutline.check.operation_documents import check_intent, check_leases, check_outcomes
 from cutline.check.partitions import PartitionHashes, hash_partitions
+from cutline.check.primaries import check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
 from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
+from cutline.check.sequence_values import check_sequences, fed_groups
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.check.table_forms import enum_labels
+from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules
 from cutline.check.transactions import compare_transactions, reading_here, reading_in_jobs
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
-from cutline.snapshots.ddl.described_tables import Described, contradictions, describe
-from cutline.snapshots.ddl.dump import read_ddl
-from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
-from cutline.snapshots.ddl.server_globals_object import read_globals_object
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from cutline.snapshots.fold.sources import Sources
 from cutline.snapshots.listing.name_templates import find_newest
@@ -36,20 +39,14 @@ from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
     document_names,
     naming_open_operations,
+    read_create_outcomes,
     read_open_operations,
-    read_recorded_commits,
+    recorded_commits,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import (
-    DDL,
-    EXTENSION_ROWS,
-    GLOBALS,
-    WITHOUT_ROWS,
-    Commit,
-    LostList,
-    StoredObject,
-)
+from cutline.snapshots.records.commit import FullSnapshot, LostList
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
@@ -59,7 +56,7 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, read_listed
+from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +100,11 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
     checks = RecordedChecks(store, operations)
-    names, recorded = _names_to_check(checks, request, unread)
+    names, outcomes = _names_to_check(checks, request, unread)
+    recorded = recorded_commits(outcomes)
     known_as = {name: node.id for node in fleet.primaries for name in node.known_as}
     reports: list[SnapshotReport] = []
+    fulls: list[FullSnapshot] = []
     for name in names:
         progress.step(f"check {name}")
         moment = utc_now()
@@ -123,39 +122,46 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
                 chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,
                 store_digest(fleet.store, fleet_id), fleet.reread_seconds, known_as,
             )  # fmt: skip
+            check_outcomes(chain, outcomes, check.findings)
+            check_leases(store, open_operations, name, check.findings)
+            fulls += [chain.full] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, chain, report):
                 _check_chain(check, request, checks)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
         ]
+        reports.append(report)
+    of_fleet = check_primaries(store, fulls)
+    for report in reports:
+        report.conflicts += of_fleet
         if report.conflicts:
             report.read = None
-        reports.append(report)
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
 
 def _names_to_check(
     checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
-) -> tuple[list[str], dict[str, dict[str, int]]]:
-    """Return the snapshots to check, and the commits that operations have recorded (read_recorded_commits).
+) -> tuple[list[str], dict[str, Outcome]]:
+    """Return the snapshots to check, and the outcomes of creates by operation.
 
-    If a check may rest on a record, only the records of operations since then are read. For the newest snapshot, those
+    If a check may rest on a record, only the outcomes of operations since then are read. For the newest snapshot, those
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
     is checked as well.
     """
     store, operations = checks.store, checks.documents
     if request.newest:
         newest = find_newest(store)
-        recorded = read_recorded_commits(store, newest.operation if newest else "", unread, operations)
+        outcomes = read_create_outcomes(store, newest.operation if newest else "", unread, operations)
+        recorded = recorded_commits(outcomes)
         existing = set(snapshot_names(store))
         lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
-        return [*([newest.snapshot] if newest else []), *lost], recorded
+        return [*([newest.snapshot] if newest else []), *lost], outcomes
     since = ""
     if request.name and request.uses_records:
         since = commits_to_read_since(checks.for_snapshot(request.name), request.name)
-    recorded = read_recorded_commits(store, since, unread, operations)
-    return [request.name] if request.name else names_to_check(store, recorded), recorded
+    outcomes = read_create_outcomes(store, since, unread, operations)
+    return [request.name] if request.name else names_to_check(store, recorded_commits(outcomes)), outcomes
 
 
 def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedChecks) -> None:
@@ -164,6 +170,9 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
     store = location.open()
     # Check records are compared by their end times.
     note_late_clock(cut_time(chain.last), progress)
+    check_entries(chain, findings)
+    check_times(chain, findings)
+    check_intent(store, chain, findings)
     if request.metadata_only:
         check_listing(store, chain, findings.report)
         _note_lost_lists(chain, findings)
@@ -175,16 +184,13 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
     if request.uses_records and rest_on_record(check, checks, lambda part: _check_part(check, part)):
         return
     check.spark.begin(ExecutorNeeds(location), progress)
-    check_stored_ddl(store, NewPart(chain), findings)
-    check_contents(check.spark, chain, location, findings, progress, request.rows, check.known_as)
+    _check_part(check, NewPart(chain), request.rows)
     record_full(check)
 
 
-def _check_part(check: ChainCheck, part: NewPart) -> None:
-    check_stored_ddl(check.location.open(), part, check.findings)
-    check_contents(
-        check.spark, part.chain, check.location, check.findings, check.progress, known_as=check.known_as, part=part
-    )
+def _check_part(check: ChainCheck, part: NewPart, rows: int = 0) -> None:
+    stored = check_definitions(check.location.open(), part, check.findings)
+    check_contents(check.spark, part, check.location, check.findings, check.progress, stored, check.known_as, rows)
 
 
 @contextmanager
@@ -199,6 +205,7 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
     with suppress(ManifestError):
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
+            report.doubts.clear()
             report.rests_on = report.read = None
             return
     if problem:
@@ -220,118 +227,26 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def check_stored_ddl(store: ObjectStore, part: NewPart, findings: Findings) -> None:
-    """Read all stored DDL, globals and extension rows in the part, and count its object lists.
-
-    A damaged object is a conflict, and so is DDL that contradicts a commit which would be restored with it.
-    """
-    newest = _earlier_ddl(store, part, findings)
-    for commit in part.commits:
-        for stored in [entry for entry in commit.own_objects if entry.kind in WITHOUT_ROWS]:
-            try:
-                if stored.kind == GLOBALS:
-                    read_globals_object(store, stored)
-                elif stored.kind == EXTENSION_ROWS:
-                    read_extension_rows_object(store, stored)
-                else:
-                    newest[stored.node] = None
-                    newest[stored.node] = stored, _describe_object(store, stored)
-            except ObjectDamagedError as error:
-                # The object contains no table rows, so the copy can still be compared.
-                findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
-                continue
-            findings.count(objects=1, size_bytes=stored.size)
-        if commit is part.chain.last or not commit.increment or commit.definition_changes is not None:
-            _compare_ddl(part.chain.up_to(commit.increment), newest, findings, is_last=commit is part.chain.last)
-    # The bytes of the object lists were verified when the chain was read.
-    for object_list in [object_list for commit in part.commits for object_list in commit.object_lists]:
-        if not isinstance(object_list, LostList):
-            findings.count(objects=1, size_bytes=object_list.size)
-
-
-def _describe_object(store: ObjectStore, stored: StoredObject) -> Described:
-    return describe(read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored))
-
-
-def _earlier_ddl(
-    store: ObjectStore, part: NewPart, findings: Findings
-) -> dict[str, tuple[StoredObject, Described] | None]:
-    """Read the DDL at the checked cut for the shards whose new commits are compared with it, keyed by shard.
-
-    The earlier check has compared it with the commit of that cut, so it is read only if the commits differ.
-    """
-    found: dict[str, tuple[StoredObject, Described] | None] = {}
-    if part.before is None:
-        return found
-    for shard in part.before.full.groups:
-        stored = part.before.ddl_object(shard)
-        if stored is None or not _needs_earlier_ddl(part.chain, part.before, part.commits, shard):
-            continue
-        try:
-            found[shard] = stored, _describe_object(store, stored)
-        except ObjectDamagedError as error:
-            findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
-    return found
-
-
-def _needs_earlier_ddl(chain: Chain, before: Chain, commits: tuple[Commit, ...], shard: str) -> bool:
-    """Whether the DDL in `before` is the shard's newest for one of the new commits that differs from those before."""
-    for commit in commits:
-        if any((stored.kind, stored.node) == (DDL, shard) for stored in commit.own_objects):
-            return False
-        if _has_changes(commit, shard):
-            return True
-    return _names_besides_tables(chain, shard) != _names_besides_tables(before, shard)
-
-
-def _has_changes(commit: Commit, shard: str) -> bool:
-    changes = commit.definition_changes
-    return changes is not None and (shard in changes.groups or shard in changes.gone)
-
-
-def _names_besides_tables(chain: Chain, shard: str) -> tuple[frozenset[tuple[str, str]], frozenset[str]]:
-    """Return what the last commit says besides definitions that DDL may contradict: sequences, and what is left out."""
-    sequences = frozenset((sequence.schema, sequence.name) for sequence in chain.sequences(shard))
-    return sequences, frozenset(out.name for out in chain.left_out if out.node == shard)
-
-
-def _compare_ddl(
-    chain: Chain, newest: Mapping[str, tuple[StoredObject, Described] | None], findings: Findings, *, is_last: bool
-) -> None:
-    """Compare the chain's last commit with the newest DDL of each shard, unless neither is new.
-
-    Increments without changes of definitions are not compared, except for the last: they have no DDL of their own.
-    """
-    commit = chain.last
-    for shard, found in newest.items():
-        if found is None or not (found[0] in commit.own_objects or _has_changes(commit, shard) or is_last):
-            continue
-        stored, described = found
-        for detail in contradictions(chain, shard, described):
-            conflict = Conflict("definition", detail, node=shard, object=stored.key)
-            if conflict not in findings.report.conflicts:
-                findings.conflict(conflict)
-
-
 def check_contents(
     spark: SparkSource,
-    chain: Chain,
+    part: NewPart,
     store: StoreLocation,
     findings: Findings,
     progress: Progress,
-    rows: int = 0,
+    stored: StoredDefinitions | None = None,
     known_as: Mapping[str, str] | None = None,
-    part: NewPart | None = None,
+    rows: int = 0,
 ) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`.
 
-    `known_as` maps further names of shards, as distributed transactions have them, to their primaries. With `part`, an
-    earlier check has read the rest of the chain and found it valid. Spark is then started only if tables were copied or
-    there is more to read than the driver should hold.
+    If an earlier check has found the rest of the chain valid, only the `part` is read; Spark is then started only if
+    tables were copied or there is more to read than the driver should hold. `stored` is what the stored DDL tells about
+    rows; without it, less of them is checked. `known_as` maps further names of shards, as distributed transactions have
+    them, to their primaries.
     """
-    part = part or NewPart(chain)
-    copies = Copies.of(chain)
-    held = hold_archive(chain, store, part)
+    stored, chain = stored or StoredDefinitions(), part.chain
+    copies = _copies_of(chain, stored)
+    held = hold_archive(store, part)
     if part.has_copies or held is None:
         spark.begin(ExecutorNeeds(store), progress)
     sources = None if held else _sources_for_reports(copies, part, store)
@@ -344,7 +259,8 @@ def check_contents(
     if part.has_copies:
         hashes = hash_partitions(spark.session(), copies, store, findings, progress, streams, part)
     if part.after is None:
-        check_large_objects(spark.session(), chain.full, store, findings, progress)
+        check_large_objects(spark.session(), chain.full, store, findings, progress, stored.roles)
+    check_sequences(copies, stored.newest, hashes.extremes, findings)
     compare_streams(copies, streams.sums, findings)
     compare_copies(copies, hashes, findings)
     if rows:
@@ -355,10 +271,15 @@ def check_contents(
     compare_transactions(chain, rules, streams.parts, read, findings)
 
 
-def hold_archive(chain: Chain, store: StoreLocation, part: NewPart | None = None) -> HeldObjects | None:
+def _copies_of(chain: Chain, stored: StoredDefinitions) -> Copies:
+    labels = {shard: enum_labels(chain, shard, known) for shard, known in stored.labels.items()}
+    fed = {shard: frozenset(fed_groups(chain, shard, described)) for shard, described in stored.newest.items()}
+    return Copies.of(chain, labels, fed)
+
+
+def hold_archive(store: StoreLocation, part: NewPart) -> HeldObjects | None:
     """Return an object holder with which the driver reads each archive once; None if Spark jobs are faster."""
-    part = part or NewPart(chain)
-    segments = [segment for node in chain.baseline for segment in part.segments(node)]
+    segments = [segment for node in part.chain.baseline for segment in part.segments(node)]
     if (
         sum(segment.size for segment in segments) > STORED_BYTES_MAX
         or sum(segment.changes for segment in segments) > CHANGES_MAX

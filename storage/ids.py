@@ -23,3 +23,13 @@ def new_operation_id(now: datetime) -> str:
     while random.isdigit():
         random = secrets.token_hex(RANDOM_BYTES)
     return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{random}"
+
+
+def time_of_id(operation: str) -> datetime | None:
+    """Return the second at which an operation began, from its id; None if it is not an id."""
+    if not OPERATION_ID.fullmatch(operation):
+        return None
+    try:
+        return datetime.strptime(operation.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None

@@ -27,7 +27,7 @@ from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import junit_of, junit_of_live, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import emit
+from cutline.cli.output.results import WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_files import replaced_file
@@ -356,6 +356,8 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
         lines.append(HOW_TO_NAME_ROWS)
     if report.result == CONFLICTS:
         lines.append(WHAT_TO_DO)
+    # These lines go to stderr even with --quiet.
+    lines += [line for snapshot in report.snapshots for line in _doubt_lines(snapshot)]
     lines += [open_operation.text for open_operation in report.open_operations]
     result = result_text(report.result, rests_on_records=report.rests_on_records)
     return [*lines, f"{result}, {seconds_text(report.seconds)}"]
@@ -430,6 +432,15 @@ def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
     if rests_on.left_objects:
         left = f"{quantity_text(rests_on.left_objects, 'objects')} ({size_text(rests_on.left_bytes)})"
         yield f"no time was left to reread {left}"
+
+
+def _doubt_lines(one: SnapshotReport) -> Iterator[str]:
+    """Describe what may be damage, and may be as it should be."""
+    for doubt in one.doubts[:CONFLICTS_SHOWN_MAX]:
+        place = ", ".join(name for name in (doubt.node, doubt.group) if name) or doubt.object
+        yield f"{WARNING}{one.name}: {doubt.kind}{f' ({place})' if place else ''}: {doubt.detail}"
+    if len(one.doubts) > CONFLICTS_SHOWN_MAX:
+        yield f"{WARNING}{one.name}: {len(one.doubts) - CONFLICTS_SHOWN_MAX} more doubts; --json lists all of them"
 
 
 def _row_lines(row: DifferentRow) -> Iterator[str]:

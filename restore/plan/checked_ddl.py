@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -40,7 +41,8 @@ from cutline.restore.targets.requirements import (
     check_tablespaces,
 )
 from cutline.restore.targets.target import Target, TargetUnfitError
-from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry
+from cutline.snapshots.ddl.contradictions import DdlContradictedError, contradictions
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry, DdlArchive
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.ddl.extension_tables import ExtensionsOfShard, read_extension_rows
 from cutline.snapshots.records.commit import count_by_node
@@ -78,14 +80,18 @@ def read_all_ddl(
 ) -> CheckedDdl:
     """Read each shard's DDL in a form that its target's role can run; `databases` is keyed by shard.
 
-    Adds an obstacle if a server lacks something the DDL requires, or if our role may not act as an owner in the DDL.
+    Adds an obstacle if the DDL contradicts the commit, if a server lacks something the DDL requires, or if our role may
+    not act as an owner in the DDL.
     """
-    checked, met = CheckedDdl(), set[str]()
+    checked, met, met_sources = CheckedDdl(), set[str](), set[str]()
     plan, obstacles, folder = locked.plan, locked.obstacles, locked.folder
     for target in targets:
         shard, connection = target.shard, locked.connections[target.shard]
         try:
-            stored = read_archive(read_stored_ddl(plan.store.open(), plan.chain, target.source))
+            archive = read_stored_ddl(plan.store.open(), plan.chain, target.source)
+            for contradicted in _find_contradictions(plan, target, met_sources, {target.source: archive}):
+                obstacles.add(contradicted)
+            stored = read_archive(archive)
         except ObjectDamagedError as error:
             obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
@@ -150,6 +156,35 @@ def read_all_ddl(
         with obstacles.collecting():
             check_mapped(plan, met)
     return checked
+
+
+def _find_contradictions(
+    plan: RestorePlan, target: Target, met: set[str], read: Mapping[str, DdlArchive] = MappingProxyType({})
+) -> Iterator[DdlContradictedError]:
+    """Yield an error for each of the target's sources whose DDL contradicts the commit; add the sources to `met`.
+
+    Sources in `met` are not compared again. `read` is DDL that was read before, by source. Raises ObjectDamagedError.
+    """
+    for source in target.sources or (target.source,):
+        if source in met:
+            continue
+        met.add(source)
+        ddl, groups = read.get(source) or read_stored_ddl(plan.store.open(), plan.chain, source), None
+        if plan.request.tables.is_partial:
+            groups = plan.request.tables.of(plan.chain.groups(source))
+        if details := contradictions(plan.chain, source, ddl, groups):
+            yield DdlContradictedError(source, details)
+
+
+def warn_of_contradictions(locked: LockedTargets, targets: Iterable[Target]) -> None:
+    """Add a warning for each source whose DDL contradicts the commit. A restore of only the rows does not read the DDL.
+
+    So it is the way to get rows back whose definitions somebody has changed.
+    """
+    met = set[str]()
+    for target in targets:
+        with suppress(ObjectDamagedError):
+            locked.obstacles.warnings += [error.message for error in _find_contradictions(locked.plan, target, met)]
 
 
 def _find_extension_rows(

@@ -14,8 +14,6 @@ import psycopg
 from psycopg.errors import Diagnostic
 
 from cutline.fleet.config import GroupRules, Node
-from cutline.fleet.messages import CHECK_NAMED
-from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.encodings import RAW, raw_text
 from cutline.nodes.groups import Group, qualify, read_tables
@@ -35,8 +33,10 @@ from cutline.restore.ddl.entries import move_statements
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.ddl.statements import NeededPath, run_with_paths
 from cutline.restore.rows.jobs import find_roots
-from cutline.restore.rows.load import LoadError, LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
+from cutline.restore.rows.load import LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
 from cutline.restore.scope.scope import TableMove
+from cutline.snapshots.ddl.contradictions import DdlContradictedError, compare_lists, compare_tables
+from cutline.snapshots.ddl.described_ddl import DescribedColumn, DescribedSequence, DescribedTable, Description
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
 
@@ -58,48 +58,30 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.rel
    AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
                       AND e.objid = c.oid AND e.deptype = 'e')
 """
-NAMED_MAX = 5
-# The check compares commits and DDL in the same way, except for names in encodings that it can't convert.
-DIFFERS = [
-    f"somebody changed the store; to see which objects to put back from a copy of it: {CHECK_NAMED}",
-    "if that finds no conflict, restore an increment before the last change of the DDL; for the increments:"
-    " snapshot show NAME",
-]
 
 
 def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
-    """Raise LoadError unless the database has all of `groups`, and no table or sequence that is not in the commit.
+    """Raise DdlContradictedError unless the database has all of `groups`, and no others that the commit does not list.
 
-    Otherwise such a table would silently be restored empty, and such a sequence would silently start over.
+    Otherwise such a table would silently be restored empty, and such a sequence would silently start over. The plan has
+    compared the commit with the text of the DDL; this compares it with what the server made of that.
     """
     # Read the tables as they are read on the source, so that names in any encoding have the same form.
-    present = {table.group.name: table.group for table in read_tables(connection, GroupRules())}
-    for group in groups:
-        created = present.get(group.name)
-        if created is None:
-            raise _contradiction(
-                shard, f"its DDL does not create table {group.name}, although the commit lists rows of it"
-            )
-        if {column.name for column in created.columns} != {column.name for column in group.columns}:
-            raise _contradiction(shard, f"table {group.name} has different columns in the DDL and in the commit")
-    # A commit does not contain tables that were dropped while it was being created. Tables that the rules exclude have
-    # no rows.
-    listed = {group.name for group in chain.groups(shard)}
-    left_out = {out.name for out in chain.left_out if out.node == shard}
-    if unknown := sorted(name for name in present.keys() - listed - left_out if is_included(name, chain.full.rules)):
-        raise _contradiction(shard, f"its commit lists no rows of table {', '.join(unknown[:NAMED_MAX])}")
-    sequences = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
-    created_sequences = {(schema, name) for schema, name in connection.execute(SEQUENCES_QUERY)}
-    if missing := sorted(table_name(*created_sequence) for created_sequence in created_sequences - sequences):
-        raise _contradiction(shard, f"its commit has no value for sequence {', '.join(missing[:NAMED_MAX])}")
-
-
-def _contradiction(shard: str, detail: str) -> LoadError:
-    return LoadError(
-        f"the commit and the stored DDL of shard {shard} contradict each other: {detail}",
-        hint=DIFFERS,
-        details={"node": shard},
-    )
+    present = [table.group for table in read_tables(connection, GroupRules())]
+    tables = {
+        (group.schema, group.table): DescribedTable(
+            tuple(DescribedColumn(column.name, column.type) for column in group.columns), is_ordered=False
+        )
+        for group in present
+    }
+    # The definitions of sequences are not compared again.
+    unknown = DescribedSequence(1, cycles=False, smallest=None, largest=None)
+    sequences = {(schema, name): unknown for schema, name in connection.execute(SEQUENCES_QUERY)}
+    created = Description(tables, sequences=sequences)
+    found = compare_tables(created, groups, only_ascii=False)
+    found += compare_lists(chain, shard, created, only_ascii=False)
+    if found:
+        raise DdlContradictedError(shard, found)
 
 
 @dataclass(slots=True)
@@ -122,7 +104,8 @@ def create_tables(
 ) -> tuple[LoadTarget, DdlRun]:
     """Create everything that the rows need in the empty database, and the ledger of the load.
 
-    Omits groups whose tables are refused. Raises LoadError if the DDL does not belong to the chain's `shard`.
+    Omits groups whose tables are refused. Raises DdlContradictedError if the DDL does not belong to the chain's
+    `shard`.
     """
     run = DdlRun(database, ddl, watch)
     run.before_rows()

@@ -32,7 +32,7 @@ from cutline.restore.estimates.estimate import (
     without_large_objects,
     without_rows,
 )
-from cutline.restore.plan.checked_ddl import CheckedDdl, read_all_ddl
+from cutline.restore.plan.checked_ddl import CheckedDdl, read_all_ddl, warn_of_contradictions
 from cutline.restore.plan.database_plan import PlannedDatabase, plan_database
 from cutline.restore.plan.plan import LockedTargets, RestorePlan, plan_resumed
 from cutline.restore.plan.report import RefusedStatement, describe_refusals
@@ -239,6 +239,7 @@ def check_restore(
         readable, missing = targets, {target.shard: list[str]() for target in targets}
         checked = CheckedDdl(entries={target.shard: () for target in targets})
         checked.left_out.extend(check_existing(locked, targets))
+        warn_of_contradictions(locked, targets)
     else:
         server_globals, differences = find_globals(locked, targets)
         missing, planned = check_targets(locked, targets, server_globals, is_resumed=bool(begun))

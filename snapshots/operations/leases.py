@@ -255,7 +255,10 @@ def in_use_error(lease: Lease) -> SnapshotInUseError:
 
 
 def read_lease(store: ObjectStore, intent: Intent) -> Lease:
-    """Return the lease with the latest expiry among its renewals, which are read from the highest number down."""
+    """Read the lease of a restore, with the latest expiry among its renewals; raise ManifestError.
+
+    Renewals are read from the highest number down.
+    """
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
     numbers = {int(match[1]) for match in listed if match}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cutline.nodes.baseline import NodeIdentity
@@ -22,7 +23,7 @@ from cutline.snapshots.records.store_identity import BaselineRecord, RecordedPri
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError
 from cutline.storage.ids import new_operation_id
-from cutline.storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 
 FILE = re.compile(r"(\d{16})\.json")
@@ -65,6 +66,16 @@ def read_recorded_servers(store: ObjectStore) -> Mapping[str, str]:
     """Read the system identifiers of the primaries in the newest record, by node; empty if there is no record."""
     recorded = _read_newest(store)
     return recorded.identifiers if recorded else {}
+
+
+def read_records(store: ObjectStore) -> dict[int, BaselineRecord]:
+    """Read all records that a listing shows, keyed by number, in order; raise ManifestError."""
+    names = (FILE.fullmatch(name) for name in store.list_children("baselines"))
+    records: dict[int, BaselineRecord] = {}
+    for number in sorted(int(match[1]) for match in names if match):
+        with suppress(ObjectMissingError):
+            records[number] = read_sealed(store, baseline_key(number), BaselineRecord)
+    return records
 
 
 def _read_newest(store: ObjectStore) -> RecordedPrimaries | None:

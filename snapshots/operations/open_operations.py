@@ -28,6 +28,7 @@ from cutline.snapshots.records.operation_records import (
     OUTCOMES,
     REPAIR,
     Intent,
+    Outcome,
     SignOfLife,
     read_intent,
     read_outcome,
@@ -39,14 +40,6 @@ from cutline.storage.store import ObjectMissingError, ObjectStore
 READS_AT_ONCE = 16
 # Every outcome is at least this long.
 OUTCOME_BYTES_MIN = 100
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedIncrement:
-    """A full snapshot (increment 0) or an increment that an outcome records as committed."""
-
-    snapshot: str
-    increment: int
 
 
 def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> list[Intent]:
@@ -119,37 +112,54 @@ def read_recorded_commits(
 ) -> dict[str, dict[str, int]]:
     """Read the increments that outcomes record as committed (0: the full snapshot), keyed by snapshot and operation id.
 
-    Operations that began in an earlier second than the operation `since` are not read. The errors for unreadable
-    records are added to `unread`; without that list, raises ManifestError. If a process died between its commit and its
-    outcome, the commit is missing until the next command settles it. `operations` are the ids of all operations in
-    order, if the caller has them.
+    For the arguments see `read_create_outcomes`. If a process died between its commit and its outcome, the commit is
+    missing until the next command settles it.
     """
+    return recorded_commits(read_create_outcomes(store, since, unread, operations))
+
+
+def recorded_commits(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, int]]:
+    """Return the increments that these outcomes record as committed, keyed by snapshot and operation id."""
     commits: dict[str, dict[str, int]] = {}
+    for operation_id, outcome in outcomes.items():
+        if outcome.state != FAILED and isinstance(outcome.increment, int):
+            commits.setdefault(outcome.snapshot, {})[operation_id] = outcome.increment
+    return commits
+
+
+def read_create_outcomes(
+    store: ObjectStore,
+    since: str = "",
+    unread: list[ManifestError] | None = None,
+    operations: Iterable[str] | None = None,
+) -> dict[str, Outcome]:
+    """Read the outcomes of creates, keyed by operation id.
+
+    Operations that began in an earlier second than the operation `since` are not read. The errors for unreadable
+    records are added to `unread`; without that list, raises ManifestError. `operations` are the ids of all operations
+    in order, if the caller has them.
+    """
+    outcomes: dict[str, Outcome] = {}
     # Ids sort by time, down to the second.
     second = since.rpartition("-")[0]
     listed = store.list_children("operations") if operations is None else operations
     ids = [operation_id for operation_id in listed if operation_id >= second]
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        for operation_id, committed in zip(ids, threads.map(partial(_read_commit_record, store), ids), strict=True):
-            if isinstance(committed, ManifestError):
+        for operation_id, outcome in zip(ids, threads.map(partial(_read_recorded, store), ids), strict=True):
+            if isinstance(outcome, ManifestError):
                 if unread is None:
-                    raise committed
-                unread.append(committed)
-            elif committed:
-                commits.setdefault(committed.snapshot, {})[operation_id] = committed.increment
-    return commits
+                    raise outcome
+                unread.append(outcome)
+            elif outcome is not None and outcome.kind == CREATE:
+                outcomes[operation_id] = outcome
+    return outcomes
 
 
-def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | ManifestError | None:
+def _read_recorded(store: ObjectStore, operation_id: str) -> Outcome | ManifestError | None:
     try:
-        outcome = read_outcome(store, operation_id)
+        return read_outcome(store, operation_id)
     except ManifestError as error:
         return error
-    if outcome is None or outcome.state == FAILED:
-        return None
-    if outcome.kind != "create" or not isinstance(outcome.increment, int):
-        return None
-    return CommittedIncrement(outcome.snapshot, outcome.increment)
 
 
 RESTORE = "restore"

@@ -14,6 +14,8 @@ import cutline.check.verify
 from cutline.check.hashing import combine_all
 from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.report import Copies, Findings, SnapshotReport
+from cutline.check.sequence_values import INTEGERS
+from cutline.check.new_part import NewPart
 from cutline.check.streams import StreamHashes, hash_streams
 from cutline.check.verify import CheckRequest, check_snapshots, hold_archive
 from cutline.embedded.bank_workload import BankWorkload
@@ -110,14 +112,21 @@ def test_each_segment_of_a_larger_archive_is_read_by_one_job(runs: Runs, monkeyp
 
 def as_dicts(found: PartitionHashes) -> list[dict[tuple[int, ...], tuple[int, ...]]]:
     # Where no row is compared, a job says so by zeros, and the driver says nothing.
-    return [{key: value for key, value in one.as_dict().items() if value[0]} for one in (found.rows, found.versions)]
+    hashes = [{key: value for key, value in one.as_dict().items() if value[0]} for one in (found.rows, found.versions)]
+    return [*hashes, dict(found.extremes)]
 
 
 def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     store = runs.fleet.store
     chain = read_chain(store.open(), "held")
-    copies, held = Copies.of(chain), hold_archive(chain, store)
+    # As if every key that is an integer came from a sequence.
+    fed = {
+        shard: {group.number for group in groups if group.key_width == 1 and group.columns[0].type_oid in INTEGERS}
+        for shard, groups in chain.all_groups.items()
+    }
+    copies, held = Copies.of(chain, fed=fed), hold_archive(store, NewPart(chain))
     assert held
+    assert all(fed.values())
     findings = Findings(SnapshotReport("held", INCREMENTS))
 
     unread, read = (StreamHashes(combine_all([], 2), {}, one) for one in (store, held))

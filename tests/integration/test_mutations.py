@@ -7,6 +7,7 @@ once; in the long form all of them.
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,7 @@ from cutline.check.report import CheckReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
-from cutline.restore.ddl.ddl import SchemaLoadError
-from cutline.restore.rows.load import LoadError
+from cutline.snapshots.ddl.contradictions import DdlContradictedError
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.table import Trial
@@ -168,15 +168,22 @@ def with_renamed_column(document: Document) -> None:
 
 @pytest.mark.parametrize(
     ("key", "change", "reason"),
-    [(LAST, without_sequence, "sequence public.counter"), (FULL, with_renamed_column, "has different columns")],
+    [
+        (LAST, without_sequence, "the commit has no value for sequence public.counter"),
+        (FULL, with_renamed_column, "renamed in the commit, but"),
+    ],
 )
 def test_a_restore_compares_the_commit_with_the_stored_ddl(
     trial: Trial, key: str, change: Callable[[Document], object], reason: str
 ) -> None:
+    """And a check reports each contradiction in the words of the restore's message."""
     world = trial.world
-    with changed(trial, key, change), pytest.raises(LoadError, match=reason) as refused:
-        Runs(world.fleet, world.spark).restore(NAME, world.target)
+    with changed(trial, key, change):
+        with pytest.raises(DdlContradictedError, match=reason) as refused:
+            Runs(world.fleet, world.spark).restore(NAME, world.target)
+        report = check(trial)
     assert refused.value.exit_code == 3
+    assert [one for one in report.snapshots[0].conflicts if one.kind == "definition" and reason in one.detail]
 
 
 def with_impossible_value(document: Document) -> None:
@@ -194,15 +201,19 @@ def with_sequences(*named: tuple[str, str]) -> Callable[[Document], object]:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "reason"),
     first([
-        with_impossible_value, with_sequences(("public", "wide")), with_sequences(("nowhere", "s")),
-        with_sequences(("public", "a.b.c.d")),
+        (with_impossible_value, "sequence public.counter has value 0 in the commit, but the DDL allows values from 1"),
+        (with_sequences(("public", "wide")), "the DDL does not create sequence public.wide"),
+        (with_sequences(("nowhere", "s")), "the DDL does not create sequence nowhere.s"),
+        (with_sequences(("public", "a.b.c.d")), 'the DDL does not create sequence public."a.b.c.d"'),
     ]),
 )  # fmt: skip
-def test_a_value_that_a_sequence_can_not_have_is_refused(trial: Trial, change: Callable[[Document], object]) -> None:
+def test_a_value_that_a_sequence_can_not_have_is_refused(
+    trial: Trial, change: Callable[[Document], object], reason: str
+) -> None:
     world = trial.world
-    with changed(trial, LAST, change), pytest.raises(SchemaLoadError, match="can't be set to the value"):
+    with changed(trial, LAST, change), pytest.raises(DdlContradictedError, match=re.escape(reason)):
         Runs(world.fleet, world.spark).restore(NAME, world.target)
 
 

@@ -18,10 +18,10 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Noting
 from cutline.nodes.groups import SchemaChangedError
 from cutline.nodes.publications import ensure_publications
-from cutline.restore.rows.load import LoadError
 from cutline.restore.run.build import check_against_ddl
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
+from cutline.snapshots.ddl.contradictions import DdlContradictedError
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.wal.drain.slots import slot_name
 from tests.chains.tried_chain import Interrupt, Tried, tried
@@ -231,5 +231,5 @@ def test_a_table_that_the_rules_exclude_need_not_be_listed_as_left_out(tried: Tr
     with psycopg.connect(tried.fleet.primaries[0].dsn, autocommit=True) as connection:
         check_against_ddl(chain, "s1", connection, chain.groups("s1"))
         connection.execute("CREATE TABLE tried.extra (id int)")
-        with pytest.raises(LoadError, match=r"its commit lists no rows of table tried\.extra"):
+        with pytest.raises(DdlContradictedError, match=r"the commit lists no rows of table tried\.extra"):
             check_against_ddl(chain, "s1", connection, chain.groups("s1"))

@@ -79,7 +79,7 @@ def find_conflicts(
     findings = Findings(SnapshotReport("daily", 2))
     chain = build_chain(store, alter_changes)
     part = NewPart(chain, after)
-    check_contents(Started(spark), chain, StoreLocation(url), findings, Silent(), part=part)
+    check_contents(Started(spark), part, StoreLocation(url), findings, Silent())
     return [one for one in findings.report.conflicts if one.kind not in ("marker", "cut")]
 
 

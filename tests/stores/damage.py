@@ -16,7 +16,14 @@ from cutline.snapshots.records.commit import LARGE_OBJECTS
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.digest import digest
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, Segment, SegmentMetadata, parquet_options, segment_bytes
+from cutline.wal.segments.segments import (
+    SEGMENT_SCHEMA,
+    Segment,
+    SegmentMetadata,
+    events_offset,
+    parquet_options,
+    segment_bytes,
+)
 from tests.stores.history import relink
 
 Document = dict[str, Any]
@@ -117,7 +124,10 @@ def change_segment(
         )  # fmt: skip
         body = segment_bytes(metadata, *layout(changes, events))
         path.write_bytes(body)
-        entry.update(counts, size=len(body), digest=digest(body))
+        footer_at = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
+        events_at = events_offset(pq.read_metadata(pa.BufferReader(body)), counts["changes"], footer_at)
+        place = {"events_at": events_at, "events_digest": digest(body[events_at:])}
+        entry.update(counts, size=len(body), digest=digest(body), **place)
 
     change_commit(store, name, increment, change_entry)
 

@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Doubt, Skipped, SnapshotReport
+from cutline.cli.commands.check import CONFLICTS_SHOWN_MAX, lines_of
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 
 SOMETHING = Compared(objects=1)
 CONFLICT = Conflict("digest", "its contents differ from those that were committed", object="key", node="s1")
+DOUBT = Doubt("sequence", "it went back", node="s1")
 SKIPPED = Skipped("rows of shard s1", "no backup copy to compare with")
 
 
@@ -28,6 +30,7 @@ def valid_report() -> SnapshotReport:
     (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY], allows_one_copy=True), "one-copy"),
     (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY, SKIPPED], allows_one_copy=True), "inconclusive"),
     (SnapshotReport("a", 0, SOMETHING, allows_one_copy=True), "valid"),
+    (SnapshotReport("a", 0, SOMETHING, doubts=[DOUBT]), "valid"),
     (SnapshotReport("a", 0, SOMETHING, [ONE_COPY], [CONFLICT], allows_one_copy=True), "conflicts"),
     (SnapshotReport("a", 0, SOMETHING, conflicts=[CONFLICT]), "conflicts"),
     (SnapshotReport("a", 0, conflicts=[CONFLICT], skipped=[SKIPPED]), "conflicts"),
@@ -50,7 +53,8 @@ def test_a_check_is_as_good_as_its_worst_snapshot(reports: tuple[SnapshotReport,
 
 def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
     compared = Compared(objects=1, bytes=2, rows=3, changes=4, partitions=5, transactions=6)
-    report = CheckReport((SnapshotReport("a", 2, compared, [SKIPPED], [CONFLICT], ["public.log"]),), 0.12345)
+    snapshot = SnapshotReport("a", 2, compared, [SKIPPED], [CONFLICT], ["public.log"], doubts=[DOUBT])
+    report = CheckReport((snapshot,), 0.12345)
     assert json.loads(json.dumps(report.to_json())) == {
         "schema": "cutline/check/1",
         "result": "conflicts",
@@ -76,6 +80,23 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
                 "object": "key", "global_id": None, "detail": "its contents differ from those that were committed",
                 "rows": [], "rows_unnamed": "",
             }],
+            "doubts": [{
+                "kind": "sequence", "detail": "it went back", "node": "s1", "group": None, "object": None,
+            }],
         }],
         "open_operations": [],
     }  # fmt: skip
+
+
+def test_a_doubt_is_shown_as_a_warning_which_quiet_commands_show_too() -> None:
+    of_table = Doubt("older-value", "it is another", group="public.t", object="key")
+    of_object = Doubt("time", "it is early", object="snapshots/a/snapshot.json")
+    doubts = [DOUBT, of_table, of_object]
+    lines = lines_of(CheckReport((SnapshotReport("a", 2, SOMETHING, doubts=doubts),), 1.0))
+    assert [line for line in lines if line.startswith("warning: ")] == [
+        "warning: a: sequence (s1): it went back",
+        "warning: a: older-value (public.t): it is another",
+        "warning: a: time (snapshots/a/snapshot.json): it is early",
+    ]
+    many = SnapshotReport("a", 2, SOMETHING, doubts=[DOUBT] * (CONFLICTS_SHOWN_MAX + 3))
+    assert "warning: a: 3 more doubts; --json lists all of them" in lines_of(CheckReport((many,), 1.0))

@@ -23,10 +23,11 @@ from cutline.snapshots.fold.changes import ChangeForm
 from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
 from cutline.snapshots.fold.sources import SegmentSource, Source
 from cutline.snapshots.records.chain import Chain
+from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import HeldObjects
-from cutline.wal.segments.segments import Segment, create_segment
+from cutline.wal.segments.segments import Definition, OpenTransaction, Segment, SegmentRange, create_segment
 from tests.unit.made_commits import commit, counted
 from tests.unit.made_segments import HELD, event, table
 
@@ -134,6 +135,87 @@ def test_what_the_commit_says_of_events_is_compared_although_they_were_read_with
     problem = hashed(location, replace(segment, **wrong)).problem
     assert problem is not None
     assert problem["details"]["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"events_digest": "0" * 64}, "its contents differ from those that were committed"),
+        ({"events_at": 3}, "its contents differ from those that were committed"),
+    ],
+)
+def test_what_the_commit_says_of_the_events_of_a_small_segment_is_compared(
+    location: StoreLocation, wrong: dict[str, object], what: str
+) -> None:
+    """A create reads the whole object, and only later versions may read its end alone."""
+    problem = hashed(location, replace(stored_segment(location), **wrong)).problem
+    assert problem is not None
+    assert what in problem["message"]
+
+
+def test_events_that_begin_before_the_place_in_the_commit_are_damage(location: StoreLocation) -> None:
+    """As somebody seals it: the end of the object from there on has the digest in the commit."""
+    segment = stored_segment(location)
+    place = segment.size - 100
+    end = digest(location.open().read_range(segment.key, place, segment.size))
+    problem = hashed(location, replace(segment, events_at=place, events_digest=end)).problem
+    assert problem is not None
+    assert f"before byte {place} of its commit" in problem["message"]
+
+
+def test_a_definition_of_a_segment_is_that_of_the_commit(location: StoreLocation) -> None:
+    change = event(120, "U") | {"group": GROUP, "partition": 0, "key": b"1", "row": LINE}
+    group = Group(GROUP, "public", "t", "default", 1, tuple(Column(f"c{n}", "text", 25, -1, n) for n in range(2)))
+
+    def problem_with(own: Group) -> object:
+        store = location.open()
+        tables = (table([change]), table([event(120)]))
+        segment = create_segment(store, "wal", 1, HELD, tables, (Definition(5, own),)).segment
+        report = hashed(location, segment)
+        store.delete(segment.key)
+        return report.problem and report.problem["message"]
+
+    assert problem_with(group) is None
+    assert problem_with(replace(group, number=GROUP + 1, table="other")) is None
+    message = problem_with(replace(group, partitions=2))
+    assert "its definition of group 7, public.t, is not the commit's" in str(message)
+
+
+def test_a_transaction_that_a_segment_begins_ends_in_the_next(
+    location: StoreLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is a two-phase one: of those that were rolled back since, PostgreSQL may leave out the rest."""
+
+    def conflicts(end_lsn: int, global_id: str | None = None) -> list[str]:
+        change = event(160, "U") | {"group": GROUP, "partition": 0, "key": b"1", "row": LINE, "global_id": global_id}
+        opened = SegmentRange("n1", "op", Lsn(100), Lsn(150), OpenTransaction(Lsn(160), 0))
+        rest = SegmentRange("n1", "op", Lsn(150), Lsn(200))
+        store = location.open()
+        first = create_segment(store, "wal", 1, opened, (table([change]), table([event(120)]))).segment
+        second = create_segment(store, "wal", 2, rest, (table([]), table([event(end_lsn)]))).segment
+
+        def segments(_chain: Chain, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
+            return [
+                SegmentSource(
+                    Source(one.key, node, number, one.size, one.digest, segment=one), one, Lsn(200), frozenset(), {}
+                )
+                for one in (first, second)
+            ]
+
+        monkeypatch.setattr(cutline.check.streams, "segment_sources", segments)
+        monkeypatch.setattr(Copies, "since", lambda *_: Lsn(0))
+        monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
+        copies = Copies(("n1",), {"n1": "n1"}, Chain(counted(commit(0))))
+        findings = Findings(SnapshotReport("daily", 0))
+        hash_streams(cast("SparkSource", None), copies, HeldObjects(location), findings, Silent())
+        for segment in (first, second):
+            store.delete(segment.key)
+        return [conflict.detail for conflict in findings.report.conflicts]
+
+    assert conflicts(160) == []
+    (conflict,) = conflicts(170)
+    assert "it lacks the end of the transaction at 0/A0, of which segment 1 has the beginning" in conflict
+    assert conflicts(170, "global") == []
 
 
 def test_positions_of_copies_are_asked_for_once_a_node(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -137,3 +138,19 @@ def test_damage_of_one_object_is_no_conflict_of_the_next(location: StoreLocation
     first, *others = messages(task)
     assert "a definition is invalid" in first
     assert others == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("roles", "is_known"),
+    [(None, True), (frozenset({"o"}), True), (frozenset({"another"}), False), (frozenset(), False)],
+)
+def test_the_roles_of_a_definition_are_those_of_the_server(
+    location: StoreLocation, roles: frozenset[str] | None, *, is_known: bool
+) -> None:
+    grants = [["o", "pg_monitor", "SELECT", False], ["o", "", "SELECT", False], ["o", "ärger", "SELECT", False]]
+    granted = json.dumps({"owner": "o", "comment": None, "grants": grants})
+    task = replace(store_rows(location, [(7, 0, b"x", OWNED), (8, 0, b"x", granted)]), roles=roles)
+    (message,) = messages(task)
+    assert (message == "") == is_known
+    if not is_known:
+        assert "large object 7 names role o, which the stored roles of its server lack" in message

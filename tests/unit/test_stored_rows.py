@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec import structs
 
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
-from cutline.check.table_forms import TableForms
+from cutline.check.table_forms import TableForms, enum_labels
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from cutline.wal.segments.segments import SEGMENT_SCHEMA
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import DefinitionChanges
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, OpenTransaction
+from tests.unit.made_commits import full_commit, increment_commit
 
 # name, type, oid and modifier, as PostgreSQL 18 has them in pg_attribute.
 COLUMNS = [
@@ -147,12 +152,15 @@ COMMITTED = {
 }  # fmt: skip
 
 
-def segment(*rows: dict[str, object], open_at: int | None = None) -> None:
-    checks = SegmentChecks(FORMS, Lsn(open_at) if open_at else None)
+def segment(
+    *rows: dict[str, object], open_at: int | None = None, continued: OpenTransaction | None = None
+) -> SegmentChecks:
+    checks = SegmentChecks(FORMS, OpenTransaction(Lsn(open_at), 9) if open_at else None, continued)
     tables = [pa.Table.from_pylist([row], SEGMENT_SCHEMA) for row in rows]
     for table in tables:
         checks.add(table)
     checks.end(lambda: iter(tables))
+    return checks
 
 
 def test_changes_that_a_drain_writes_are_accepted() -> None:
@@ -308,3 +316,80 @@ def test_keys_that_only_share_a_hash_are_none_that_occur_twice(monkeypatch: pyte
     monkeypatch.setattr("cutline.check.stored_rows._check_places", lambda *_: None)
     checks.add(batch, np.repeat(one, 2))
     checks.end(lambda: iter([batch]))
+
+
+ENDED_20 = COMMITTED | {"lsn": 20, "end_lsn": 21}
+
+
+def test_a_transaction_that_spans_segments_goes_on_where_it_stopped() -> None:
+    begun = change("U", b"5", line(id=b"5"), lsn=20, seq=9)
+    first = segment(COMMITTED, begun, open_at=20)
+    assert (first.lacks_end, first.is_open_prepared) == (False, False)
+    prepared = segment(begun | {"global_id": "g"}, open_at=20)
+    assert prepared.is_open_prepared is True
+    # Its rows so far are of tables that the rules exclude.
+    assert segment(COMMITTED, open_at=20).is_open_prepared is None
+    continued = OpenTransaction(Lsn(20), 9)
+    following = change("U", b"6", line(id=b"6"), lsn=20, seq=11)
+    assert not segment(following, ENDED_20, continued=continued).lacks_end
+    assert not segment(ENDED_20, continued=continued).lacks_end
+    assert not segment(open_at=20, continued=continued).lacks_end
+    assert segment(COMMITTED | {"lsn": 30}, continued=continued).lacks_end
+    assert segment(continued=continued).lacks_end
+
+
+@pytest.mark.parametrize(
+    ("rows", "open_at", "what"),
+    [
+        (
+            [change("U", b"5", line(id=b"5"), lsn=20, seq=9), ENDED_20], None,
+            "repeats changes of the transaction at 0/14",
+        ),
+        ([change("U", b"5", line(id=b"5"), lsn=20, seq=10)], 20, "at 0/14 after change 9"),
+        ([ENDED_20], 20, "the end of the transaction at 0/14"),
+        ([COMMITTED | {"lsn": 25}], 20, "the end of the transaction at 0/14, or of a later one"),
+    ],
+)  # fmt: skip
+def test_a_transaction_that_spans_segments_otherwise_is_damage(
+    rows: list[dict[str, object]], open_at: int | None, what: str
+) -> None:
+    continued = None if open_at else OpenTransaction(Lsn(20), 9)
+    with pytest.raises(RowsInvalidError, match=what):
+        segment(*rows, open_at=open_at, continued=continued)
+
+
+MOODS = structs.replace(
+    KEYED, number=9,
+    columns=(*KEYED.columns[:1], Column("mood", "public.mood", 16386, -1, 1, 2), Column("v", "text", 25, -1, 2, 3)),
+)  # fmt: skip
+LABELS = frozenset({b"ok", rb"a\\b", "übel".encode(), b"resigned", b"indifferent", b""})
+
+
+def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes]] | None = None) -> None:
+    lines = [b"%d\t%s\tx\n" % row for row in enumerate(moods)]
+    checks = BaseChecks(TableForms.of([MOODS], {9: {1: LABELS} if labels is None else labels}))
+    batch = base(*lines, group=MOODS)
+    checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
+
+
+def test_an_enum_has_only_its_labels() -> None:
+    of_moods(b"ok", rb"\N", rb"a\\b", "übel".encode(), b"ok", b"resigned", b"indifferent", b"")
+    for bad in (b"bad", b"o", b"ok ", b"resigne", b"resignedx", b"indifferens"):
+        with pytest.raises(
+            RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood does"
+        ):
+            of_moods(b"ok", bad, b"indifferent")
+    # The DDL does not tell the labels.
+    of_moods(b"bad", labels={})
+
+
+def test_labels_are_known_of_columns_that_the_table_still_has() -> None:
+    """An enum may have had a label only between two increments, and its column may be gone since."""
+    chain = Chain(structs.replace(full_commit(), groups={"a": (MOODS,)}))
+    known = {16386: LABELS}
+    assert enum_labels(chain, "a", known) == {9: {1: LABELS}}
+    assert enum_labels(chain, "a", {}) == {}
+    later = structs.replace(MOODS, number=10, columns=(*MOODS.columns[:1], *MOODS.columns[2:]))
+    changes = DefinitionChanges(groups={"a": (later,)}, gone={"a": (9,)}, successions={"a": {10: 9}})
+    dropped = replace(chain, increments=(structs.replace(increment_commit(1), definition_changes=changes),))
+    assert enum_labels(dropped, "a", known) == {}

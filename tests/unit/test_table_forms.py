@@ -12,6 +12,7 @@ from cutline.check.table_forms import (
     INT8,
     LIMIT_MAX,
     VARCHAR,
+    EnumType,
     TableForms,
     TypedColumns,
     forms_of_shards,
@@ -76,7 +77,44 @@ def test_shards_with_the_same_tables_share_their_forms() -> None:
         sent.append(forms)
         return len(sent)
 
-    assert forms_of_shards(chain, ["c", "a", "b"], send) == {"a": 1, "b": 1, "c": 2}
+    assert forms_of_shards(chain, ["c", "a", "b"], {}, send) == {"a": 1, "b": 1, "c": 2}
+
+
+MOOD = Column("mood", "public.mood", 16386, -1, 2)
+LABELS = frozenset({b"sad", b"happy"})
+
+
+def test_enums_have_their_labels_wherever_they_are_known() -> None:
+    moods = structs.replace(PAIR, columns=(ID, MOOD, NOTE, MOOD), key_width=2)
+    older = structs.replace(moods, number=6)
+    forms = TableForms.of([moods, ENTRY, older], {9: {1: LABELS, 3: LABELS}})
+    assert forms.enums == {16386: EnumType("public.mood", LABELS)}
+    assert [found(forms.types[16386], form) for form in range(3)] == [[], [], [1, 3]]
+    assert [found(forms.keys.types[16386], form) for form in range(3)] == [[], [], [1]]
+    assert (forms.type_name(16386, None), forms.type_name(VARCHAR, 3)) == ("public.mood", "character varying(3)")
+    added = forms.adding([LOG])
+    assert (added.enums, found(added.types[16386], 3)) == (forms.enums, [1, 3])
+    # Another shard, whose enum has one label more, has forms of its own.
+    more = TableForms.of([moods, ENTRY, older], {9: {1: LABELS | {b"ok"}, 3: LABELS | {b"ok"}}})
+    assert more.digest != forms.digest
+
+
+def test_a_definition_that_a_segment_has_otherwise_than_a_commit_is_found() -> None:
+    moods = structs.replace(PAIR, columns=(ID, MOOD, NAME))
+    forms = TableForms.of([ENTRY, LOG, moods], {9: {1: LABELS}})
+    # Segments have no labels. Unknown numbers have no other definition.
+    assert forms.find_other([moods, LOG, structs.replace(ENTRY, number=8)]) is None
+    others = [
+        structs.replace(ENTRY, table="other"),
+        structs.replace(ENTRY, partitions=8),
+        structs.replace(ENTRY, key_width=0),
+        structs.replace(ENTRY, columns=(ID, NOTE)),
+        structs.replace(ENTRY, columns=(ID, NAME, NOTE)),
+        structs.replace(ENTRY, columns=(ID, NOTE, structs.replace(NAME, type_modifier=8))),
+        structs.replace(ENTRY, columns=(ID, NOTE, structs.replace(NAME, name="title"))),
+    ]
+    for other in others:
+        assert forms.find_other([LOG, other]) is other
 
 
 def test_a_column_takes_a_few_bytes() -> None:

@@ -462,14 +462,9 @@ def _check_seal(key: str, metadata: SegmentMetadata, body: bytes) -> None:
 def _read_archived(
     metadata: SegmentMetadata, number: int, body: bytes, stored: bytes, form: StoredForm
 ) -> ArchivedSegment:
-    file = pq.read_metadata(pa.BufferReader(body))
-    groups = _event_row_groups(file, metadata.changes)
     # Without events only the footer is needed. It is followed by its length and 4 bytes of magic.
-    events_at = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
-    for column in range(file.num_columns if groups else 0):
-        chunk = file.row_group(groups[0]).column(column)
-        begins = (chunk.dictionary_page_offset, chunk.data_page_offset)
-        events_at = min(events_at, *(offset for offset in begins if offset))
+    footer_at = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
+    events_at = events_offset(pq.read_metadata(pa.BufferReader(body)), metadata.changes, footer_at)
     segment = Segment(
         key=metadata.key,
         number=number,
@@ -488,6 +483,16 @@ def _read_archived(
         open=metadata.open,
     )
     return ArchivedSegment(segment, metadata.definitions, metadata.first_changes)
+
+
+def events_offset(file: Any, changes: int, footer_at: int) -> int:
+    """Return the offset of the first event in a segment with this metadata; without events, that of its footer."""
+    groups, offset = _event_row_groups(file, changes), footer_at
+    for column in range(file.num_columns if groups else 0):
+        chunk = file.row_group(groups[0]).column(column)
+        begins = (chunk.dictionary_page_offset, chunk.data_page_offset)
+        offset = min(offset, *(begin for begin in begins if begin))
+    return offset
 
 
 def read_events(store: ObjectStore, segment: Segment) -> pa.Table:

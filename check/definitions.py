@@ -1,0 +1,410 @@
+"""Check the stored DDL of a chain against the commits that list it, and against the DDL before it.
+
+A shard's DDL is stored again only if the fingerprint of its catalogs has changed. So from a commit to the next, what
+the catalogs decide can't change unless the next commit lists new DDL: which tables there are, their columns and keys,
+which sequences there are and how they count, which tables are unlogged, foreign or an extension's. A difference without
+new DDL is a conflict, and so is DDL that the commit contradicts (snapshots/ddl/contradictions.py).
+
+Everything here is in documents and archives that a check reads anyway. Of each shard's DDL, only one description is
+held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from msgspec import structs
+
+from cutline.check.new_part import NewPart
+from cutline.check.report import Conflict, Doubt, Findings
+from cutline.check.shard_differences import ShardDifferences
+from cutline.fleet.table_names import is_included, table_name
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.snapshots.ddl.contradictions import (
+    PREDEFINED,
+    changed_columns,
+    compare,
+    compare_definitions,
+    compare_sequences,
+    is_only_ascii,
+    labels_of,
+)
+from cutline.snapshots.ddl.database_facts import READ_ONLY, list_elements
+from cutline.snapshots.ddl.described_ddl import Description, describe
+from cutline.snapshots.ddl.dump import read_ddl
+from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
+from cutline.snapshots.ddl.server_globals_object import read_globals_object
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import (
+    DDL,
+    EXTENSION_ROWS,
+    GLOBALS,
+    WITHOUT_ROWS,
+    Commit,
+    FullSnapshot,
+    LostList,
+    Sequence,
+    StoredObject,
+)
+from cutline.snapshots.records.proven_chains import cut_time
+from cutline.storage.digest import digest
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+
+NAMED_MAX, SECONDS_APART = 5, 2
+# Whether such a table or sequence exists is decided by the catalogs alone.
+OF_CATALOGS = frozenset(
+    {
+        LeftOutKind.UNLOGGED_TABLE,
+        LeftOutKind.FOREIGN_TABLE,
+        LeftOutKind.EXTENSION_TABLE,
+        LeftOutKind.UNLOGGED_SEQUENCE,
+    }
+)
+
+
+@dataclass(slots=True)
+class StoredDefinitions:
+    """What the stored DDL tells other passes about each shard.
+
+    `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none. `labels`
+    are those that enum types have had, as COPY prints them, by shard and by the oid of the type. `roles` are all roles
+    that the servers have had, by shard; a shard whose globals can't be read has none.
+    """
+
+    newest: dict[str, Description] = field(default_factory=dict)
+    labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
+    roles: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Shard:
+    """What was read of a shard's DDL so far: the newest archive, and the increment that lists it.
+
+    `increments` maps the digest of the content of each archive to the first increment that lists it. `roles` are those
+    of the server's newest globals, and `all_roles` of all; if `lacks_roles`, some could not be read.
+    """
+
+    newest: Description | None = None
+    listed: tuple[int, StoredObject] | None = None
+    increments: dict[str, int] = field(default_factory=dict)
+    roles: frozenset[str] | None = None
+    all_roles: frozenset[str] = frozenset()
+    lacks_roles: bool = False
+
+
+def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> StoredDefinitions:
+    """Read stored DDL, globals and extension rows, and count object lists; report damage and contradictions.
+
+    All DDL and globals of the chain are read, because what they tell of rows depends on all of them. Only objects in
+    the part are counted, and only its extension rows are read.
+    """
+    chain = part.chain
+    checking = _Checking(store, part, findings, {shard: _Shard() for shard in chain.full.primaries})
+    for commit in chain.commits:
+        checking.check(commit)
+    checking.note()
+    # The bytes of the object lists were verified when the chain was read.
+    for object_list in [object_list for commit in part.commits for object_list in commit.object_lists]:
+        if not isinstance(object_list, LostList):
+            findings.count(objects=1, size_bytes=object_list.size)
+    newest = {name: shard.newest for name, shard in checking.shards.items() if shard.newest is not None}
+    known = {name: shard.all_roles for name, shard in checking.shards.items() if not shard.lacks_roles}
+    return StoredDefinitions(newest, checking.labels, known)
+
+
+@dataclass(slots=True)
+class _Checking:
+    """The check of a chain's definitions, commit by commit. `said` are the contradictions that were reported."""
+
+    store: ObjectStore
+    part: NewPart
+    findings: Findings
+    shards: dict[str, _Shard]
+    labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
+    differences: ShardDifferences = field(default_factory=ShardDifferences)
+    said: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def chain(self) -> Chain:
+        return self.part.chain
+
+    def check(self, commit: Commit) -> None:
+        """Check what a commit lists, and what it has in common with the commit before it."""
+        chain = self.chain.up_to(commit.increment)
+        before = self._before(commit)
+        archives: dict[str, list[StoredObject]] = {}
+        with_roles = set(self.shards) if before is None else set[str]()
+        for stored in commit.own_objects:
+            if stored.kind in WITHOUT_ROWS and stored.node not in self.shards:
+                self._conflict(f"the commit lists {stored.kind} of node {stored.node}, which is no primary", stored)
+            elif stored.kind == DDL:
+                archives.setdefault(stored.node, []).append(stored)
+                with_roles.add(stored.node)
+            elif stored.kind in WITHOUT_ROWS:
+                self._read_other(stored, commit)
+                with_roles |= {stored.node} if stored.kind == GLOBALS else set()
+        for name, listed in archives.items():
+            *earlier, newest = listed
+            for stored in earlier:
+                # The archive of a full snapshot's base copy, after which DDL changed before the cut.
+                base = Chain(structs.replace(self.chain.full, definition_changes=None))
+                if (described := self._read(stored, commit)) is not None:
+                    only_ascii = is_only_ascii(base, name)
+                    found = compare_definitions(base, name, described, base.groups(name), only_ascii=only_ascii)
+                    self._contradicted(found, stored)
+                    self.shards[name].newest = described
+            self._check_newest(chain, before, newest, commit)
+        for name in self.shards.keys() - archives.keys():
+            if before is not None:
+                self._check_unchanged(before, chain, name)
+            self._check_values(chain, name, commit)
+        for name in sorted(with_roles & self.shards.keys()):
+            self._check_roles(chain, name)
+        if archives:
+            self.differences.add(chain, before, {name: shard.newest for name, shard in self.shards.items()})
+
+    def _before(self, commit: Commit) -> Chain | None:
+        """Return the chain that the commit continues; None for a full snapshot without changes before its cut."""
+        if not isinstance(commit, FullSnapshot):
+            return self.chain.up_to(commit.increment - 1)
+        return Chain(structs.replace(commit, definition_changes=None)) if commit.definition_changes else None
+
+    def _read(self, stored: StoredObject, commit: Commit) -> Description | None:
+        """Read and describe an archive; report damage, and an archive that is a copy of an earlier one."""
+        shard = self.shards[stored.node]
+        try:
+            ddl = read_ddl(read_listed(self.store, stored.node, stored.key, (stored.size, stored.digest)), stored)
+        except ObjectDamagedError as error:
+            self._damaged(error, stored)
+            return None
+        self._count(stored, commit)
+        # An archive contains the second in which it was written.
+        earlier = shard.increments.setdefault(digest(ddl.body), commit.increment)
+        if earlier != commit.increment and not _follows_at_once(self.chain, earlier, commit.increment):
+            self._conflict(f"the DDL is the archive that {_label(earlier)} lists, byte for byte", stored)
+        described = describe(ddl)
+        known = self.labels.setdefault(stored.node, {})
+        for oid, labels in labels_of(described).items():
+            known[oid] = known.get(oid, frozenset()) | labels
+        return described
+
+    def _count(self, stored: StoredObject, commit: Commit) -> None:
+        if self.part.has(commit):
+            self.findings.count(objects=1, size_bytes=stored.size)
+
+    def _read_other(self, stored: StoredObject, commit: Commit) -> None:
+        if stored.kind == EXTENSION_ROWS and not self.part.has(commit):
+            return
+        try:
+            if stored.kind == GLOBALS:
+                shard, found = self.shards[stored.node], read_globals_object(self.store, stored)
+                shard.roles = frozenset(role.name for role in found.roles)
+                shard.all_roles |= shard.roles
+            elif stored.kind == EXTENSION_ROWS:
+                read_extension_rows_object(self.store, stored)
+        except ObjectDamagedError as error:
+            self._damaged(error, stored)
+        else:
+            self._count(stored, commit)
+
+    def _damaged(self, error: ObjectDamagedError, stored: StoredObject) -> None:
+        # The object contains no table rows, so the copy can still be compared.
+        self.findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
+        shard = self.shards[stored.node]
+        if stored.kind == DDL:
+            shard.newest = None
+        elif stored.kind == GLOBALS:
+            shard.roles, shard.lacks_roles = None, True
+
+    def _conflict(self, detail: str, stored: StoredObject) -> None:
+        self.findings.conflict(Conflict("definition", detail, node=stored.node, object=stored.key))
+
+    def _contradicted(self, details: Iterable[str], stored: StoredObject) -> None:
+        for detail in details:
+            self.said.add((stored.node, detail))
+            self._conflict(detail, stored)
+
+    def _check_newest(self, chain: Chain, before: Chain | None, stored: StoredObject, commit: Commit) -> None:
+        """Check the archive of a shard's DDL at a commit, and compare it with the archive before it."""
+        name, shard = stored.node, self.shards[stored.node]
+        earlier, described = shard.newest, self._read(stored, commit)
+        if before is not None and _is_dumped_again(before, chain, name):
+            self._conflict("the commit lists new DDL, but the fingerprint of the catalogs has not changed", stored)
+        if described is None:
+            return
+        shard.newest, shard.listed = described, (commit.increment, stored)
+        self._contradicted(compare(chain, name, described), stored)
+        if earlier is not None and before is not None and earlier.writer == described.writer:
+            for detail in _changed_without_stamp(before, chain, name, earlier, described):
+                self._conflict(detail, stored)
+
+    def note(self) -> None:
+        """Note what is doubtful about the newest DDL of each shard."""
+        for shard in self.shards.values():
+            if shard.newest is not None and shard.listed is not None:
+                increment, stored = shard.listed
+                self._note_settings(self.chain.up_to(increment), shard.newest, stored)
+                self._note_unlisted(self.chain.up_to(increment), shard.newest, stored)
+        self.differences.note(self.findings)
+
+    def _note_settings(self, chain: Chain, described: Description, stored: StoredObject) -> None:
+        """Note settings of the database that differ between the DDL and the commit, which were read at other times."""
+        properties = chain.database_properties(stored.node)
+        if properties is None or described.database is None:
+            return
+        ours = {(one.role, one.name.lower()): one.value for one in properties.settings}
+        theirs = {(role, name.lower()): value for (role, name), value in described.database.settings.items()}
+        for role, setting in sorted(ours.keys() | theirs.keys()):
+            given, dumped = ours.get((role, setting)), theirs.get((role, setting))
+            # A terminal snapshot sets this one, and commits leave it out.
+            if setting == READ_ONLY or (given is not None and dumped is not None and _is_value(given, dumped)):
+                continue
+            if is_only_ascii(chain, stored.node) and not (given or "").isascii():
+                # The DDL has the bytes of another encoding.
+                continue
+            where = f" for role {role}" if role else ""
+            ours_shown = "not set" if given is None else given
+            theirs_shown = "not set" if dumped is None else ", ".join(dumped)
+            detail = (
+                f"setting {setting} of the database{where} is {ours_shown} in the commit, but {theirs_shown} in the"
+                " DDL: somebody changed it while the snapshot was taken, or changed the store"
+            )
+            self.findings.doubt(Doubt("setting", detail, node=stored.node, object=stored.key))
+
+    def _note_unlisted(self, chain: Chain, described: Description, stored: StoredObject) -> None:
+        """Note tables that the rules exclude, but that the commit does not list as left out."""
+        listed = {(group.schema, group.table) for group in chain.groups(stored.node)}
+        left_out = {out.name for out in chain.left_out if out.node == stored.node}
+        only_ascii = is_only_ascii(chain, stored.node)
+        names = [table_name(*table) for table in sorted(described.tables.keys() - listed)]
+        unlisted = [
+            name
+            for name in names
+            if name not in left_out and not is_included(name, chain.full.rules) and (name.isascii() or not only_ascii)
+        ]
+        if unlisted:
+            detail = f"the commit does not say that it leaves out {_some(unlisted)}"
+            self.findings.doubt(Doubt("left-out", detail, node=stored.node, object=stored.key))
+
+    def _check_unchanged(self, before: Chain, chain: Chain, name: str) -> None:
+        """Compare what a commit without new DDL of the shard says of its catalogs with the commit before."""
+        details = [*_changed_sequences(before.sequences(name), chain.sequences(name))]
+        changes = chain.last.definition_changes
+        if changes and (name in changes.groups or name in changes.gone):
+            details += _changed_definitions(before, chain, name)
+        if before.last.increment != chain.last.increment:
+            details += _changed_left_out(before.left_out, chain.left_out, name)
+        for detail in details:
+            what = f"{_label(chain.last.increment)} lists no new DDL, but {detail}"
+            self.findings.conflict(Conflict("definition", what, node=name))
+
+    def _check_values(self, chain: Chain, name: str, commit: Commit) -> None:
+        """Compare the commit with the newest DDL of the shard, because a restore runs that.
+
+        If the commit changes no tables, compares only the values of sequences, except at the checked increment.
+        """
+        described, listed = self.shards[name].newest, self.shards[name].listed
+        if described is None or self.chain.full.only_cut:
+            return
+        changes = commit.definition_changes
+        is_changed = changes is not None and any(name in of for of in (changes.groups, changes.gone, changes.tables))
+        is_whole = is_changed or commit.increment == self.chain.last.increment
+        details = compare(chain, name, described) if is_whole else compare_sequences(chain, name, described)
+        for detail in details:
+            if (name, detail) not in self.said:
+                self.said.add((name, detail))
+                where = f"{_label(commit.increment)}: {detail}"
+                key = listed[1].key if listed is not None else None
+                self.findings.conflict(Conflict("definition", where, node=name, object=key))
+
+    def _check_roles(self, chain: Chain, name: str) -> None:
+        """Check that the server's globals contain the roles that the shard's DDL needs."""
+        known = self.shards[name].roles
+        roles = [role for role in chain.roles(name) if not role.startswith(PREDEFINED) and role.isascii()]
+        if known is not None and (missing := sorted(set(roles) - known)):
+            stored = chain.globals_object(name)
+            detail = f"the stored roles of the server lack {_some(missing)}, which the DDL needs"
+            self.findings.conflict(Conflict("roles", detail, node=name, object=stored.key if stored else None))
+
+
+def _label(increment: int) -> str:
+    return f"increment {increment}" if increment else "the full snapshot"
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _follows_at_once(chain: Chain, one: int, other: int) -> bool:
+    """Whether two cuts were made so shortly after each other that the DDL may have been dumped in the same second."""
+    times = [cut_time(chain.commits[number]) for number in (one, other)]
+    return abs(times[0] - times[1]) < timedelta(seconds=SECONDS_APART)
+
+
+def _is_dumped_again(before: Chain, chain: Chain, shard: str) -> bool:
+    """Whether the last commit lists new DDL of the shard although its catalogs have not changed."""
+    changes = chain.last.definition_changes
+    if changes is None or shard not in changes.fingerprints or shard not in before.full.fingerprints:
+        return False
+    return before.fingerprint(shard) == chain.fingerprint(shard)
+
+
+def _is_value(value: str, elements: tuple[str, ...]) -> bool:
+    """Whether the elements, as DDL sets them, are the value of a setting as pg_db_role_setting has it."""
+    return elements == (value,) or tuple(list_elements(value, folds=False)) == elements
+
+
+def _changed_without_stamp(
+    before: Chain, chain: Chain, shard: str, earlier: Description, described: Description
+) -> Iterator[str]:
+    """Yield how the columns of tables differ from the DDL before although the stamps of their columns are the same."""
+    was, now = before.tables(shard), chain.tables(shard)
+    for group in chain.groups(shard):
+        name = (group.schema, group.table)
+        one, other = was.get(group.name), now.get(group.name)
+        if one is None or other is None or (one.oid, one.columns) != (other.oid, other.columns):
+            continue
+        tables = [tables.get(name) for tables in (earlier.tables, described.tables)]
+        if all(table is not None and table.is_ordered for table in tables):
+            for detail in changed_columns(name, earlier, described):
+                yield f"table {group.name}: {detail}, but the commit says that its columns have not changed"
+
+
+def _changed_sequences(was: Iterable[Sequence], now: Iterable[Sequence]) -> Iterator[str]:
+    """Yield how the sequences differ, except for their values."""
+    before, after = (
+        {(one.schema, one.name): (one.increment, one.cycles) for one in sequences} for sequences in (was, now)
+    )
+    for schema, name in sorted(before.keys() - after.keys()):
+        yield f"sequence {table_name(schema, name)} is gone"
+    for schema, name in sorted(after.keys() - before.keys()):
+        yield f"sequence {table_name(schema, name)} is new"
+    for schema, name in sorted(before.keys() & after.keys()):
+        if before[schema, name] != after[schema, name]:
+            yield f"sequence {table_name(schema, name)} counts differently"
+
+
+def _changed_definitions(before: Chain, chain: Chain, shard: str) -> Iterator[str]:
+    """Yield how the tables differ. Rules in the fleet file may exclude tables, and no longer exclude them."""
+    was, now = ({group.name: group for group in one.groups(shard)} for one in (before, chain))
+    excluded = _names(before.left_out, shard, {LeftOutKind.EXCLUDED_TABLE})
+    excluded |= _names(chain.left_out, shard, {LeftOutKind.EXCLUDED_TABLE})
+    for name in sorted((was.keys() ^ now.keys()) - excluded):
+        yield f"table {name} is {'gone' if name in was else 'new'}"
+    for name in sorted(was.keys() & now.keys()):
+        if was[name].definition() != now[name].definition():
+            yield f"table {name} has another definition"
+
+
+def _changed_left_out(was: Iterable[LeftOut], now: Iterable[LeftOut], shard: str) -> Iterator[str]:
+    before, after = (_names(left_out, shard, OF_CATALOGS) for left_out in (was, now))
+    for name in sorted(before ^ after):
+        yield f"{name} is {'no longer' if name in before else 'newly'} listed as left out"
+
+
+def _names(left_out: Iterable[LeftOut], shard: str, kinds: Iterable[LeftOutKind]) -> set[str]:
+    return {out.name for out in left_out if out.node == shard and out.kind in kinds}

@@ -1,0 +1,129 @@
+"""Check the documents of operations against the commits that they made, and the leases of restores.
+
+Outcomes and intents decide what is removed: slots of operations that have failed, objects of those that have ended. A
+create stores an outcome that is `failed` only when its commit can never be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import UnsetType
+
+from cutline.check.report import Conflict, Doubt, Findings
+from cutline.check.times import SLACK_SECONDS, seconds_of
+from cutline.snapshots.operations.leases import LEASE_SECONDS, read_lease
+from cutline.snapshots.operations.open_operations import RESTORE, OpenOperation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.operation_records import CREATE, FAILED, Intent, Outcome, operation_key, read_intent
+from cutline.storage.clock import utc_now
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.drain.slots import slot_name
+
+OPERATION = "operation"
+
+
+def check_outcomes(chain: Chain, outcomes: Mapping[str, Outcome], findings: Findings) -> None:
+    """Compare the outcomes of creates, keyed by operation, with the commits of the chain."""
+    commits = {commit.operation: commit for commit in chain.commits}
+    for operation, commit in commits.items():
+        if (outcome := outcomes.get(operation)) is not None:
+            for detail in _contradictions(commit, outcome):
+                findings.conflict(_conflict(operation, f"{detail}, but its commit is in the store"))
+            if seconds_of(outcome.ended_at) < seconds_of(commit.cut.made_at) - SLACK_SECONDS:
+                detail = f"it ended at {outcome.ended_at}, before its cut was made at {commit.cut.made_at}"
+                findings.doubt(Doubt(OPERATION, detail, object=operation_key(operation, "outcome")))
+    # Ids from different seconds sort by time. Earlier operations may belong to an earlier chain.
+    second = chain.full.operation.rpartition("-")[0]
+    for operation, outcome in outcomes.items():
+        number = outcome.increment
+        if operation < second or operation in commits or outcome.snapshot != chain.name or outcome.state == FAILED:
+            continue
+        if isinstance(number, int) and number <= chain.last.increment:
+            maker = chain.commits[number].operation
+            detail = f"it committed increment {number} according to its outcome, but operation {maker} made that commit"
+            findings.conflict(_conflict(operation, detail))
+
+
+def _contradictions(commit: Commit, outcome: Outcome) -> Iterator[str]:
+    if outcome.state == FAILED:
+        yield f"it failed according to its outcome ({outcome.reason})"
+    if (outcome.snapshot, outcome.increment) != (commit.snapshot, commit.increment):
+        yield f"it created increment {outcome.increment} of {outcome.snapshot} according to its outcome"
+    if not isinstance(outcome.volumes, UnsetType) and outcome.volumes != commit.counts:
+        names = sorted({name for name, _ in outcome.volumes.items() ^ commit.counts.items()})
+        yield f"it has other counts of {', '.join(names)} according to its outcome"
+    if not isinstance(outcome.causes, UnsetType) and outcome.causes != commit.cut.causes:
+        yield "it had other attempts at its cut according to its outcome"
+
+
+def check_intent(store: ObjectStore, chain: Chain, findings: Findings) -> None:
+    """Compare the intent of the full snapshot's operation, which names its slots, with its commit."""
+    operation = chain.full.operation
+    try:
+        intent = read_intent(store, operation)
+    except ObjectMissingError:
+        # gc removes old intents, but not that of a snapshot that exists: then its slots can no longer be dropped.
+        findings.doubt(Doubt(OPERATION, "its intent is missing", object=operation_key(operation, "intent")))
+        return
+    except ManifestError as error:
+        findings.conflict(Conflict(OPERATION, error.message, object=operation_key(operation, "intent")))
+        return
+    given, expected = _of_intent(intent), _of_commit(chain)
+    for what, value in given.items():
+        if not isinstance(value, UnsetType) and value != expected[what]:
+            detail = f"its intent has {what} {_shown(value)}, but its commit has {_shown(expected[what])}"
+            findings.conflict(_conflict(operation, detail, "intent"))
+
+
+def _of_intent(intent: Intent) -> dict[str, object]:
+    return {
+        "kind": intent.kind,
+        "snapshot": intent.snapshot,
+        "increment": intent.increment,
+        "time": intent.began_at,
+        "nodes": set(intent.nodes),
+        "fleet": intent.fleet_id,
+        "slot": intent.slot,
+    }
+
+
+def _of_commit(chain: Chain) -> dict[str, object]:
+    """Return what the intent of a chain's full snapshot says, according to its commit."""
+    full = chain.full
+    return {
+        "kind": CREATE,
+        "snapshot": full.snapshot,
+        "increment": 0,
+        "time": full.created_at,
+        "nodes": set(full.parts),
+        "fleet": full.fleet_id,
+        "slot": slot_name(full.operation),
+    }
+
+
+def _shown(value: object) -> str:
+    return ", ".join(sorted(value)) if isinstance(value, set) else str(value)
+
+
+def check_leases(store: ObjectStore, operations: Iterable[OpenOperation], name: str, findings: Findings) -> None:
+    """Check the leases of open restores, which keep the snapshot `name` from being deleted."""
+    latest = utc_now().timestamp() + LEASE_SECONDS + SLACK_SECONDS
+    intents = [one.operation for one in operations if one.operation is not None]
+    for intent in intents:
+        if intent.kind != RESTORE or intent.snapshot != name:
+            continue
+        try:
+            lease = read_lease(store, intent)
+        except ManifestError as error:
+            findings.conflict(Conflict("lease", error.message, object=str(error.details["object"])))
+            continue
+        if lease.until.timestamp() > latest:
+            detail = f"its lease on the snapshot runs until {lease.until:%Y-%m-%dT%H:%M:%SZ}, longer than any lease"
+            findings.doubt(Doubt("lease", detail, object=operation_key(intent.operation, "intent")))
+
+
+def _conflict(operation: str, detail: str, document: str = "outcome") -> Conflict:
+    return Conflict(OPERATION, f"operation {operation}: {detail}", object=operation_key(operation, document))

@@ -1,0 +1,462 @@
+"""Describe what a stored DDL archive says about the parts of a database that a commit describes, too.
+
+No server is needed. pg_dump writes one entry for each object. It quotes all identifiers, and writes the columns of a
+table in the order of their numbers (pg_dump.c, dumpTableSchema). Names are as the DDL has them, with escapes for bytes
+that are not UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from cutline.nodes.baseline import BUILTIN, ICU, LIBC
+from cutline.nodes.encodings import raw_bytes
+from cutline.snapshots.ddl.ddl_archive import (
+    CONSTRAINT,
+    EXTENSION,
+    SEQUENCE,
+    TABLE,
+    ArchiveEntry,
+    DdlArchive,
+    statements_of_entry,
+)
+
+# A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
+STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
+PART = re.compile(rf"{STRING}|(?P<mark>[(),])")
+NAME = re.compile(r'"((?:[^"]|"")*)"')
+LITERAL = re.compile(r"'((?:[^']|'')*)'")
+# What follows the type of a column. Types contain these words only in lowercase, or quoted.
+AFTER_TYPE = re.compile(rf"{STRING}|\s(?P<word>COLLATE|CONSTRAINT|DEFAULT|GENERATED|NOT NULL|WITH OPTIONS)\b")
+# The same where the words end a default: inside parentheses, NOT NULL belongs to an expression.
+AFTER_DEFAULT = re.compile(rf"{STRING}|(?P<mark>[()])|\s(?P<word>COLLATE|CONSTRAINT|NOT NULL)\b")
+NAMES_IN_PARENTHESES = r"\(((?:\"[^\"]*\"|[^()\"])*)\)"
+KEY = re.compile(rf"\sPRIMARY KEY {NAMES_IN_PARENTHESES}")
+# A partitioned table has no rows of its own. Tables of the other two kinds have columns that their statements omit.
+KIND = re.compile(rf"{STRING}|\s(?P<word>PARTITION BY|INHERITS|OF) ")
+PARENTS = re.compile(rf"\sINHERITS {NAMES_IN_PARENTHESES}")
+OF_TYPE = re.compile(rf"\sOF ({NAME.pattern})\.({NAME.pattern})")
+FULL_IDENTITY = re.compile(rf"{STRING}|(?P<is_full>\sREPLICA IDENTITY FULL;)")
+INDEX_IDENTITY = re.compile(rf"ALTER TABLE ONLY ({NAME.pattern})\.({NAME.pattern}) REPLICA IDENTITY USING INDEX")
+# The columns of an index follow the name of its method; those of a constraint follow its kind.
+INDEX_COLUMNS = re.compile(r"\sUSING \"[^\"]*\" \(|\sUNIQUE(?: NULLS NOT DISTINCT)? \(|\sPRIMARY KEY \(")
+ENUM = re.compile(r"\sAS ENUM \(")
+COMPOSITE = re.compile(r"\sAS \(")
+NEXT_VALUE = re.compile(r"^\"?nextval\"?\('((?:[^']|'')+)'::")
+INCREMENT = re.compile(r"\bINCREMENT BY (-?\d+)")
+SMALLEST, LARGEST = (re.compile(rf"(?<!NO )\b{word}VALUE (-?\d+)") for word in ("MIN", "MAX"))
+CYCLES = re.compile(r"(?<!NO )\bCYCLE\b")
+SEQUENCE_TYPE = re.compile(r"\bAS (smallint|integer|bigint)\b")
+IDENTITY_SEQUENCE = re.compile(r"^ALTER TABLE .* ADD GENERATED ", re.DOTALL)
+BITS: Mapping[str, int] = {"smallint": 15, "integer": 31, "bigint": 63}
+OPTION = re.compile(r"\s([A-Z_]+) = (?:'((?:[^']|'')*)'|([^\s;']+))")
+PROVIDERS: Mapping[str, str] = {"libc": LIBC, "icu": ICU, "builtin": BUILTIN}
+SETTING = re.compile(
+    rf"ALTER (?:ROLE ({NAME.pattern}) IN )?DATABASE {NAME.pattern} SET ({NAME.pattern})"
+    rf" TO ({LITERAL.pattern}(?:, {LITERAL.pattern})*);"
+)
+TYPE, DEFAULT, INDEX, DATABASE, DATABASE_PROPERTIES = "TYPE", "DEFAULT", "INDEX", "DATABASE", "DATABASE PROPERTIES"
+# Objects with lower oids come with the server.
+FIRST_OWN_OID = 16384
+# The objects that are compared between shards.
+COMPARED = frozenset(
+    {
+        "TABLE",
+        "TABLE ATTACH",
+        "SEQUENCE",
+        "TYPE",
+        "DOMAIN",
+        "FUNCTION",
+        "VIEW",
+        "MATERIALIZED VIEW",
+        "DEFAULT",
+        "INDEX",
+        "CONSTRAINT",
+        "CHECK CONSTRAINT",
+        "FK CONSTRAINT",
+        "TRIGGER",
+        "RULE",
+        "POLICY",
+        "ROW SECURITY",
+    }
+)
+
+Name = tuple[str, str]
+ColumnName = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedColumn:
+    """A stored column; `type` is as format_type prints it, without quotes. `default` is None if it has none."""
+
+    name: str
+    type: str
+    is_not_null: bool = False
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTable:
+    """An ordinary table: its stored columns, as far as its own statement lists them.
+
+    A table with `parents`, or of the composite type `of_type`, has further columns, and perhaps in another order.
+    `generated` are the columns that its statement generates.
+    """
+
+    columns: tuple[DescribedColumn, ...]
+    generated: frozenset[str] = frozenset()
+    parents: tuple[Name, ...] = ()
+    of_type: Name | None = None
+    is_ordered: bool = True
+    has_full_identity: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the statement lists all columns."""
+        return not self.parents and self.of_type is None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedSequence:
+    """A sequence's definition. The limits of its values are None if its type is not known."""
+
+    increment: int
+    cycles: bool
+    smallest: int | None
+    largest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedDatabase:
+    """The database of a dump: its name, oid, encoding and locale, as NodeIdentity has them.
+
+    `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles.
+    """
+
+    name: str
+    oid: int
+    encoding: str
+    collate: str
+    ctype: str
+    locale_provider: str
+    locale: str | None
+    icu_rules: str | None
+    settings: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The permanent tables and sequences in a shard's DDL, keyed by schema and name, and what else a commit describes.
+
+    `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
+    sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
+    text (nodes.encodings). `owners` are the roles that own objects. `digests` maps the kind and name of an object to a
+    hash of its statements, which is the same only in this process. `writer` is pg_dump's major version.
+    """
+
+    tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
+    oids: Mapping[Name, int] = field(default_factory=dict)
+    keys: Mapping[Name, frozenset[str]] = field(default_factory=dict)
+    identities: Mapping[Name, frozenset[str]] = field(default_factory=dict)
+    defaults: Mapping[ColumnName, str] = field(default_factory=dict)
+    sequences: Mapping[Name, DescribedSequence] = field(default_factory=dict)
+    fed: Mapping[Name, tuple[ColumnName, ...]] = field(default_factory=dict)
+    enums: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    composites: Mapping[Name, tuple[str, ...]] = field(default_factory=dict)
+    database: DescribedDatabase | None = None
+    owners: frozenset[str] = frozenset()
+    has_extensions: bool = False
+    digests: Mapping[str, int] = field(default_factory=dict)
+    writer: int = 0
+
+    def stored_columns(self, name: Name) -> frozenset[str] | None:
+        """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
+        found = self._columns(name, set())
+        return None if found is None else found[0] - found[1]
+
+    def default_of(self, column: ColumnName) -> str | None:
+        """Return the expression of a column's default; None if the DDL does not show one."""
+        if (late := self.defaults.get(column)) is not None:
+            return late
+        table = self.tables.get(column[:2])
+        return next((one.default for one in table.columns if one.name == column[2]), None) if table else None
+
+    def _columns(self, name: Name, seen: set[Name]) -> tuple[frozenset[str], frozenset[str]] | None:
+        """Return the names of all columns and of the generated ones, with those of the table's ancestors."""
+        table = self.tables.get(name)
+        if table is None or name in seen:
+            return None
+        seen.add(name)
+        columns, generated = frozenset(column.name for column in table.columns), table.generated
+        if table.of_type is not None:
+            if (attributes := self.composites.get(table.of_type)) is None:
+                return None
+            columns |= frozenset(attributes)
+        for parent in table.parents:
+            if (inherited := self._columns(parent, seen - {parent})) is None:
+                return None
+            columns, generated = columns | inherited[0], generated | inherited[1]
+        return columns, generated
+
+
+def describe(archive: DdlArchive) -> Description:
+    """Read the description from the statements in an archive."""
+    reader = _Describing(archive.body)
+    for entry in archive.contents.entries:
+        reader.add(entry)
+    return reader.description(archive.contents.writer)
+
+
+@dataclass(slots=True)
+class _Describing:
+    """What was read from the entries of an archive so far."""
+
+    ddl: bytes
+    tables: dict[Name, DescribedTable] = field(default_factory=dict)
+    oids: dict[Name, int] = field(default_factory=dict)
+    keys: dict[Name, frozenset[str]] = field(default_factory=dict)
+    identities: dict[Name, frozenset[str]] = field(default_factory=dict)
+    defaults: dict[ColumnName, str] = field(default_factory=dict)
+    sequences: dict[Name, str] = field(default_factory=dict)
+    enums: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    composites: dict[Name, tuple[str, ...]] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)
+    digests: dict[str, int] = field(default_factory=dict)
+    database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
+    has_extensions: bool = False
+
+    def add(self, entry: ArchiveEntry) -> None:
+        """Read an entry."""
+        name, text = (_shown(entry.schema), _shown(entry.name)), statements_of_entry(self.ddl, entry)
+        if entry.kind in COMPARED:
+            label = f"{entry.kind} {name[0]}.{name[1]}" if name[0] else f"{entry.kind} {name[1]}"
+            self.digests[label] = self.digests.get(label, 0) ^ hash(text)
+        if entry.kind in (DATABASE, DATABASE_PROPERTIES):
+            self.database.append((entry, text))
+            return
+        if entry.owner and entry.oid >= FIRST_OWN_OID:
+            self.owners.add(_shown(entry.owner))
+        if entry.kind == TABLE:
+            if text.startswith("CREATE TABLE ") and (table := read_table(text)) is not None:
+                self.tables[name], self.oids[name] = table, entry.oid
+        elif entry.kind in (CONSTRAINT, INDEX):
+            self._add_key(text)
+        elif entry.kind == DEFAULT:
+            # The statement is ALTER TABLE ONLY "schema"."table" ALTER COLUMN "column" SET DEFAULT …;
+            schema, table_name, column = (_shown(_unquoted(quoted)) for quoted in NAME.findall(text)[:3])
+            _, _, default = text.strip().removesuffix(";").partition(" SET DEFAULT ")
+            self.defaults[schema, table_name, column] = default
+        elif entry.kind == SEQUENCE and not text.startswith("CREATE UNLOGGED "):
+            self.sequences[name] = text
+        elif entry.kind == TYPE:
+            self._add_type(entry, name, text)
+        self.has_extensions |= entry.kind == EXTENSION
+
+    def _add_key(self, text: str) -> None:
+        if key := KEY.search(text):
+            # The statement is ALTER TABLE ONLY "schema"."table" ADD CONSTRAINT …
+            schema, of = (_shown(_unquoted(quoted)) for quoted in NAME.findall(text)[:2])
+            self.keys[schema, of] = frozenset(_names(key[1]))
+        if identity := INDEX_IDENTITY.search(text):
+            columns = INDEX_COLUMNS.search(text)
+            items = _split(text[columns.end() - 1 :]).items if columns else []
+            found = (NAME.match(item) for item in items)
+            table = _shown(_unquoted(identity[2])), _shown(_unquoted(identity[4]))
+            self.identities[table] = frozenset(_shown(_unquoted(match[1])) for match in found if match)
+
+    def _add_type(self, entry: ArchiveEntry, name: Name, text: str) -> None:
+        if enum := ENUM.search(text):
+            self.enums[entry.oid] = tuple(match.replace("''", "'") for match in LITERAL.findall(text[enum.end() :]))
+        elif composite := COMPOSITE.search(text):
+            items = _split(text[composite.end() - 1 :]).items
+            found = (NAME.match(item) for item in items)
+            self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
+
+    def description(self, writer: int) -> Description:
+        """Return the description of all entries."""
+        fed: dict[Name, list[ColumnName]] = {}
+        sequences: dict[Name, DescribedSequence] = {}
+        for name, text in self.sequences.items():
+            of: ColumnName | None = None
+            if IDENTITY_SEQUENCE.match(text):
+                schema, table, column = (_shown(_unquoted(quoted)) for quoted in NAME.findall(text)[:3])
+                of = schema, table, column
+                fed.setdefault(name, []).append(of)
+            sequences[name] = read_sequence(text, self._type_of(of) if of else "bigint")
+        for column_name, default in self._all_defaults():
+            if match := NEXT_VALUE.match(default):
+                names = _names(match[1].replace("''", "'"))
+                if len(names) == 2:
+                    fed.setdefault((names[0], names[1]), []).append(column_name)
+        return Description(
+            self.tables,
+            self.oids,
+            self.keys,
+            self.identities,
+            self.defaults,
+            sequences,
+            {name: tuple(columns) for name, columns in fed.items()},
+            self.enums,
+            self.composites,
+            _read_database(self.database),
+            frozenset(self.owners),
+            self.has_extensions,
+            self.digests,
+            writer,
+        )
+
+    def _type_of(self, column: ColumnName) -> str:
+        table = self.tables.get(column[:2])
+        return next((one.type for one in table.columns if one.name == column[2]), "") if table else ""
+
+    def _all_defaults(self) -> Iterator[tuple[ColumnName, str]]:
+        for (schema, table_name), table in self.tables.items():
+            for column in table.columns:
+                if column.default is not None:
+                    yield (schema, table_name, column.name), column.default
+        yield from self.defaults.items()
+
+
+# Most statements are the same in every DDL of a chain.
+@lru_cache(maxsize=1 << 15)
+def read_table(text: str) -> DescribedTable | None:
+    """Read a CREATE TABLE statement; None if it is a partitioned table, which has no rows of its own."""
+    listed = _split(text)
+    before, after = text[: listed.begin], text[listed.end :].partition(";")[0]
+    kinds = {match["word"] for match in KIND.finditer(f"{before} {after}") if match["word"]}
+    if "PARTITION BY" in kinds:
+        return None
+    columns: list[DescribedColumn] = []
+    generated: set[str] = set()
+    for item in listed.items:
+        if match := NAME.match(item):
+            # Any other item is a constraint of the table.
+            _read_column(_shown(_unquoted(match[1])), item[match.end() :], columns, generated)
+    parents, of_type = PARENTS.search(after), OF_TYPE.search(before)
+    names = _names(parents[1]) if parents else []
+    return DescribedTable(
+        tuple(columns),
+        frozenset(generated),
+        tuple(zip(names[::2], names[1::2], strict=False)),
+        (_shown(_unquoted(of_type[2])), _shown(_unquoted(of_type[4]))) if of_type else None,
+        is_ordered=not kinds,
+        has_full_identity=any(match["is_full"] for match in FULL_IDENTITY.finditer(text)),
+    )
+
+
+def _read_column(name: str, after: str, columns: list[DescribedColumn], generated: set[str]) -> None:
+    """Read what follows the name of a column, and add the column."""
+    word = next((match for match in AFTER_TYPE.finditer(after) if match["word"]), None)
+    if any(match["word"] == "GENERATED" for match in AFTER_TYPE.finditer(after)):
+        generated.add(name)
+        return
+    type_ = (after[: word.start()] if word else after).strip()
+    default, is_not_null, begin = None, False, word.start() if word else len(after)
+    if word and word["word"] == "DEFAULT":
+        begin = _end_of_default(after, word.end())
+        default = after[word.end() : begin].strip()
+    is_not_null = any(match["word"] == "NOT NULL" for match in AFTER_TYPE.finditer(after, begin))
+    if type_:
+        columns.append(DescribedColumn(name, _shown(type_.replace('"', "")), is_not_null, default))
+
+
+def _end_of_default(text: str, begin: int) -> int:
+    """Return the offset at which the expression of a default ends."""
+    depth = 0
+    for match in AFTER_DEFAULT.finditer(text, begin):
+        depth += {"(": 1, ")": -1}.get(match["mark"] or "", 0)
+        if match["word"] and depth == 0:
+            return match.start()
+    return len(text)
+
+
+def read_sequence(text: str, type_: str) -> DescribedSequence:
+    """Read a sequence's definition; `type_` is its type if the statement names none."""
+    bare = re.sub(STRING, "", text)
+    increment = int(found[1]) if (found := INCREMENT.search(bare)) else 1
+    named = SEQUENCE_TYPE.search(bare)
+    bits = BITS.get(named[1] if named else type_)
+    smallest = largest = None
+    if bits is not None:
+        smallest, largest = (1, (1 << bits) - 1) if increment > 0 else (-(1 << bits), -1)
+    smallest = int(limit[1]) if (limit := SMALLEST.search(bare)) else smallest
+    largest = int(limit[1]) if (limit := LARGEST.search(bare)) else largest
+    return DescribedSequence(increment, CYCLES.search(bare) is not None, smallest, largest)
+
+
+def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedDatabase | None:
+    """Read CREATE DATABASE and the settings of the database; None if the archive has no such entry."""
+    found: DescribedDatabase | None = None
+    settings: dict[tuple[str, str], tuple[str, ...]] = {}
+    for entry, text in entries:
+        for match in SETTING.finditer(text):
+            role, name = (_shown(_unquoted(quoted)) if quoted else "" for quoted in (match[2], match[5]))
+            values = LITERAL.findall(match[6])
+            settings[role, name] = tuple(_shown(value.replace("''", "'")) for value in values)
+        if entry.kind != DATABASE:
+            continue
+        # The name may contain anything.
+        bare = NAME.sub("", text, count=1)
+        options = {key: _shown(quoted.replace("''", "'") or word) for key, quoted, word in OPTION.findall(bare)}
+        both = options.get("LOCALE", "")
+        found = DescribedDatabase(
+            _shown(entry.name),
+            entry.oid,
+            options.get("ENCODING", ""),
+            options.get("LC_COLLATE", both),
+            options.get("LC_CTYPE", both),
+            PROVIDERS.get(options.get("LOCALE_PROVIDER", ""), ""),
+            options.get("ICU_LOCALE", options.get("BUILTIN_LOCALE")),
+            options.get("ICU_RULES"),
+            settings,
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    """The items of a list in parentheses, and its offsets in the statement."""
+
+    items: list[str]
+    begin: int
+    end: int
+
+
+def _split(text: str) -> _List:
+    """Return the first list in parentheses; one without items, at the end, if there is none.
+
+    A statement without a list, of a typed table, may have parentheses after PARTITION BY.
+    """
+    items: list[str] = []
+    depth = begin = first = 0
+    for match in PART.finditer(text):
+        mark = match["mark"]
+        if mark == "(":
+            depth += 1
+            if depth == 1:
+                first = begin = match.end()
+                if any(kind["word"] == "PARTITION BY" for kind in KIND.finditer(f"{text[:first]} ")):
+                    return _List([], first, first)
+        elif mark and depth == 1:
+            items.append(text[begin : match.start()].strip())
+            begin = match.end()
+            if mark == ")":
+                return _List(items, first, match.end())
+        if mark == ")":
+            depth -= 1
+    return _List([], len(text), len(text))
+
+
+def _names(text: str) -> list[str]:
+    return [_shown(_unquoted(quoted)) for quoted in NAME.findall(text)]
+
+
+def _unquoted(name: str) -> str:
+    return name.replace('""', '"')
+
+
+def _shown(name: str) -> str:
+    return raw_bytes(name).decode(errors="backslashreplace")

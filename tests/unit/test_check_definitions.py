@@ -1,0 +1,303 @@
+"""A check compares the DDL of a chain with its commits, with the DDL before it, and between shards.
+
+Every change here is one that somebody could seal, or that a fault of Cutline's could write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from msgspec import structs
+
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.snapshots.ddl import ddl_archive
+from cutline.snapshots.records.commit import (
+    DDL,
+    GLOBALS,
+    Commit,
+    DatabaseFacts,
+    DatabaseProperties,
+    DatabaseSetting,
+    DefinitionChanges,
+)
+from cutline.storage.digest import digest
+from tests.unit.made_definitions import MadeChain, altered, group_of
+
+INDEX = 'CREATE INDEX "account_twice" ON "public"."account" USING "btree" ("public"."twice"("id"));'
+
+
+@pytest.fixture
+def made() -> MadeChain:
+    return MadeChain.kept()
+
+
+def test_a_chain_as_it_was_written_has_neither_conflicts_nor_doubts(made: MadeChain) -> None:
+    findings, stored = made.unchanged().checked()
+    assert (findings.report.conflicts, findings.report.doubts) == ([], [])
+    assert findings.report.compared.objects == 8
+    assert stored.newest.keys() == {"s1", "s2"}
+    assert stored.labels["s1"] == {16386: {b"sad", b"happy"}}
+    assert stored.roles == {"s1": {"postgres"}, "s2": {"postgres"}}
+
+
+def test_the_contents_of_each_archive_are_read_once(made: MadeChain, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    read_contents = ddl_archive.read_contents
+    monkeypatch.setattr(ddl_archive, "read_contents", lambda body: read.append(1) or read_contents(body))
+    assert made.conflicts == []
+    assert len(read) == sum(one.kind == DDL for commit in made.chain.commits for one in commit.own_objects) == 6
+
+
+def test_what_is_new_is_compared_with_all_ddl_and_only_new_objects_count(made: MadeChain) -> None:
+    longer = made.unchanged()
+    findings, stored = longer.checked(after=2)
+    assert (findings.report.conflicts, findings.report.compared.objects) == ([], 0)
+    assert stored == longer.checked()[1]
+    assert longer.checked(after=1)[0].report.compared.objects == 2
+    valueless = longer.with_commit(3, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()}))
+    assert [conflict.detail for conflict in valueless.checked(after=2)[0].report.conflicts] == valueless.conflicts != []
+
+
+def test_a_commit_without_ddl_of_its_own_is_compared_with_the_newest(made: MadeChain) -> None:
+    """A restore would use that DDL, so it would refuse what the check accepts."""
+    longer = made.unchanged().unchanged()
+    state = longer.chain.tables("s1")["public.long"]
+    other = structs.replace(state, oid=state.oid + 1)
+    # The next increment has the right state again, but the one between is not restored.
+    moved = longer.with_commit(
+        3, lambda one: structs.replace(one, definition_changes=DefinitionChanges(tables={"s1": (other,)}))
+    ).with_commit(4, lambda one: structs.replace(one, definition_changes=DefinitionChanges(tables={"s1": (state,)})))
+    stored = made.chain.ddl_object("s1")
+    assert stored is not None
+    findings, _ = moved.checked()
+    assert [(conflict.detail, conflict.object) for conflict in findings.report.conflicts] == [
+        (
+            f"increment 3: table public.long has oid {other.oid} in the commit, but {state.oid} in the DDL",
+            stored.key,
+        )
+    ]
+
+
+def test_a_contradiction_that_stays_is_reported_once(made: MadeChain) -> None:
+    longer = made.unchanged().unchanged()
+    valueless = longer.with_commit(3, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()}))
+    valueless = valueless.with_commit(4, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()}))
+    assert valueless.conflicts == [
+        "increment 3 lists no new DDL, but sequence public.entry_id_seq is gone",
+        "increment 4: the commit has no value for sequence public.entry_id_seq",
+    ]
+    listed = made.with_commit(2, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()})).unchanged()
+    listed = listed.with_commit(3, lambda one: structs.replace(one, sequences=one.sequences | {"s1": ()}))
+    assert listed.conflicts == ["the commit has no value for sequence public.entry_id_seq"]
+
+
+def test_the_ddl_of_the_commit_before_in_the_place_of_the_newest_is_found(made: MadeChain) -> None:
+    old = made.with_ddl("s1", 2, made.ddl("s1", 1))
+    assert "the DDL is the archive that increment 1 lists, byte for byte" in old.conflicts
+    # Two increments may have dumped the same in one second.
+    (_, last) = old.chain.increments
+    made_at = last.cut.made_at
+    at_once = old.with_commit(1, lambda one: structs.replace(one, cut=structs.replace(one.cut, made_at=made_at)))
+    assert not [detail for detail in at_once.conflicts if "byte for byte" in detail]
+
+
+def test_the_ddl_before_and_after_a_change_during_a_full_snapshot_may_differ(made: MadeChain) -> None:
+    """The commit lists both archives; the first is of the tables as they were copied."""
+    full, (first, _) = made.chain.full, made.chain.increments
+    changes = first.definition_changes
+    assert changes is not None
+    chain = made.with_commit(0, lambda one: structs.replace(one, definition_changes=changes, sequences=first.sequences))
+    only = structs.replace(chain.chain.full, left_out=first.left_out)
+    alone = MadeChain(made.store, type(made.chain)(only))
+    assert alone.conflicts == []
+    # The first archive is still compared with the base copy's tables.
+    wrong = altered(made.ddl("s1", 0), {"TABLE entry": ('"note"', '"other"')})
+    base = made.with_ddl("s1", 0, wrong).chain.full
+    copied = tuple(structs.replace(one) for one in base.copied)
+    changed = MadeChain(made.store, type(made.chain)(structs.replace(only, copied=copied)))
+    assert [detail for detail in changed.conflicts if "id, account, note in the commit" in detail]
+    assert full.copied
+
+
+def test_new_ddl_of_the_same_catalogs_is_found(made: MadeChain) -> None:
+    fingerprints = {shard: made.chain.up_to(1).fingerprint(shard) for shard in ("s1", "s2")}
+    same = made.with_changes(2, fingerprints=fingerprints)
+    assert same.conflicts == ["the commit lists new DDL, but the fingerprint of the catalogs has not changed"] * 2
+
+
+def with_same_stamps(made: MadeChain) -> MadeChain:
+    """The chain as if its last increment had changed no table."""
+    before = made.chain.up_to(1)
+    return made.with_changes(2, tables={shard: tuple(before.tables(shard).values()) for shard in ("s1", "s2")})
+
+
+def test_columns_that_changed_without_a_change_of_the_catalogs_are_found(made: MadeChain) -> None:
+    ddl = altered(made.ddl("s1", 2), {"TABLE long": ('"id" integer NOT NULL', '"id" integer DEFAULT 7')})
+    said = "but the commit says that its columns have not changed"
+    assert made.with_ddl("s1", 2, ddl).conflicts == [
+        f"table public.long: column id is not NOT NULL, {said}",
+        f"table public.long: column id has a default, {said}",
+    ]
+
+
+def test_columns_that_an_alter_table_has_changed_are_not(made: MadeChain) -> None:
+    ddl = altered(made.ddl("s1", 2), {"TABLE long": ('"id" integer NOT NULL', '"id" integer DEFAULT 7')})
+    states = tuple(
+        structs.replace(state, columns=state.columns.replace("1.", "1.9", 1))
+        for name, state in made.chain.tables("s1").items()
+        if name == "public.long"
+    )
+    changes = made.chain.increments[-1].definition_changes
+    assert changes is not None
+    tables = changes.tables | {"s1": (*changes.tables.get("s1", ()), *states)}
+    assert made.with_ddl("s1", 2, ddl).with_changes(2, tables=tables).conflicts == []
+
+
+def test_without_new_ddl_tables_sequences_and_what_is_left_out_stay_the_same(made: MadeChain) -> None:
+    longer = made.unchanged()
+    (sequence,) = longer.chain.sequences("s1")
+    other = structs.replace(sequence, name="other", increment=2)
+    out = LeftOut("s1", LeftOutKind.UNLOGGED_TABLE, "public.aside", "why")
+    group = group_of(longer.chain, "s1", "long")
+    changed = longer.with_commit(
+        3,
+        lambda one: structs.replace(
+            one,
+            sequences=one.sequences | {"s1": (other,)},
+            left_out=(*one.left_out, out),
+            definition_changes=DefinitionChanges(gone={"s1": (group.number,)}),
+        ),
+    )
+    said = "increment 3 lists no new DDL, but"
+    assert changed.conflicts[:4] == [
+        f"{said} sequence public.entry_id_seq is gone",
+        f"{said} sequence public.other is new",
+        f"{said} table public.long is gone",
+        f"{said} public.aside is newly listed as left out",
+    ]
+    # The state at the checked increment is compared with the newest DDL, too.
+    assert "increment 3: the commit lists no rows of table public.long" in changed.conflicts
+
+
+def test_the_fleet_file_may_exclude_a_table_without_a_change_of_ddl(made: MadeChain) -> None:
+    longer = made.unchanged()
+    out = LeftOut("s1", LeftOutKind.EXCLUDED_TABLE, "public.long", "excluded by public.long: it is restored empty")
+    group = group_of(longer.chain, "s1", "long")
+    excluding = longer.with_commit(
+        3,
+        lambda one: structs.replace(
+            one, left_out=(*one.left_out, out), definition_changes=DefinitionChanges(gone={"s1": (group.number,)})
+        ),
+    )
+    assert (excluding.conflicts, excluding.doubts) == ([], [])
+
+
+def test_roles_that_the_globals_lack_are_found(made: MadeChain) -> None:
+    listed = next(one for one in made.chain.full.copied if (one.kind, one.node) == (GLOBALS, "s1"))
+    document = msgspec.json.decode(zstandard.decompress(made.store.read(listed.key)))
+    document["roles"] = [role for role in document["roles"] if role["name"] != "postgres"]
+    body = zstandard.compress(msgspec.json.encode(document))
+    made.store.delete(listed.key)
+    made.store.create(listed.key, body)
+
+    def change(full: Any) -> Commit:
+        copied = (
+            structs.replace(one, size=len(body), digest=digest(body)) if one == listed else one for one in full.copied
+        )
+        return structs.replace(full, copied=tuple(copied))
+
+    assert set(made.with_commit(0, change).conflicts) == {
+        "the stored roles of the server lack postgres, which the DDL needs"
+    }
+
+
+def test_damaged_ddl_is_one_conflict_and_its_shard_is_compared_no_further(made: MadeChain) -> None:
+    stored = made.chain.ddl_object("s1")
+    assert stored is not None
+    made.store.delete(stored.key)
+    findings, known = made.unchanged().checked()
+    assert [(one.kind, one.object) for one in findings.report.conflicts] == [("missing", stored.key)]
+    assert known.newest.keys() == {"s2"}
+
+
+def test_settings_that_were_read_at_other_times_are_a_doubt(made: MadeChain) -> None:
+    def with_settings(*settings: DatabaseSetting) -> MadeChain:
+        facts = DatabaseFacts(1, properties=DatabaseProperties(owner="postgres", settings=settings))
+        return made.with_commit(2, lambda one: structs.replace(one, databases={"s1": facts, "s2": facts}))
+
+    set_to = "ALTER DATABASE \"bank\" SET \"search_path\" TO '$user', 'shop';\n"
+    before = "LOCALE = 'C';"
+    ddl = altered(made.ddl("s1", 2), {"DATABASE bank": (before, f"{before}\n{set_to}")})
+    of_s1 = "setting search_path of the database is {} in the commit, but $user, shop in the DDL: somebody changed it"
+    differing = MadeChain(made.store, with_settings().with_ddl("s1", 2, ddl).chain)
+    assert [detail for detail in differing.doubts if detail.startswith(of_s1.format("not set"))]
+    assert differing.conflicts == []
+    same = with_settings(DatabaseSetting("search_path", '"$user", shop'))
+    findings, _ = MadeChain(made.store, same.with_ddl("s1", 2, ddl).chain).checked()
+    assert [one.node for one in findings.report.doubts] == ["s2"]
+
+
+def test_an_excluded_table_that_is_not_listed_as_left_out_is_a_doubt(made: MadeChain) -> None:
+    rules = structs.replace(made.chain.full.rules, exclude=("public.long",))
+    unlisted = made.with_commit(0, lambda one: structs.replace(one, rules=rules))
+    group = group_of(made.chain, "s1", "long")
+    gone = unlisted.with_changes(2, gone={shard: (group.number,) for shard in ("s1", "s2")})
+    said = "the commit does not say that it leaves out public.long"
+    assert gone.doubts == [said, said]
+
+
+def test_what_was_the_same_on_all_shards_and_no_longer_is_is_a_doubt(made: MadeChain) -> None:
+    ddl = altered(made.ddl("s2", 2), {"INDEX account_twice": (INDEX, INDEX.replace("CREATE", "CREATE UNIQUE"))})
+    grown = made.with_ddl("s2", 2, ddl)
+    assert grown.conflicts == []
+    assert grown.doubts == [
+        "INDEX public.account_twice was the same on all shards up to increment 1; since increment 2, it is different on"
+        " s2"
+    ]
+
+
+def test_what_never_was_the_same_on_all_shards_is_not(made: MadeChain) -> None:
+    for increment in (0, 1, 2):
+        other = INDEX.replace("CREATE", "CREATE UNIQUE")
+        ddl = altered(made.ddl("s2", increment), {"INDEX account_twice": (INDEX, other)})
+        made = made.with_ddl("s2", increment, ddl)
+    assert (made.conflicts, made.doubts) == ([], [])
+
+
+def with_older_value(made: MadeChain, shard: str, value: str) -> MadeChain:
+    """The chain with another value of older rows in the column that its first increment adds."""
+    changes = made.chain.increments[0].definition_changes
+    assert changes is not None
+    groups = tuple(
+        structs.replace(
+            group,
+            columns=tuple(
+                structs.replace(column, missing=value) if column.name == "later" else column for column in group.columns
+            ),
+        )
+        for group in changes.groups[shard]
+    )
+    return made.with_changes(1, groups=changes.groups | {shard: groups})
+
+
+def test_an_older_value_that_is_not_the_default_is_a_doubt(made: MadeChain) -> None:
+    changed = with_older_value(made, "s2", "for no row")
+    assert changed.conflicts == []
+    assert [doubt.partition(":")[0] for doubt in changed.doubts] == [
+        "older rows have for no row in added column later, but its default in the DDL is 'for all rows'",
+        "older rows have different values in added column later, whose default is 'for all rows'",
+    ]
+
+
+def test_the_ddl_of_a_shard_is_listed_in_all_increments(made: MadeChain) -> None:
+    listed = [sum(one.kind == DDL for one in commit.own_objects) for commit in made.chain.commits]
+    assert listed == [2, 2, 2]
+
+
+def test_ddl_of_a_standby_is_found_and_not_read(made: MadeChain) -> None:
+    extra = structs.replace(made.chain.full.copied[-1], kind=GLOBALS, node="s1-b1", key="nowhere")
+    odd = made.with_commit(0, lambda one: structs.replace(one, copied=(*one.copied, extra)))
+    assert odd.conflicts == ["the commit lists globals of node s1-b1, which is no primary"]

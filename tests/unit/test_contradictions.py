@@ -1,0 +1,200 @@
+"""What the DDL says of tables, and how a commit may contradict it. The store was written from PostgreSQL's servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from cutline.nodes.groups import Group
+from cutline.snapshots.ddl.contradictions import contradictions
+from cutline.snapshots.ddl.ddl_archive import DdlArchive
+from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.proven_chains import read_chain
+from cutline.storage.open import open_store
+from tests.unit.made_definitions import altered
+
+KEPT = Path(__file__).parents[1] / "kept" / "plain"
+SHARD = "s1"
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    return read_chain(open_store(f"file://{KEPT}", {}), "daily")
+
+
+@pytest.fixture(scope="module")
+def ddl(chain: Chain) -> DdlArchive:
+    return read_stored_ddl(open_store(f"file://{KEPT}", {}), chain, SHARD)
+
+
+def with_groups(chain: Chain, change: Callable[[Group], Group | None]) -> Chain:
+    """The chain as if its commits had listed the newest definitions, changed."""
+    changed = [change(group) for group in chain.groups(SHARD)]
+    groups = chain.full.groups | {SHARD: tuple(group for group in changed if group)}
+    increments = tuple(structs.replace(increment, definition_changes=None) for increment in chain.increments)
+    return replace(chain, full=structs.replace(chain.full, groups=groups), increments=increments)
+
+
+def renamed(group: Group, names: dict[str, str]) -> Group:
+    columns = tuple(structs.replace(column, name=names.get(column.name, column.name)) for column in group.columns)
+    return structs.replace(group, columns=columns)
+
+
+def test_a_commit_and_its_ddl_agree(chain: Chain, ddl: DdlArchive) -> None:
+    assert contradictions(chain, SHARD, ddl) == []
+    assert contradictions(with_groups(chain, lambda group: group), SHARD, ddl) == []
+
+
+def test_columns_of_one_type_whose_names_are_exchanged_are_found(chain: Chain, ddl: DdlArchive) -> None:
+    names = {"id": "account", "account": "id"}
+    exchanged = with_groups(chain, lambda group: renamed(group, names) if group.table == "entry" else group)
+    assert contradictions(exchanged, SHARD, ddl) == [
+        "table public.entry has columns account, id, remark in the commit, but id, account, remark in the DDL"
+    ]
+
+
+def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    def other_type(group: Group) -> Group:
+        columns = tuple(
+            structs.replace(column, type="integer") if column.type == "bigint" else column for column in group.columns
+        )
+        return structs.replace(group, columns=columns)
+
+    column = "of table public.entry has type integer in the commit, but bigint in the DDL"
+    assert contradictions(with_groups(chain, other_type), SHARD, ddl) == [
+        f"column id {column}",
+        f"column account {column}",
+    ]
+    wide = with_groups(chain, lambda group: structs.replace(group, key_width=2) if group.table == "entry" else group)
+    assert contradictions(wide, SHARD, ddl) == [
+        "table public.entry has key account, id in the commit, but not in the DDL"
+    ]
+    fewer = with_groups(chain, lambda group: group if group.table != "long" else None)
+    assert contradictions(fewer, SHARD, ddl) == ["the commit lists no rows of table public.long"]
+    others = with_groups(
+        chain, lambda group: structs.replace(group, table=f"{group.table}_2") if group.table == "long" else group
+    )
+    assert contradictions(others, SHARD, ddl) == [
+        "the DDL does not create table public.long_2",
+        "the commit lists no rows of table public.long",
+    ]
+    (*before, last) = chain.increments
+    none = replace(chain, increments=(*before, structs.replace(last, sequences=last.sequences | {SHARD: ()})))
+    assert contradictions(none, SHARD, ddl) == ["the commit has no value for sequence public.entry_id_seq"]
+    (sequence,) = last.sequences[SHARD]
+    sequences = {SHARD: (sequence, structs.replace(sequence, name="other"))}
+    more = replace(chain, increments=(*before, structs.replace(last, sequences=last.sequences | sequences)))
+    assert contradictions(more, SHARD, ddl) == ["the DDL does not create sequence public.other"]
+
+
+def with_last(chain: Chain, **values: Any) -> Chain:
+    """The chain with other values in its newest commit."""
+    (*before, last) = chain.increments
+    return replace(chain, increments=(*before, structs.replace(last, **values)))
+
+
+def test_ddl_of_another_database_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    """As if somebody had put that of another server there, or had given the copies another encoding."""
+    of_database = {
+        "DATABASE bank": ("ENCODING = 'UTF8' LOCALE_PROVIDER = libc", "ENCODING = 'LATIN1' LOCALE_PROVIDER = icu")
+    }
+    assert contradictions(chain, SHARD, altered(ddl, of_database)) == [
+        "the database has encoding UTF8 in the commit, but LATIN1 in the DDL",
+        "the database has locale provider c in the commit, but i in the DDL",
+    ]
+    baseline = tuple(structs.replace(one, database_oid=5) for one in chain.full.baseline)
+    other = replace(chain, full=structs.replace(chain.full, baseline=baseline))
+    assert contradictions(other, SHARD, ddl) == ["the database has oid 5 in the commit, but 16384 in the DDL"]
+
+
+def test_another_table_of_the_same_name_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    states = {
+        shard: tuple(structs.replace(state, oid=state.oid + 1) for state in states)
+        for shard, states in chain.full.tables.items()
+    }
+    changed = replace(chain, full=structs.replace(chain.full, tables=states))
+    found = contradictions(changed, SHARD, ddl)
+    oid = {
+        group.name: state.oid
+        for group, state in ((group, chain.tables(SHARD)[group.name]) for group in chain.groups(SHARD))
+    }
+    # Increments list the states of the tables that they changed.
+    same = {name for name, state in changed.tables(SHARD).items() if state.oid == oid[name]}
+    assert found == [
+        f"table {name} has oid {oid[name] + 1} in the commit, but {oid[name]} in the DDL"
+        for name in sorted(oid.keys() - same)
+    ]
+    assert found
+
+
+def test_other_labels_of_an_enum_are_found(chain: Chain, ddl: DdlArchive) -> None:
+    fewer = altered(ddl, {"TYPE mood": ("'sad',\n    'happy'", "'sad'")})
+    assert contradictions(chain, SHARD, fewer) == [
+        "an enum type of table public.account has labels happy, sad in the commit, but sad in the DDL"
+    ]
+
+
+def test_sequences_that_count_differently_or_have_impossible_values_are_found(chain: Chain, ddl: DdlArchive) -> None:
+    other = altered(ddl, {"SEQUENCE entry_id_seq": ("INCREMENT BY 1", "INCREMENT BY 2")})
+    name = "sequence public.entry_id_seq"
+    assert contradictions(chain, SHARD, other) == [f"{name} has increment 1 in the commit, but 2 in the DDL"]
+    cycling = altered(ddl, {"SEQUENCE entry_id_seq": ("CACHE 1;", "CACHE 1\n    CYCLE;")})
+    assert contradictions(chain, SHARD, cycling) == [f"{name} cycles in the DDL, but not in the commit"]
+    (sequence,) = chain.sequences(SHARD)
+    zero = with_last(chain, sequences={SHARD: (structs.replace(sequence, last_value=0),), "s2": ()})
+    assert contradictions(zero, SHARD, ddl) == [
+        f"{name} has value 0 in the commit, but the DDL allows values from 1 to 9223372036854775807"
+    ]
+
+
+def test_a_role_that_nobody_knows_to_create_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    owned = altered(ddl, {"TABLE long": ('"id" integer', '"id" integer')}, owner="clerk")
+    assert contradictions(chain, SHARD, owned) == [
+        "the DDL names role clerk as an owner, but the commit does not list it"
+    ]
+    predefined = altered(ddl, {"TABLE long": ('"id" integer', '"id" integer')}, owner="pg_database_owner")
+    assert contradictions(chain, SHARD, predefined) == []
+
+
+def test_the_replica_identity_is_compared_whatever_it_is(chain: Chain, ddl: DdlArchive) -> None:
+    keyless = altered(ddl, {"TABLE unkeyed": ("REPLICA IDENTITY FULL", "REPLICA IDENTITY NOTHING")})
+    assert contradictions(chain, SHARD, keyless) == [
+        "table public.unkeyed has replica identity full in the commit, but not in the DDL"
+    ]
+    by_index = with_groups(
+        chain, lambda group: structs.replace(group, identity="index") if group.table == "entry" else group
+    )
+    assert contradictions(by_index, SHARD, ddl) == ["table public.entry has key id in the commit, but not in the DDL"]
+    primary = 'PRIMARY KEY ("id");'
+    identity = '\n\nALTER TABLE ONLY "public"."entry" REPLICA IDENTITY USING INDEX "entry_pkey";'
+    indexed = altered(ddl, {"CONSTRAINT entry entry_pkey": (primary, f"{primary}{identity}")})
+    assert contradictions(by_index, SHARD, indexed) == []
+
+
+def test_inherited_columns_are_compared_by_their_names(chain: Chain, ddl: DdlArchive) -> None:
+    """A child has its parent's columns first, wherever the source has them."""
+    text = '(\n    "id" bigint NOT NULL,\n    "account" bigint,\n    "remark" "text"\n)'
+    child = '(\n    "account" bigint,\n    "remark" "text"\n)\nINHERITS ("public"."long")'
+    inherited = altered(ddl, {"TABLE entry": (text, child), "TABLE long": ('    "v" "text",\n    "n" integer\n', "")})
+    ours = "account, id, remark"
+    # The parent has lost two columns, and its comma.
+    assert contradictions(
+        with_groups(chain, lambda group: group if group.table != "long" else None), SHARD, inherited
+    ) == ["the commit lists no rows of table public.long"]
+    of_other = altered(ddl, {"TABLE entry": (text, child)})
+    assert contradictions(chain, SHARD, of_other) == [
+        f"table public.entry has columns {ours} in the commit, but account, id, n, remark, v in the DDL"
+    ]
+
+
+def test_only_the_chosen_tables_are_compared_for_a_restore_of_some(chain: Chain, ddl: DdlArchive) -> None:
+    renamed_column = altered(ddl, {"TABLE entry": ('"remark"', '"comment"')})
+    chosen = [group for group in chain.groups(SHARD) if group.table == "account"]
+    assert contradictions(chain, SHARD, renamed_column, chosen) == []
+    assert len(contradictions(chain, SHARD, renamed_column)) == 1

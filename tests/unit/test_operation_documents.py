@@ -1,0 +1,197 @@
+"""The documents of operations, compared with the commits that they made."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec import UNSET, structs
+
+from cutline.check.operation_documents import check_intent, check_leases, check_outcomes
+from cutline.check.primaries import check_primaries
+from cutline.check.report import Findings, SnapshotReport
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.operation_records import Intent, LeaseRenewal, Outcome, operation_key
+from cutline.snapshots.records.store_identity import BaselineRecord, RecordedPrimary, baseline_key
+from cutline.storage.clock import utc_now
+from cutline.storage.memory import InMemoryStore
+from cutline.wal.drain.slots import slot_name
+from tests.unit.made_commits import full_commit, identity, increment_commit, memory
+
+# As operation ids of that day; the chain is that of its full snapshot.
+FULL, FIRST = "20261120T000000Z-000000000a", "20261120T010000Z-000000000b"
+CHAIN = Chain(
+    structs.replace(full_commit(FULL), operation=FULL),
+    (structs.replace(increment_commit(1, FULL), operation=FIRST, created_at="2026-11-20T01:00:00Z"),),
+)
+OUTCOME = Outcome(
+    operation=FIRST, kind="create", snapshot="daily", increment=1, state="done", reason="",
+    ended_at=Time("2026-11-20T01:00:02Z"), volumes=dict(CHAIN.last.counts),
+)  # fmt: skip
+INTENT = Intent(
+    operation=FULL, kind="create", snapshot="daily", increment=0, began_at=Time("2026-11-20T00:00:00Z"),
+    nodes=("a", "b"), slot=slot_name(FULL), fleet_id="fleet",
+)  # fmt: skip
+
+
+def new_findings() -> Findings:
+    return Findings(SnapshotReport("daily", 1))
+
+
+def of_outcomes(*outcomes: Outcome) -> list[str]:
+    findings = new_findings()
+    check_outcomes(CHAIN, {one.operation: one for one in outcomes}, findings)
+    return [one.detail for one in (*findings.report.conflicts, *findings.report.doubts)]
+
+
+def test_an_outcome_that_a_create_or_its_successor_recorded_is_right() -> None:
+    assert of_outcomes() == []
+    assert of_outcomes(OUTCOME) == []
+    # Another command settled it.
+    assert of_outcomes(structs.replace(OUTCOME, volumes=UNSET, causes=UNSET)) == []
+    # Attempts that failed, and one of an earlier chain of that name.
+    failed = structs.replace(OUTCOME, operation="20261120T005000Z-000000000c", state="failed")
+    earlier = structs.replace(OUTCOME, operation="20261119T005000Z-000000000c")
+    assert of_outcomes(OUTCOME, failed, earlier) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "detail"),
+    [
+        ({"state": "failed", "reason": "why"}, "it failed according to its outcome (why)"),
+        ({"increment": 3}, "it created increment 3 of daily according to its outcome"),
+        ({"snapshot": "weekly"}, "it created increment 1 of weekly according to its outcome"),
+        ({"volumes": {"bytes": 1}}, "it has other counts of bytes, changes, transactions according to its outcome"),
+        ({"causes": ("why",)}, "it had other attempts at its cut according to its outcome"),
+    ],
+)
+def test_an_outcome_that_contradicts_its_commit_is_found(values: dict[str, Any], detail: str) -> None:
+    assert of_outcomes(structs.replace(OUTCOME, **values)) == [
+        f"operation {FIRST}: {detail}, but its commit is in the store"
+    ]
+
+
+def test_an_outcome_of_a_commit_that_another_operation_made_is_found() -> None:
+    other = structs.replace(OUTCOME, operation="20261120T020000Z-000000000c")
+    assert of_outcomes(other) == [
+        f"operation {other.operation}: it committed increment 1 according to its outcome, but operation {FIRST} made"
+        " that commit"
+    ]
+
+
+def test_an_outcome_before_the_cut_is_a_doubt() -> None:
+    (doubt,) = of_outcomes(structs.replace(OUTCOME, ended_at=Time("2026-11-19T00:00:00Z")))
+    assert doubt.startswith("it ended at 2026-11-19T00:00:00Z, before its cut was made at")
+
+
+def of_intent(*intents: Intent) -> Findings:
+    store, findings = memory(), new_findings()
+    for intent in intents:
+        store.create(operation_key(intent.operation, "intent"), seal(intent))
+    check_intent(store, CHAIN, findings)
+    return findings
+
+
+def test_the_intent_of_the_full_snapshot_is_that_of_its_commit() -> None:
+    right = of_intent(INTENT).report
+    assert (right.conflicts, right.doubts) == ([], [])
+    assert [doubt.detail for doubt in of_intent().report.doubts] == ["its intent is missing"]
+    for values, detail in (
+        ({"nodes": ("a",)}, "nodes a, but its commit has a, b"),
+        ({"slot": "cutline_other"}, f"slot cutline_other, but its commit has {slot_name(FULL)}"),
+        ({"began_at": Time("2026-11-21T00:00:00Z")}, "time 2026-11-21T00:00:00Z, but its commit has"),
+        ({"fleet_id": "another"}, "fleet another, but its commit has fleet"),
+    ):
+        (conflict,) = of_intent(structs.replace(INTENT, **values)).report.conflicts
+        assert f"operation {FULL}: its intent has {detail}" in conflict.detail
+    store, findings = memory(), new_findings()
+    store.create(operation_key(FULL, "intent"), seal(INTENT).replace(b'"daily"', b'"weekly"'))
+    check_intent(store, CHAIN, findings)
+    assert [one.object for one in findings.report.conflicts] == [operation_key(FULL, "intent")]
+
+
+def of_lease(store: InMemoryStore, minutes: int) -> Findings:
+    """The findings of a restore whose lease runs for so long."""
+    now = utc_now()
+    restore = Intent(
+        operation="20261120T020000Z-000000000c", kind="restore", snapshot="daily", increment=1,
+        began_at=Time.of(now), nodes=("a",), slot=None, expires_at=Time.of(now + timedelta(minutes=minutes)),
+    )  # fmt: skip
+    findings = new_findings()
+    check_leases(store, [OpenOperation(restore.operation, restore)], "daily", findings)
+    check_leases(store, [OpenOperation(restore.operation, restore)], "weekly", findings)
+    return findings
+
+
+def test_a_lease_that_runs_longer_than_any_is_a_doubt() -> None:
+    assert of_lease(memory(), 15).report.doubts == []
+    (doubt,) = of_lease(memory(), 60).report.doubts
+    assert doubt.kind == "lease"
+    store = memory()
+    key = operation_key("20261120T020000Z-000000000c", "lease-1")
+    store.create(key, seal(LeaseRenewal("20261120T020000Z-000000000c", Time.of(utc_now())))[:-1])
+    assert [one.object for one in of_lease(store, 15).report.conflicts] == [key]
+
+
+SERVERS = {"a": "7", "b": "8", "c": "9"}
+
+
+def record(primaries: dict[str, str], forgotten: tuple[str, ...] = (), at: str = "20261101T000000Z") -> BaselineRecord:
+    entries = tuple(RecordedPrimary(node, identifier) for node, identifier in primaries.items())
+    return BaselineRecord(f"{at}-000000000a", entries, forgotten)
+
+
+def of_records(*records: BaselineRecord | None, nodes: dict[str, str] | None = None) -> list[str]:
+    """The conflicts of these records, numbered from 1, with a snapshot of these primaries."""
+    store = memory()
+    for number, one in enumerate(records, 1):
+        if one is not None:
+            store.create(baseline_key(number), seal(one))
+    baseline = tuple(
+        structs.replace(identity(node), system_identifier=identifier) for node, identifier in (nodes or SERVERS).items()
+    )
+    full = structs.replace(CHAIN.full, baseline=baseline)
+    return [conflict.detail for conflict in check_primaries(store, [full])]
+
+
+def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
+    assert of_records() == []
+    assert of_records(record({"a": "7"}), record(SERVERS)) == []
+    two = {"a": "7", "b": "8"}
+    assert of_records(record(SERVERS), record(two, ("c",)), nodes=two) == []
+    # A replaced server, and a snapshot of most of the primaries.
+    assert of_records(record(SERVERS | {"c": "1"}), record(SERVERS)) == []
+    assert of_records(record(SERVERS), nodes=two) == []
+    # The record of a fleet file that came after the snapshot tells nothing of it.
+    assert of_records(record({"d": "1"}, at="20261120T000001Z")) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "detail"),
+    [
+        ([record(SERVERS), record({"a": "7"})], "record 2 has 1 primaries, fewer than the 3 before, and forgets none"),
+        ([record(SERVERS), record(SERVERS)], "record 2 has the same primaries as the one before"),
+        ([None, record(SERVERS)], "record 2 of the primaries exists, but record 1 is missing"),
+        ([record({"a": "7"})], "the newest record has 1 primaries, but the later snapshot daily has 3"),
+        (
+            [record({"a": "7", "d": "1", "e": "2", "f": "3"})],
+            "the later snapshot daily has at most half of the recorded primaries",
+        ),
+        (
+            [record(SERVERS | {"b": "1"})],
+            "node b is recorded with system identifier 1, but the later snapshot daily was taken from 8",
+        ),
+    ],
+)
+def test_records_that_no_create_leaves_are_found(records: list[BaselineRecord | None], detail: str) -> None:
+    assert detail in of_records(*records)
+
+
+def test_a_damaged_record_is_found() -> None:
+    store = memory()
+    store.create(baseline_key(1), seal(record(SERVERS))[:-1])
+    assert [conflict.object for conflict in check_primaries(store, [CHAIN.full])] == [baseline_key(1)]

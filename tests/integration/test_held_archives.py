@@ -12,10 +12,10 @@ import cutline.check.partitions
 import cutline.check.streams
 import cutline.check.verify
 from cutline.check.hashing import combine_all
+from cutline.check.new_part import NewPart
 from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.report import Copies, Findings, SnapshotReport
 from cutline.check.sequence_values import INTEGERS
-from cutline.check.new_part import NewPart
 from cutline.check.streams import StreamHashes, hash_streams
 from cutline.check.verify import CheckRequest, check_snapshots, hold_archive
 from cutline.embedded.bank_workload import BankWorkload

@@ -16,6 +16,7 @@ from msgspec import structs
 
 import cutline.check.transactions
 from cutline.check.cuts import StoredEvents, check_cuts
+from cutline.check.new_part import NewPart
 from cutline.check.report import CheckReport, Compared, Conflict, Findings, SnapshotReport
 from cutline.check.restore_points import check_restore_point
 from cutline.check.transaction_parts import Buckets, PartRules, reduce_parts
@@ -51,21 +52,22 @@ def compare(
     known_as: dict[str, str] | None = None,
     *,
     cuts: bool = False,
+    after: int | None = None,
     **options: Any,
 ) -> tuple[SnapshotReport, list[Sequence[Segment]]]:
     """Compare a chain after the loss; return the report, and the segments that were read once more."""
     store = memory()
     chain = made.chain(store, is_lost, **options)
-    return compare_chain(store, chain, known_as or {}, cuts=cuts)
+    return compare_chain(store, chain, known_as or {}, cuts=cuts, after=after)
 
 
 def compare_chain(
-    store: ObjectStore, chain: Chain, known_as: dict[str, str], *, cuts: bool = False
+    store: ObjectStore, chain: Chain, known_as: dict[str, str], *, cuts: bool = False, after: int | None = None
 ) -> tuple[SnapshotReport, list[Sequence[Segment]]]:
     findings = Findings(SnapshotReport(chain.name, chain.last.increment, Compared(objects=1)))
-    stored, rules = StoredEvents(store), PartRules.of(chain, known_as)
+    stored, rules = StoredEvents(store), PartRules.of(chain, known_as, after)
     if cuts:
-        check_cuts(chain, stored, findings, Silent())
+        check_cuts(chain, stored, findings, Silent(), after)
     again: list[Sequence[Segment]] = []
 
     def read(segments: Sequence[Segment], query: PartQuery) -> list[FoundParts]:
@@ -73,7 +75,9 @@ def compare_chain(
         return reading_here(stored)(segments, query)
 
     reports = [
-        reduce_parts(stored.read(segment), node, rules) for node in chain.baseline for segment in chain.segments(node)
+        reduce_parts(stored.read(segment), node, rules)
+        for node in chain.baseline
+        for segment in NewPart(chain, after).segments(node)
     ]
     compare_transactions(chain, rules, reports, read, findings)
     return findings.report, again
@@ -111,6 +115,35 @@ def test_a_transaction_that_a_participant_lacks_is_named(names: tuple[str, str])
     assert detail.startswith(f"it is included in the state on {has}, which names {lacks} as a participant, but the")
     assert "contains no part of it there" in detail
     assert len(again) == 1
+
+
+def test_after_an_earlier_check_only_transactions_that_the_new_cuts_add_are_compared() -> None:
+    """Also those that were prepared before the cut that was checked, and committed since."""
+    old, new = shared((BOTH, BOTH), "a", "b"), shared((BOTH, BOTH), "c", "d", start=1100)
+    late = {node: transaction("late", 500 + at, participants=BOTH, committed=1500) for at, node in enumerate(old)}
+    made = MadeShards({node: [*old[node], *late[node], *new[node]] for node in old}, commits=2)
+    for names, expected in (("b", []), ("c", ["c"]), ("late", ["late"]), ("bd", ["d"])):
+        lost = losing("s2", *([names] if names == "late" else names))
+        report, _ = compare(made, lost, after=0, segments=2)
+        assert found(report) == [("s2", "s1", gid) for gid in expected], names
+    report, again = compare(made, after=0, segments=2)
+    assert (found(report), again, report.unknown_participants) == ([], [], 0)
+
+
+def test_after_an_earlier_check_only_unnamed_transactions_that_the_new_cuts_add_are_compared() -> None:
+    old, new = shared(("", ""), "a", "b"), shared(("", ""), "c", "d", start=1100)
+    made = MadeShards({node: [*old[node], *new[node]] for node in old}, commits=2)
+    report, _ = compare(made, after=0, cuts=True)
+    assert (found(report), report.unknown_participants) == ([], 2)
+
+
+def test_after_an_earlier_check_the_new_events_of_copies_are_compared() -> None:
+    events = {node: [*transaction("a", 100), *transaction("c", 1100)] for node in ("s1", "s1-b")}
+    events |= {node: [*rows, *transaction("late", 500, committed=1500)] for node, rows in events.items()}
+    made = MadeShards(events, {"s1-b": "s1"}, commits=2)
+    for gid, expected in (("a", []), ("c", ["c"]), ("late", ["late"])):
+        report, _ = compare(made, losing("s1-b", gid), after=0, segments=2)
+        assert [one.global_id for one in report.conflicts] == expected, gid
 
 
 def test_a_transaction_whose_participants_are_not_known_is_counted() -> None:

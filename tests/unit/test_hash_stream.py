@@ -194,7 +194,7 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
         first = create_segment(store, "wal", 1, opened, (table([change]), table([event(120)]))).segment
         second = create_segment(store, "wal", 2, rest, (table([]), table([event(end_lsn)]))).segment
 
-        def segments(_chain: Chain, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
+        def sources(_part: NewPart, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
             return [
                 SegmentSource(
                     Source(one.key, node, number, one.size, one.digest, segment=one), one, Lsn(200), frozenset(), {}
@@ -202,7 +202,8 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
                 for one in (first, second)
             ]
 
-        monkeypatch.setattr(cutline.check.streams, "segment_sources", segments)
+        monkeypatch.setattr(NewPart, "segment_sources", sources)
+        monkeypatch.setattr(Chain, "segments", lambda *_: (first, second))
         monkeypatch.setattr(Copies, "since", lambda *_: Lsn(0))
         monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
         copies = Copies(("n1",), {"n1": "n1"}, Chain(counted(commit(0))))

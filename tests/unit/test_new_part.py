@@ -88,7 +88,6 @@ def test_segments_of_transactions_that_were_undecided_and_have_been_committed_ar
     part = NewPart(chain, 1)
     assert part.decided("b") == {Lsn(30)}
     assert numbers(part) == [1, 2, 3, 4]
-    assert part.undecided_parts("a") == (("g30", True), ("g130", False), ("g150", False))
     assert part.problem(Copies.of(chain)) == ""
     # If none of them is decided, their segments are not read again.
     assert numbers(NewPart(chain.up_to(1), 1)) == [2]

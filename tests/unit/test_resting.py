@@ -78,7 +78,7 @@ class Case:
         report = SnapshotReport(NAME, chain.last.increment, allows_one_copy=True)
         check = ChainCheck(
             chain, self.location, Findings(report), cast("Any", None), Silent(), Deadline(None), None, NOW,
-            store_digest(self.location, FLEET_ID), REREAD_SECONDS,
+            store_digest(self.location, FLEET_ID), REREAD_SECONDS, {},
         )  # fmt: skip
         return replace(check, **given)
 

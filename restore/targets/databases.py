@@ -501,9 +501,9 @@ def end_chains(
     """
     targets = list(targets)
     if store is not None:
-        slots = {
-            slot: target.node.id for target in targets for slot in find_slots(connections[target.shard], target.aside)
-        }
+        slots = [
+            (slot, target.node.id) for target in targets for slot in find_slots(connections[target.shard], target.aside)
+        ]
         mark_ended(store, slots, operation)
     dropped: list[str] = []
     left: list[str] = []

@@ -61,7 +61,16 @@ MEANINGS: dict[int, str] = {
 
 
 ERROR_SCHEMA = "cutline/error/1"
-
+# What remains if a command was stopped, and how to go on, unless the command itself says so (StoppedError).
+STOPPED_HINTS: dict[str, str] = {
+    "init": "what it has prepared stays; to prepare the rest, repeat the command",
+    "create": "to see whether it committed anything: snapshot list",
+    "check": "a check changes nothing; to start again, repeat the command",
+    "repair": "nothing was overwritten; to repair the rest, repeat the command",
+    "delete": "if the deletion had begun, the snapshot is no longer listed; to finish it, repeat the command",
+    "prune": "what was deleted is gone; to finish, repeat the command",
+    "gc": "only garbage was removed; to remove the rest, repeat the command",
+}
 # typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 

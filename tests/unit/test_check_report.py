@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
+from cutline.cli.commands.check import lines_of
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 
 SOMETHING = Compared(objects=1)
@@ -79,3 +80,15 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
         }],
         "open_operations": [],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("copies", "rows"), [
+    ((), "60 base rows, 4 changes"),
+    ((1,), "60 base rows, 4 changes"),
+    ((2,), "60 base rows and 4 changes in 2 copies"),
+    ((1, 2), "60 base rows and 4 changes in all copies"),
+])  # fmt: skip
+def test_the_text_says_in_how_many_copies_rows_were_counted(copies: tuple[int, ...], rows: str) -> None:
+    compared = Compared(objects=1, bytes=2, rows=60, changes=4, partitions=5, transactions=6)
+    lines = lines_of(CheckReport((SnapshotReport("a", 2, compared, copies=copies),), 1.0))
+    assert lines[1] == f"  compared 1 object (2 B), {rows}, 5 partitions, 6 global transactions"

@@ -260,6 +260,8 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
         for summary in (*shown, summary_of(entry.chain.full)):
             made_at, is_newest = cut_time(summary), summary.increment == newest
             if summary.increment == 0 and first > 1:
+            # A full snapshot consists of rows; a 0 in these columns would make it look empty.
+            has_changes = bool(summary.increment or summary.changes or summary.transactions)
                 rows.append(("", "…", f"{count_text(first - 1)} more", *[""] * (len(COLUMNS) - 3)))
             rows.append(
                 (
@@ -271,8 +273,8 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
                     else "full",
                     Shorter(f"{moment_text(made_at)} ({age_text(made_at, now=now)})", minute_text(made_at)),
                     ", ".join([entry.state] * is_newest + ["terminal"] * summary.terminal),
-                    count_text(summary.changes),
-                    count_text(summary.transactions),
+                    count_text(summary.changes) if has_changes else "",
+                    count_text(summary.transactions) if has_changes else "",
                     size_text(summary.bytes),
                     sparkline([increment.bytes for increment in entry.summaries], levels) if is_newest else "",
                     _checked(checks, entry, now) if is_newest else "",

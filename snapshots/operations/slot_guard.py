@@ -243,6 +243,11 @@ def warning_text(kept: KeptChain) -> str:
     return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
 
 
+def retained_text(kept: KeptChain) -> str:
+    """Return the line about a chain for which a node retains much WAL, but no more than half of its limit."""
+    return f"{_wal_text(kept, kept.worst)}, of at most {size_text(kept.worst.limit_bytes)}"
+
+
 def over_limit_text(kept: KeptChain) -> str:
     """Return the message about a chain past a node's limit."""
     return f"{_wal_text(kept, kept.worst)}, more than its limit of {size_text(kept.worst.limit_bytes)}"

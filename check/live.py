@@ -331,7 +331,7 @@ def page_runs(pages: Ints, most: int) -> list[tuple[int, int]]:
     return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
 
-class _Comparison(NamedTuple):
+class _UnitTask(NamedTuple):
     """A task, and the unit of a shard that it compares."""
 
     check: _ShardCheck
@@ -383,11 +383,11 @@ class _LiveRun:
     def _compare_round(self) -> None:
         taken = [(check, check.take(self.request.round_bytes)) for check in self.checks if check.left]
         with self._turns([check for check, _ in taken], 1) as turns:
-            work: list[_Comparison] = []
+            work: list[_UnitTask] = []
             for check, units in taken:
                 # A shard without turns has no standby that keeps up.
                 for turn in turns.get(check.shard.primary.id, ()):
-                    work += [_Comparison(check, unit, self._compare_task(check, unit, turn)) for unit in units]
+                    work += [_UnitTask(check, unit, self._compare_task(check, unit, turn)) for unit in units]
             dealing = Dealing[CompareTask](lambda task: task.size, lambda task: task.nodes, self.limits)
             tasks = [one.task for one in work]
             reports = run_tasks(self.session, compare_ranges, tasks, self.progress, dealing, self.sessions.watch)

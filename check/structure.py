@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -67,8 +68,13 @@ def check_structure(
         report = SnapshotReport(name, increment or 0)
         report.conflicts.append(Conflict("commit", error.message, object=_text(error, "object")))
         return None, report
+    copies = Counter(identity.backup_of or identity.node for identity in chain.nodes)
     report = SnapshotReport(
-        name, chain.last.increment, append_only=chain.append_only, warned=select_warnings(chain.left_out)
+        name,
+        chain.last.increment,
+        append_only=chain.append_only,
+        warned=select_warnings(chain.left_out),
+        copies=tuple(sorted(set(copies.values()))),
     )
     marks = read_marks(store, name, chain.full.chain)
     report.conflicts += [Conflict("mark", mark.message, object=mark.key) for mark in marks.damaged]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from importlib import import_module
 from json import dumps
@@ -28,7 +29,17 @@ from cutline.cli.output.arguments import (
     PROGRESS_SCHEMA,
     CommandContext,
 )
-from cutline.cli.output.failure import DONE, INTERRUPTED, MEANINGS, UNWRITTEN, USAGE, failure_of, naming_fleet, report
+from cutline.cli.output.failure import (
+    DONE,
+    INTERRUPTED,
+    MEANINGS,
+    STOPPED_HINTS,
+    UNWRITTEN,
+    USAGE,
+    failure_of,
+    naming_fleet,
+    report,
+)
 from cutline.cli.output.fleet_option import (
     FLEET_FILE_DEFAULT,
     FLEET_OPTION,
@@ -138,10 +149,14 @@ SECTIONS = {
 
 
 class CommandInterruptedError(Exception):
-    """Carries a KeyboardInterrupt, with its context, past typer."""
+    """Carries a KeyboardInterrupt, with its context, past typer; `command` is the name of the command."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(command)
+        self.command = command
 
 
-def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
+def _in_session(callback: Callable[..., Any], command: str) -> Callable[..., Any]:
     """Start the session only when the command runs: help and usage errors need no temporary folder."""
 
     @wraps(callback)
@@ -151,7 +166,7 @@ def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
             return callback(*arguments, **options)
         except KeyboardInterrupt as interrupt:
             # typer would turn it into an exit code.
-            raise CommandInterruptedError from interrupt
+            raise CommandInterruptedError(command) from interrupt
 
     return run_command
 
@@ -193,7 +208,7 @@ class LazyCommand(typer.core.TyperCommand):
         command.name = self.name
         commands = getattr(command, "commands", {"": command}).values()
         for each in commands:
-            each.callback = _in_session(each.callback)
+            each.callback = _in_session(each.callback, self.name or "")
         for each in {command, *commands}:
             each.shell_complete = _with_shared_options(each.shell_complete)
             each.format_help = partial(_write_help, each)
@@ -300,7 +315,10 @@ def _run(arguments: Sequence[str]) -> int:
         with listening(partial(_note, json=json, quiet="--quiet" in shared)):
             code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # every error becomes an exit code here
-        failure = naming_fleet(failure_of(error), given_fleet(shared))
+        failure = failure_of(error)
+        if isinstance(error, CommandInterruptedError) and not failure.hint:
+            failure = replace(failure, hint=STOPPED_HINTS.get(error.command, ""))
+        failure = naming_fleet(failure, given_fleet(shared))
         return report(failure, error, json=json, verbose=verbose)
     if code == INTERRUPTED:  # typer converts KeyboardInterrupt to this
         interrupt = KeyboardInterrupt(*_signals)

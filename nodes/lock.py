@@ -40,7 +40,8 @@ TRY_QUERY = "SELECT set_config('application_name', %s, false), pg_try_advisory_l
 UNLOCK_QUERY = "SELECT pg_advisory_unlock(%s, %s)"
 REGISTERED = """
       FROM pg_locks l JOIN pg_database d ON d.oid = l.database
-     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND d.datname = current_database()
+     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+       AND d.datname = coalesce(%(database)s, current_database())
        AND l.classid::bigint = %(shown)s
 """
 HELD_QUERY = f"SELECT EXISTS (SELECT {REGISTERED} AND l.objid::bigint = %(number)s AND l.pid = pg_backend_pid())"
@@ -180,7 +181,7 @@ class FleetLock:
         self._on_all(unlock, [node for node in self._primaries if node.id in self._taken])
 
     def _is_held(self, node: Node) -> bool:
-        values = {"shown": _shown(self.name), "number": self._taken[node.id]}
+        values = {"shown": _shown(self.name), "database": None, "number": self._taken[node.id]}
         (held,) = self.sessions.connections[node.id].execute(HELD_QUERY, values).fetchone() or (False,)
         return bool(held)
 
@@ -295,14 +296,18 @@ def _busy_error(node: Node, holder: Holder) -> FleetBusyError:
     )
 
 
-def find_holders(connection: psycopg.Connection[Any], name: str) -> list[Holder]:
-    """Find the other sessions that hold the lock `name` on the connection's server, or are trying to take it."""
-    return [Holder(*row) for row in connection.execute(OTHERS_QUERY, {"shown": _shown(name)})]
+def find_holders(connection: psycopg.Connection[Any], name: str, database: str | None = None) -> list[Holder]:
+    """Find the other sessions that hold the lock `name`, or are trying to take it; for `database`, see find_holder."""
+    values = {"shown": _shown(name), "database": database}
+    return [Holder(*row) for row in connection.execute(OTHERS_QUERY, values)]
 
 
-def find_holder(connection: psycopg.Connection[Any], name: str) -> Holder | None:
-    """Find the session that holds the lock `name` on the connection's server; return None if no session does."""
-    return next((holder for holder in find_holders(connection, name) if holder.shown), None)
+def find_holder(connection: psycopg.Connection[Any], name: str, database: str | None = None) -> Holder | None:
+    """Find the session that holds the lock `name` in `database`, by default that of the connection; None if none does.
+
+    The database must be on the connection's server.
+    """
+    return next((holder for holder in find_holders(connection, name, database) if holder.shown), None)
 
 
 def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:

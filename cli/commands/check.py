@@ -391,7 +391,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     lines = [
         f"{one.name} at increment {one.increment}: {result_text(one.result, rests_on_records=bool(one.rests_on))}",
         f"  compared {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
-        f"{quantity_text(compared.rows, 'base rows')}, {quantity_text(compared.changes, 'changes')}, "
+        f"{_rows_text(one)}, "
         f"{quantity_text(compared.partitions, 'partitions')}, "
         f"{quantity_text(compared.transactions, 'global transactions')}",
     ]
@@ -411,6 +411,14 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def _rows_text(one: SnapshotReport) -> str:
+    """Return the numbers of rows and changes, and of the copies in which they were counted if there are several."""
+    rows, changes = quantity_text(one.compared.rows, "base rows"), quantity_text(one.compared.changes, "changes")
+    if not one.copies or one.copies == (1,):
+        return f"{rows}, {changes}"
+    return f"{rows} and {changes} in " + (f"{one.copies[0]} copies" if len(one.copies) == 1 else "all copies")
 
 
 def _participant_lines(one: SnapshotReport) -> Iterator[str]:

@@ -11,7 +11,7 @@ from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
-from cutline.cli.output.confirmation import Yes, require_confirmation
+from cutline.cli.output.confirmation import ConfirmationMissingError, Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.results import answer, emit
 from cutline.cli.output.tables import quantity_text, size_text
@@ -26,8 +26,10 @@ from cutline.snapshots.removal.deletion import (
     delete_snapshot,
     preview_deletion,
 )
+from cutline.storage.errors import RefusedError, SnapshotError
 
 SCHEMA = "cutline/delete/1"
+LAST_RESTORABLE = "warning: this is the last restorable snapshot: afterwards nothing can be restored"
 NEXT_INIT = "before the next full snapshot, publish the tables again: snapshot init   then: snapshot create NAME"
 
 
@@ -56,7 +58,11 @@ def delete(
 
     The name can't be used again. To finish a deletion that was interrupted, repeat the command.
     """
-    confirmation = require_confirmation(context, "delete", yes=yes or dry_run)
+    try:
+        confirmation = require_confirmation(context, "delete", yes=yes or dry_run)
+    except ConfirmationMissingError:
+        _check_refusal(context, name, force=force)
+        raise
     fleet = command_context(context).load_fleet()
     check_name(name)
     if dry_run:
@@ -76,6 +82,17 @@ def delete(
     emit(context, document_of(deletion), lines_of(deletion), code=code)
     if code:
         raise typer.Exit(code)
+
+
+def _check_refusal(context: typer.Context, name: str, *, force: bool) -> None:
+    """Raise the refusal that the command would meet with --yes, as far as the store alone shows it."""
+    try:
+        preview_deletion(command_context(context).load_fleet(), name, force=force)
+    except RefusedError:
+        raise
+    except SnapshotError:
+        # The missing --yes is reported instead.
+        return
 
 
 def code_of(removed: RemovalResult) -> int:
@@ -153,6 +170,8 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
     else:
         lines = [f"delete {mark.snapshot} with all its restore points: {what}"]
         lines += point_lines(mark)
+    if plan.is_last_restorable:
+        lines.append(LAST_RESTORABLE)
     if plan.surveyed and plan.surveyed.problem:
         lines.append(f"damaged: {plan.surveyed.problem}")
     lines += slot_lines(mark, plan.slots, plan.left_behind)
@@ -166,8 +185,8 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
 
 
 def losses_of(plan: DeletionPlan) -> list[str]:
-    """Return the plan's lines that need confirmation: all except the `keep` lines, which a new snapshot can change."""
-    return [line for line in plan_lines(plan) if not line.startswith("keep ")]
+    """Return the plan's lines that need confirmation: all except those that a new snapshot can change."""
+    return [line for line in plan_lines(plan) if not line.startswith("keep ") and line != LAST_RESTORABLE]
 
 
 def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str]) -> list[str]:

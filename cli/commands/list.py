@@ -226,6 +226,7 @@ def lines_of(
     chosen = sorted(_chosen(listing, wanted), key=_newest_cut, reverse=True)
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
+    lines += listing.notes
     lines += [f"node {node}: retained WAL is unknown: {why}" for node, why in listing.answers.not_asked.items()]
     lines += [open_operation.text for open_operation in listing.open_operations]
     if cut := [entry.name for entry in chosen if _first_shown(entry, last) > 1]:
@@ -259,6 +260,8 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
         shown = [summary for summary in reversed(entry.summaries) if summary.increment >= first]
         for summary in (*shown, summary_of(entry.chain.full)):
             made_at, is_newest = cut_time(summary), summary.increment == newest
+            # A full snapshot consists of rows; a 0 in these columns would make it look empty.
+            has_changes = bool(summary.increment or summary.changes or summary.transactions)
             if summary.increment == 0 and first > 1:
                 rows.append(("", "…", f"{count_text(first - 1)} more", *[""] * (len(COLUMNS) - 3)))
             rows.append(
@@ -271,8 +274,8 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
                     else "full",
                     Shorter(f"{moment_text(made_at)} ({age_text(made_at, now=now)})", minute_text(made_at)),
                     ", ".join([entry.state] * is_newest + ["terminal"] * summary.terminal),
-                    count_text(summary.changes),
-                    count_text(summary.transactions),
+                    count_text(summary.changes) if has_changes else "",
+                    count_text(summary.transactions) if has_changes else "",
                     size_text(summary.bytes),
                     sparkline([increment.bytes for increment in entry.summaries], levels) if is_newest else "",
                     _checked(checks, entry, now) if is_newest else "",

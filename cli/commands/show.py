@@ -96,7 +96,14 @@ def show(
     verifiers: Verifiers = False,
     timeline: Timeline = False,
 ) -> None:
-    """Show all details of one snapshot: nodes, tables, increments and their cuts."""
+    """Show all details of one snapshot: nodes, tables, increments and their cuts.
+
+    Nodes: "base" is the WAL position at which the node's archive begins. Tables: "identity" is the replica identity,
+    "partitions" is the number of parts in which a check compares the rows, and "base rows" are those of the base copy.
+    Increments: "took" is the duration of the command, and "cut" is that of the cut; "changes" and "transactions" come
+    from the WAL; "global" counts the transactions with a global id, and "in flight" those that were in flight at the
+    cut; "positions" are the WAL positions of the cut.
+    """
     options = command_context(context)
     fleet = options.load_fleet()
     details = show_snapshot(fleet, newest_name(fleet, name), increment)

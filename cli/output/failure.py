@@ -43,7 +43,8 @@ MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
     CONFLICTS: "check found conflicts, repair left damaged objects, or an assertion failed in a drill",
     USAGE: "usage error, in the arguments or in fleet.toml",
-    REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
+    REFUSED: "refused: a precondition does not hold, or the question was not answered with yes, and nothing was"
+    " changed; or the store refused to delete objects",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it",
@@ -59,7 +60,16 @@ MEANINGS: dict[int, str] = {
     INTERRUPTED: "stopped by Ctrl-C",
 }
 
-
+# What remains if a command was stopped, and how to go on, unless the command itself says so (StoppedError).
+STOPPED_HINTS: dict[str, str] = {
+    "init": "what it has prepared stays; to prepare the rest, repeat the command",
+    "create": "to see whether it committed anything: snapshot list",
+    "check": "a check changes nothing; to start again, repeat the command",
+    "repair": "nothing was overwritten; to repair the rest, repeat the command",
+    "delete": "if the deletion had begun, the snapshot is no longer listed; to finish it, repeat the command",
+    "prune": "what was deleted is gone; to finish, repeat the command",
+    "gc": "only garbage was removed; to remove the rest, repeat the command",
+}
 ERROR_SCHEMA = "cutline/error/1"
 
 # typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.

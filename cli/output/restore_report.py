@@ -20,7 +20,7 @@ from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import to_builtins
 from cutline.restore.drill.assertions import AssertionResult, rows_text
 from cutline.restore.drill.drill import DrillReport
-from cutline.restore.estimates.estimate import BegunShard
+from cutline.restore.estimates.estimate import BegunShard, Estimate
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.report import RefusedStatement, RestoreReport
 from cutline.restore.run.preview import RestorePreview
@@ -87,7 +87,7 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk{_loaded_text(begun)}"
         )
     lines += ["then: ANALYZE every table"] * plan.request.scope.analyze
-    return [*lines, _time_line(preview), *map(_disk_line, preview.disks)]
+    return [*lines, time_line(preview.estimate), *map(_disk_line, preview.disks)]
 
 
 def _loaded_text(begun: BegunShard | None) -> str:
@@ -96,14 +96,16 @@ def _loaded_text(begun: BegunShard | None) -> str:
     return f"; {'all ' if begun.is_loaded else ''}{count_text(begun.rows)} rows are already loaded"
 
 
-def _time_line(preview: RestorePreview) -> str:
-    estimate = preview.estimate
-    unmeasured = " (no restore of all rows from this store has been measured yet)"
-    based = f", based on {estimate.basis}" if estimate.basis else unmeasured
-    if not estimate.is_rough:
-        return f"time: about {seconds_text(estimate.total)}{based}"
+def time_line(estimate: Estimate) -> str:
+    """Return the line of the plan with the time that the restore takes."""
     least, most = estimate.bounds
-    return f"time: {seconds_text(least)} to {seconds_text(most)}, updated as it runs{based}"
+    if not estimate.basis:
+        # Nothing is known about the servers. The minimum is so much shorter that it would tell nothing.
+        unmeasured = "no restore of all rows from this store has been measured yet"
+        return f"time: at most about {seconds_text(most)}, updated as it runs ({unmeasured})"
+    if not estimate.is_rough:
+        return f"time: about {seconds_text(estimate.total)}, based on {estimate.basis}"
+    return f"time: {seconds_text(least)} to {seconds_text(most)}, updated as it runs, based on {estimate.basis}"
 
 
 def _disk_line(disk: DiskSpace) -> str:

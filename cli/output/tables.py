@@ -366,10 +366,13 @@ CELLS_MAX = 12
 
 
 def sparkline(values: Sequence[int], levels: str) -> str:
-    """Draw the last CELLS_MAX values as levels, relative to the greatest of them; return "" if there are no values."""
+    """Draw the last CELLS_MAX values as levels, relative to the greatest of them, and 0 as a space.
+
+    Returns "" if no value is greater than 0.
+    """
     shown = values[-CELLS_MAX:]
     top = max(shown, default=0)
-    return "".join(levels[max(-(-len(levels) * value // top) - 1, 0) if top else 0] for value in shown)
+    return "".join(levels[-(-len(levels) * value // top) - 1] if value else " " for value in shown) if top else ""
 
 
 def levels_of(encoding: str | None, terminal: str, beside: str = "") -> str:

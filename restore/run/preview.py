@@ -41,7 +41,14 @@ from cutline.restore.plan.roles import missing_roles
 from cutline.restore.run.loading import check_existing
 from cutline.restore.run.rehearsal import refuse, rehearse
 from cutline.restore.run.run import RestoreRun, running
-from cutline.restore.targets.databases import Phase, find_closed, find_slots, list_databases, rehearsal_database
+from cutline.restore.targets.databases import (
+    Phase,
+    find_busy,
+    find_closed,
+    find_slots,
+    list_databases,
+    rehearsal_database,
+)
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.requirements import (
     DatabaseSpace,
@@ -123,7 +130,8 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         locked = LockedTargets(plan, connections, Path(folder), obstacles)
         check_no_unfinished(plan.store.open(), plan.request.name, locked.reached, connections, progress)
         preview = check_restore(locked, plan.targets)
-        preview = replace(preview, replaces=find_replaced(locked, plan.targets))
+        busy = find_busy(plan.target_fleet, locked.reached, connections)
+        preview = replace(preview, replaces=find_replaced(locked, plan.targets), warnings=[*preview.warnings, *busy])
         # Without the missing roles, statements that name them would be refused.
         tried = [
             target

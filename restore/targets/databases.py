@@ -39,7 +39,7 @@ from cutline.nodes.connections import (
     with_database,
 )
 from cutline.nodes.encodings import readable
-from cutline.nodes.lock import take_lock
+from cutline.nodes.lock import FleetBusyError, find_holder, take_lock
 from cutline.nodes.other_databases import REHEARSING, is_beside, name_beside
 from cutline.nodes.problems import quote
 from cutline.nodes.server_errors import remedy_of, shorten_message
@@ -501,9 +501,9 @@ def end_chains(
     """
     targets = list(targets)
     if store is not None:
-        slots = {
-            slot: target.node.id for target in targets for slot in find_slots(connections[target.shard], target.aside)
-        }
+        slots = [
+            (slot, target.node.id) for target in targets for slot in find_slots(connections[target.shard], target.aside)
+        ]
         mark_ended(store, slots, operation)
     dropped: list[str] = []
     left: list[str] = []
@@ -604,6 +604,25 @@ def lock_target_fleet(
                 take_lock(target.node, connection, fleet.name, own_label("restore", target.database))
                 sessions[target.shard] = connection
         yield sessions
+
+
+def find_busy(fleet: Fleet, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+    """Return a line that names the operation that holds the target fleet's lock; nothing if the lock is free.
+
+    A restore takes the lock and is refused while another operation holds it (lock_target_fleet).
+    """
+    held = {
+        target.node.id: holder
+        for target in sorted(targets, key=lambda target: target.node.id)
+        if (holder := find_holder(connections[target.shard], fleet.name, target.database))
+    }
+    if not held:
+        return []
+    holder = next(iter(held.values()))
+    return [
+        f"another operation is running on {', '.join(held)}: {holder.text()}; until it ends, the restore is refused"
+        f" (exit code {FleetBusyError.exit_code})"
+    ]
 
 
 def close_quietly(connection: psycopg.Connection[Any]) -> None:

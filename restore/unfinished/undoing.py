@@ -379,7 +379,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     # Look up the slots again, because undoing a newer restore may have renamed this restore's database.
     slots = [(one.node.id, slot) for one in targets for slot in find_slots(connections[one.shard], one.loading)]
     try:
-        mark_ended(store, {slot: node for node, slot in slots}, operation)
+        mark_ended(store, ((slot, node) for node, slot in slots), operation)
     except (UnreachableError, IndeterminateError) as error:
         progress.note(f"the end of the dropped databases' chains could not be recorded: {error.message}")
     in_parallel(drop, targets, undoable.watch.end_all)

@@ -21,7 +21,7 @@ from cutline.snapshots.operations.open_operations import (
     naming_open_operations,
     read_open_operations,
 )
-from cutline.snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, warning_text
+from cutline.snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, retained_text, warning_text
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
@@ -246,6 +246,14 @@ class Listing:
             elif kept.worst.is_past_half:
                 warnings.append(warning_text(kept))
         return warnings
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for every chain for which a node retains much WAL, unless there is a warning about it."""
+        kept = (
+            KeptChain("", entry.retained, entry.name) for entry in self.entries if entry.retained and not entry.lost
+        )
+        return [retained_text(one) for one in kept if one.worst.is_much and not one.worst.is_past_half]
 
 
 def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:

@@ -130,11 +130,11 @@ def record_operation(
 ) -> Iterator[None]:
     """Store the intent, and at the end the outcome.
 
-    After an error, `undo` removes the operation's traces elsewhere, unless the operation has committed (StoppedError
-    reports an interrupt that comes so late). If it is not known whether it has committed, no outcome is stored, and the
-    next command settles the operation. The same holds if `undo` returns False because something is left; in that case,
-    a failure record stores the reason. If the store is gone, nothing is stored. An operation that is done does not fail
-    if its outcome can't be stored.
+    After an error, `undo` removes the operation's traces elsewhere, unless the operation has committed. After an
+    interrupt, a StoppedError says which of the two is the case, as far as it is known. If it is not known whether it
+    has committed, no outcome is stored, and the next command settles the operation. The same holds if `undo` returns
+    False because something is left; in that case, a failure record stores the reason. If the store is gone, nothing is
+    stored. An operation that is done does not fail if its outcome can't be stored.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
@@ -145,23 +145,24 @@ def record_operation(
         raise
     except BaseException as error:
         progress.ending()
-        reason, is_committed = reason_of(error), False
+        reason, stopped = reason_of(error), None
         with suppress(SnapshotError):
             details = replace(operation.details, code=code_of(error))
             if operation.is_committing and decide(store, intent):
-                is_committed = True
+                label = increment_label(intent.snapshot, intent.increment)
+                stopped = StoppedError(f"{label} is committed", hint=f"to see it: snapshot show {intent.snapshot}")
                 record_outcome(store, intent, DONE, reason, details)
             else:
                 is_undone = undo is None or undo()
+                stopped = _stopped_error(intent, is_undone=is_undone)
                 if isinstance(error, StoreGoneError):
                     pass
                 elif is_undone:
                     record_outcome(store, intent, FAILED, reason, details)
                 else:
                     write_operation_record(store, "failure", Failure(intent.id, reason, code_of(error), current_time()))
-        if is_committed and isinstance(error, KeyboardInterrupt):
-            label = increment_label(intent.snapshot, intent.increment)
-            raise StoppedError(f"{label} is committed", hint=f"to see it: snapshot show {intent.snapshot}") from error
+        if stopped is not None and isinstance(error, KeyboardInterrupt):
+            raise stopped from error
         raise
     progress.ending()
     try:
@@ -172,6 +173,17 @@ def record_operation(
             f"operation {operation.id} is done, but its outcome could not be stored; the next command will record it"
             f" ({error.message})"
         )
+
+
+def _stopped_error(intent: Intent, *, is_undone: bool) -> StoppedError:
+    """Return what an interrupted create leaves, if it has not committed: never a restore point."""
+    hint = "to try again, repeat the command"
+    if not intent.increment:
+        hint = f"the name {intent.snapshot} is still free: {hint}; to remove the objects that it stored: snapshot gc"
+    if is_undone:
+        return StoppedError("nothing was committed, and no slot is left on a node", hint=hint)
+    left = "nothing was committed, but something is left on a node: the next create, delete, prune or gc removes it"
+    return StoppedError(left, hint=hint)
 
 
 def begin(store: ObjectStore, intent: Intent) -> None:

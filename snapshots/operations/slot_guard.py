@@ -13,7 +13,7 @@ continued, and no record of the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET
@@ -191,14 +191,21 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
     return kept
 
 
-def mark_ended(store: ObjectStore, slots: Mapping[str, str], restore: str) -> None:
-    """Mark the chains that continue in these `slots` (with their nodes) as lost: the `restore` operation ended them."""
-    owners = read_slot_owners(store) if slots else None
-    for slot, node in slots.items():
+def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: str) -> None:
+    """Mark the chains that continue in these slots, each with its node, as lost: the `restore` operation ended them."""
+    found: dict[str, list[str]] = {}
+    for slot, node in slots:
+        found.setdefault(slot, []).append(node)
+    owners = read_slot_owners(store) if found else None
+    for slot, nodes in found.items():
         owner = owners.owner_of(slot) if owners else None
         if owner is not None and not owner.increment and has_committed(store, owner):
             last = _last_number(store, owner.snapshot)
-            mark_lost(store, LostChain(owner.snapshot, owner.id, last, node, 0, 0, current_time(), restore))
+            at, of_nodes = current_time(), tuple(sorted(set(nodes)))
+            mark_lost(
+                store,
+                LostChain(owner.snapshot, owner.id, last, of_nodes[0], 0, 0, at, restore=restore, nodes=of_nodes),
+            )
 
 
 def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) -> bool:
@@ -234,6 +241,11 @@ def warning_text(kept: KeptChain) -> str:
     """Return the warning about a chain past half of a node's limit."""
     remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
     return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
+
+
+def retained_text(kept: KeptChain) -> str:
+    """Return the line about a chain for which a node retains much WAL, but no more than half of its limit."""
+    return f"{_wal_text(kept, kept.worst)}, of at most {size_text(kept.worst.limit_bytes)}"
 
 
 def over_limit_text(kept: KeptChain) -> str:

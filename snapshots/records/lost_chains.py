@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.record import Count, Record, Time, fields_of
 from cutline.fleet.units import size_text
 from cutline.snapshots.records.chain import Chain
@@ -28,6 +28,8 @@ DAMAGED_HINT = (
     "put it back from a copy of the store, or remove it: the next increment will show whether the chain ended"
 )
 
+NODES_NAMED_MAX = 5
+
 
 class ChainLostError(RefusedError):
     """The chain has ended: it retained too much WAL, lost its slot, was ended by a restore, or has a successor."""
@@ -36,9 +38,9 @@ class ChainLostError(RefusedError):
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     """The mark of a lost chain: why, and since when, no increment can follow.
 
-    `restore` is the operation that set aside the chain's database on `node`. `successor` is the snapshot with which
-    `watch` replaced this one, and `slot_problem` is the problem with the chain's slot on `node` at that time ("" if
-    none is known). If these fields are empty, the node retained too much WAL.
+    `restore` is the operation that set aside the chain's databases on `nodes`; `node` is the first of them. `successor`
+    is the snapshot with which `watch` replaced this one, and `slot_problem` is the problem with the chain's slot on
+    `node` at that time ("" if none is known). If these fields are empty, the node retained too much WAL.
     """
 
     snapshot: str
@@ -51,6 +53,7 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     restore: str = ""
     successor: str = ""
     slot_problem: str = ""
+    nodes: tuple[str, ...] = ()
 
     @property
     def is_planned(self) -> bool:
@@ -62,9 +65,10 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
         """The chain's last restore point and the reason for its end, in the words of `list` and all messages."""
         after = f"increment {self.after_increment}" if self.after_increment else "the full snapshot"
         if self.restore:
-            return (
-                f"can't be continued after {after}: restore {self.restore} set aside its database on node {self.node}"
-            )
+            nodes = self.nodes or (self.node,)
+            databases = "databases on nodes" if len(nodes) > 1 else "database on node"
+            aside = f"set aside its {databases} {list_some(nodes, NODES_NAMED_MAX)}"
+            return f"can't be continued after {after}: restore {self.restore} {aside}"
         if self.slot_problem:
             replaced = f"; {self.successor} has taken its place" if self.successor else ""
             return f"can't be continued after {after}: node {self.node}: {self.slot_problem}{replaced}"

@@ -275,6 +275,7 @@ class DeletionPlan:
 
     `surveyed` is None if the plan resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
     remain. `left_behind` maps nodes of the chain to their servers that fleet.toml no longer names.
+    `is_last_restorable`: none of the others can be restored, but this snapshot can.
     """
 
     mark: Mark
@@ -282,6 +283,7 @@ class DeletionPlan:
     others: tuple[str, ...]
     left_behind: Mapping[str, str]
     leases: tuple[Lease, ...] = ()
+    is_last_restorable: bool = False
 
     @property
     def is_resumed(self) -> bool:
@@ -307,10 +309,12 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
         mark = unfinished_mark(store, fleet, name)
         return DeletionPlan(mark, None, others, slots_left_behind(store, fleet, mark), leases)
     surveyed = _survey(store, name, force=force)
+    matters = surveyed.restorable > 0 or bool(surveyed.unreadable)
+    is_only = matters and first_restorable(store, reversed(others)) is None
     if not force:
-        _check_deletable(store, surveyed, others)
-    mark = tombstone_of(store, fleet, surveyed)
-    return DeletionPlan(mark, surveyed, others, slots_left_behind(store, fleet, mark), leases)
+        _check_deletable(surveyed, others, is_only=is_only)
+    mark, is_last = tombstone_of(store, fleet, surveyed), is_only and surveyed.restorable > 0
+    return DeletionPlan(mark, surveyed, others, slots_left_behind(store, fleet, mark), leases, is_last)
 
 
 def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
@@ -341,20 +345,22 @@ def _was_committed(store: ObjectStore, name: str) -> bool:
     return any((ended.kind, ended.snapshot) == ("create", name) for ended in endeds)
 
 
-def _check_deletable(store: ObjectStore, surveyed: SurveyedSnapshot, others: tuple[str, ...]) -> None:
+def _check_deletable(surveyed: SurveyedSnapshot, others: tuple[str, ...], *, is_only: bool) -> None:
+    """Raise unless the snapshot may be deleted without --force; `is_only`: no other snapshot can be restored."""
     name = surveyed.name
+    then = " (then nothing can be restored any more)"
     if surveyed.unreadable:
         raise SnapshotUnreadableError(
             f"can't tell which restore points of snapshot {name} would be lost: {surveyed.unreadable}",
             hint="put the object back from a copy of the store, or delete the snapshot anyway:"
-            f" snapshot delete {name} --force",
+            f" snapshot delete {name} --force{then * is_only}",
             details={"snapshot": name, "problem": surveyed.unreadable},
         )
-    if surveyed.restorable and first_restorable(store, reversed(others)) is None:
+    if surveyed.restorable and is_only:
         raise LastSnapshotError(
             f"snapshot {name} is the last restorable snapshot",
             hint="take another snapshot first: snapshot create NAME   or delete this one anyway:"
-            f" snapshot delete {name} --force",
+            f" snapshot delete {name} --force{then}",
             details={"snapshot": name, "others": list(others)},
         )
 

@@ -74,6 +74,24 @@ def test_a_busy_fleet_error_names_the_holder_of_the_lock(chain: Runs) -> None:
     assert f"pg_terminate_backend({session})" in error.hint
 
 
+def test_the_dry_run_of_a_restore_says_that_another_operation_is_running(chain: Runs) -> None:
+    words = ("restore", NAME, "--replace", "--dry-run")
+    nodes = ", ".join(node.id for node in chain.fleet.primaries)
+    with (
+        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
+        lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
+    ):
+        code, document = run_command(chain.fleet, *words)
+        busy = [text for text in document["warnings"] if text.startswith("another operation is running")]
+        assert (code, len(busy)) == (0, 1), document
+        assert busy[0].startswith(f"another operation is running on {nodes}: create daily by {getpass.getuser()}@")
+        assert busy[0].endswith("; until it ends, the restore is refused (exit code 7)")
+        code, document = run_command(chain.fleet, "restore", NAME, "--replace", "--yes")
+        assert (code, document["error"]) == (7, "fleet-busy")
+    code, document = run_command(chain.fleet, *words)
+    assert (code, [text for text in document["warnings"] if "is running" in text]) == (0, [])
+
+
 def test_another_applications_session_that_holds_the_lock_is_also_named(chain: Runs) -> None:
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,

@@ -204,7 +204,7 @@ OPTIONAL = {
     "intent": {"turn"},
     "tombstone": {"servers", "a"},
     "only-full": {"servers", "a"},
-    "lost": {"restore", "successor", "slot_problem"},
+    "lost": {"restore", "successor", "slot_problem", "nodes"},
     "outcome": {"increment", "code"},
     "check": {
         "code",

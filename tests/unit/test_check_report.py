@@ -100,3 +100,15 @@ def test_a_doubt_is_shown_as_a_warning_which_quiet_commands_show_too() -> None:
     ]
     many = SnapshotReport("a", 2, SOMETHING, doubts=[DOUBT] * (CONFLICTS_SHOWN_MAX + 3))
     assert "warning: a: 3 more doubts; --json lists all of them" in lines_of(CheckReport((many,), 1.0))
+
+
+@pytest.mark.parametrize(("copies", "rows"), [
+    ((), "60 base rows, 4 changes"),
+    ((1,), "60 base rows, 4 changes"),
+    ((2,), "60 base rows and 4 changes in 2 copies"),
+    ((1, 2), "60 base rows and 4 changes in all copies"),
+])  # fmt: skip
+def test_the_text_says_in_how_many_copies_rows_were_counted(copies: tuple[int, ...], rows: str) -> None:
+    compared = Compared(objects=1, bytes=2, rows=60, changes=4, partitions=5, transactions=6)
+    lines = lines_of(CheckReport((SnapshotReport("a", 2, compared, copies=copies),), 1.0))
+    assert lines[1] == f"  compared 1 object (2 B), {rows}, 5 partitions, 6 global transactions"

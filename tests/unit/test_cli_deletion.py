@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from cutline.cli.commands.delete import code_of, document_of, lines_of, plan_document, plan_lines
+from cutline.cli.commands.delete import LAST_RESTORABLE, code_of, document_of, lines_of, plan_document, plan_lines
 from cutline.cli.commands.delete import losses_of as confirmed_deletion
 from cutline.cli.commands.prune import document_of as prune_document
 from cutline.cli.commands.prune import lines_of as prune_result_lines
@@ -72,6 +72,17 @@ def test_a_snapshot_that_is_taken_meanwhile_changes_no_confirmed_loss() -> None:
     assert confirmed_prune(kept) == confirmed_prune(prune)
     # This one loses a snapshot more.
     assert confirmed_prune(plan_prune(store, FLEET, Retention(keep_full=1), force=False)) != confirmed_prune(prune)
+
+
+def test_the_plan_says_that_nothing_can_be_restored_afterwards() -> None:
+    store = memory()
+    store_chain(store, "old", "2020-01-01T10:00:00Z")
+    plan = plan_deletion(store, FLEET, "old", force=True)
+    assert LAST_RESTORABLE in plan_lines(plan)
+    # A snapshot that is taken meanwhile changes no confirmed loss.
+    assert LAST_RESTORABLE not in confirmed_deletion(plan)
+    store_chain(store, "new", "2020-02-01T10:00:00Z")
+    assert LAST_RESTORABLE not in plan_lines(plan_deletion(store, FLEET, "old", force=True))
 
 
 def test_slots_on_servers_that_others_have_replaced_are_left_and_named_with_what_drops_them() -> None:

@@ -21,7 +21,7 @@ import pytest
 import cutline.cli.main
 import cutline.cli.output.failure as failure
 from cutline.cli.main import COMMANDS, hoist_shared_options, run
-from cutline.cli.output.failure import MEANINGS
+from cutline.cli.output.failure import MEANINGS, STOPPED_HINTS
 from cutline.storage.errors import UsageError
 
 PROGRAM = [sys.executable, "-c", "from cutline.cli.entry import main; main()"]
@@ -328,6 +328,18 @@ def test_a_signal_is_never_late_or_lost(how: str) -> None:
     again = "again\n" * (how == "nested")
     assert (done.returncode, done.stderr) == (8, f"{again}error: stopped by SIGTERM\n"), done
     assert time.monotonic() - began < 15
+
+
+def test_a_stopped_command_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    assert STOPPED_HINTS.keys() < COMMANDS.keys()
+    monkeypatch.setattr("cutline.cli.commands.check.check_request", stop)
+    assert run(["check"]) == 130
+    assert capsys.readouterr().err == f"error: stopped by Ctrl-C\nhint: {STOPPED_HINTS['check']}\n"
 
 
 def test_a_signal_that_comes_twice_at_once_interrupts_once() -> None:

@@ -84,6 +84,16 @@ def test_without_a_terminal_a_command_needs_yes_and_contacts_nothing(
     assert "none.toml" in capsys.readouterr().err
 
 
+def test_a_script_meets_the_refusal_of_the_last_snapshot_before_the_missing_yes(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    builder.take_full("daily")
+    refused = run(fleet, "delete", "daily")
+    assert (refused.returncode, "daily is the last restorable snapshot" in refused.stderr) == (3, True), refused
+    missing = run(fleet, "delete", "daily", "--force")
+    assert (missing.returncode, "needs confirmation" in missing.stderr) == (2, True), missing
+
+
 @pytest.mark.parametrize("text", ["y\n", "yes\n", "n\n", "\n"])
 def test_a_terminal_is_asked_and_only_yes_goes_ahead(
     fleet: Fleet, builder: StoreBuilder, leftover: str, text: str

@@ -22,6 +22,7 @@ from cutline.snapshots.removal.deletion import (
     SnapshotUnreadableError,
     is_finished,
     list_unfinished_deletions,
+    plan_deletion,
 )
 from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.memory import InMemoryStore
@@ -177,6 +178,11 @@ def test_the_last_restorable_snapshot_is_deleted_only_by_force() -> None:
     with pytest.raises(LastSnapshotError) as error:
         delete(store, nodes)
     assert error.value.exit_code == 3
+    assert error.value.hint.endswith("snapshot delete old --force (then nothing can be restored any more)")
+    assert [plan_deletion(store, FLEET, name, force=True).is_last_restorable for name in ("old", "new")] == [
+        True,
+        False,
+    ]
     assert not is_deleted(store, "old")
     assert read_open_intents(store) == []
     assert delete(store, nodes, force=True).removed is not None

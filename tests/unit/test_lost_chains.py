@@ -24,6 +24,11 @@ def test_a_mark_says_after_which_increment_and_why() -> None:
     assert replace(LOST, after_increment=0).text.startswith("can't be continued after the full snapshot: ")
     ended = replace(LOST, restore="op-9")
     assert ended.text == "can't be continued after increment 3: restore op-9 set aside its database on node s1"
+    several = replace(ended, nodes=("s1", "s2", "s3"))
+    assert several.text == (
+        "can't be continued after increment 3: restore op-9 set aside its databases on nodes s1, s2, s3"
+    )
+    assert replace(several, nodes=tuple(f"s{n}" for n in range(1, 9))).text.endswith("s4, s5 and 3 more")
     replaced = replace(LOST, successor="weekly")
     assert replaced.text == "can't be continued after increment 3: weekly has taken its place"
     gone = replace(replaced, slot_problem="slot cutline_op_1 does not exist")
@@ -38,6 +43,7 @@ def test_a_mark_says_after_which_increment_and_why() -> None:
     assert error.details == {
         "snapshot": "daily", "node": "s1", "after_increment": 3, "retained_bytes": 17 << 30,
         "limit_bytes": 16 << 30, "at": LOST.at, "restore": "", "successor": "", "slot_problem": "",
+        "nodes": (),
     }  # fmt: skip
 
 

@@ -41,8 +41,13 @@ def commit_and_interrupt(store: ObjectStore, operation: Operation) -> None:
 
 def test_an_error_undoes_and_closes_the_operation(store: ObjectStore) -> None:
     undone: list[int] = []
-    with pytest.raises(KeyboardInterrupt), record_operation(store, new_full(), lambda: undone.append(1) is None):
+    with (
+        pytest.raises(StoppedError, match=r"^nothing was committed, and no slot is left on a node$") as raised,
+        record_operation(store, new_full(), lambda: undone.append(1) is None),
+    ):
         raise KeyboardInterrupt
+    assert isinstance(raised.value.__cause__, KeyboardInterrupt)
+    assert "the name shop is still free" in raised.value.hint
     assert undone == [1]
     assert read_open_intents(store) == []
     assert read_recorded_commits(store) == {}
@@ -62,7 +67,10 @@ def test_an_interrupt_after_the_commit_undoes_nothing(store: ObjectStore) -> Non
 
 def test_an_operation_that_could_not_be_undone_stays_open_for_the_next_command(store: ObjectStore) -> None:
     operation = new_full()
-    with pytest.raises(KeyboardInterrupt), record_operation(store, operation, lambda: False):
+    with (
+        pytest.raises(StoppedError, match="nothing was committed, but something is left on a node"),
+        record_operation(store, operation, lambda: False),
+    ):
         raise KeyboardInterrupt
     assert read_open_intents(store) == [operation.intent]
     failure = read_failure(store, operation.id)

@@ -7,7 +7,8 @@ from msgspec import structs
 
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.operation import begin, new_operation
-from cutline.snapshots.operations.slot_guard import KeptChain, find_kept_chain, read_slot_owners
+from cutline.snapshots.operations.slot_guard import KeptChain, find_kept_chain, mark_ended, read_slot_owners
+from cutline.snapshots.records.lost_chains import read_lost
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.records.tombstones import (
@@ -146,3 +147,13 @@ def test_a_pruned_chain_without_increments_leaves_no_slot_and_the_newest_keeps_i
     assert [(step.mark.snapshot, step.slots) for step in plan.steps] == [("newer", ())]
     assert plan_deletion(store, FLEET, "newer", force=False).slots == ()
     assert plan_deletion(store, FLEET, "new", force=True).slots == (slot_name("op-new-0"),)
+
+
+def test_a_restore_that_ends_a_chain_is_recorded_with_all_its_nodes() -> None:
+    store = memory()
+    store_two_chains(store)
+    mark_ended(store, [(slot_name("op-new-0"), "b"), ("debezium_orders", "a"), (slot_name("op-new-0"), "a")], "op-9")
+    lost = read_lost(store, "new", "op-new-0")
+    assert lost is not None
+    assert (lost.restore, lost.node, lost.nodes) == ("op-9", "a", ("a", "b"))
+    assert read_lost(store, "old", "op-old-0") is None

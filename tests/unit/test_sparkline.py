@@ -12,11 +12,12 @@ from cutline.cli.output.tables import ASCII, BLOCKS, CELLS_MAX, levels_of, spark
     [
         ([], ""),
         ([5], "█"),
-        ([0], "▁"),
-        ([0, 0], "▁▁"),
+        ([0], ""),
+        ([0, 0], ""),
+        ([0, 4, 0], " █ "),
         ([1, 2, 3, 4, 5, 6, 7, 8], "▁▂▃▄▅▆▇█"),
         # A level begins right above the one below: 1001 of 8000 is more than an eighth.
-        ([0, 1, 1000, 1001, 8000], "▁▁▁▂█"),
+        ([0, 1, 1000, 1001, 8000], " ▁▁▂█"),
         ([2**63 - 1, 1], "█▁"),
     ],
 )

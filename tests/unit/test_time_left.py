@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cutline.cli.output.restore_report import time_line
 from cutline.fleet.progress import Reading, Silent
 from cutline.restore.estimates import pace
 from cutline.restore.estimates.estimate import COSTS, Estimate, RestoreStep, ShardVolume, estimate_restore
@@ -240,3 +241,11 @@ def test_an_estimate_is_a_range_that_a_busy_machine_widens() -> None:
     assert busy.bounds == (idle.total / 2, idle.total * 30)
     sure = Estimate({RestoreStep.ROWS: 100.0}, basis="op", is_rough=False)
     assert sure.bounds == (80.0, 125.0)
+
+
+def test_a_plan_gives_a_range_only_if_a_restore_was_measured() -> None:
+    seconds = {RestoreStep.ROWS: 20.0}
+    unmeasured = " (no restore of all rows from this store has been measured yet)"
+    assert time_line(Estimate(seconds)) == f"time: at most about 3 min 20 s, updated as it runs{unmeasured}"
+    assert time_line(Estimate(seconds, basis="op")) == "time: 10.0 s to 1 min 00 s, updated as it runs, based on op"
+    assert time_line(Estimate(seconds, basis="op", is_rough=False)) == "time: about 20.0 s, based on op"

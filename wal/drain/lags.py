@@ -147,6 +147,11 @@ class Retained:
     limit_bytes: int
 
     @property
+    def is_much(self) -> bool:
+        """Whether the node retains more than an eighth of its limit, so that an operator may want to know."""
+        return 8 * self.size_bytes > self.limit_bytes
+
+    @property
     def is_past_half(self) -> bool:
         """Whether the node retains more than half of its limit, which deserves a warning."""
         return 2 * self.size_bytes > self.limit_bytes

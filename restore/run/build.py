@@ -64,13 +64,20 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     """Raise DdlContradictedError unless the database has all of `groups`, and no others that the commit does not list.
 
     Otherwise such a table would silently be restored empty, and such a sequence would silently start over. The plan has
-    compared the commit with the text of the DDL; this compares it with what the server made of that.
+    compared the commit with the text of the DDL; this compares it with what the server made of that, except for the
+    order of columns: a server puts inherited columns first, whenever they were added on the source.
     """
+    groups = tuple(groups)
+    positions = {(group.name, column.name): column.position for group in groups for column in group.columns}
     # Read the tables as they are read on the source, so that names in any encoding have the same form.
     present = [table.group for table in read_tables(connection, GroupRules())]
     tables = {
         (group.schema, group.table): DescribedTable(
-            tuple(DescribedColumn(column.name, column.type) for column in group.columns), is_ordered=False
+            tuple(
+                DescribedColumn(column.name, column.type)
+                for column in sorted(group.columns, key=lambda one: positions.get((group.name, one.name), 0))
+            ),
+            is_ordered=False,
         )
         for group in present
     }

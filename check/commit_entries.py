@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from cutline.check.report import Conflict, Doubt, Findings
@@ -32,17 +32,17 @@ NAMED_MAX = 5
 
 def check_entries(chain: Chain, findings: Findings) -> None:
     """Report a conflict for everything in the chain's commits that no create writes."""
-    append_only = append_only_of({})
+    append_only, of_repairs = append_only_of({}), chain.applied.operations
     for number, commit in enumerate(chain.commits):
         if number == 0 or commit.definition_changes:
             append_only = append_only_of(chain.up_to(number).all_groups)
         before = chain.commits[number - 1] if number else None
         problems = [
             *(("cut", detail) for detail in _check_cut(chain, commit)),
-            *(("operation", detail) for detail in _check_objects(commit)),
+            *(("operation", detail) for detail in _check_objects(commit, of_repairs)),
             *(("left-out", detail) for detail in _check_left_out(chain, commit)),
         ]
-        for doubt in _note_operations(before, commit):
+        for doubt in _note_operations(before, commit, of_repairs):
             findings.doubt(doubt)
         named = {(out.node, out.name) for out in commit.left_out if out.kind == LeftOutKind.APPEND_ONLY_TABLE}
         if named != (expected := {(out.node, out.name) for out in append_only}):
@@ -70,13 +70,14 @@ def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
         yield f"it describes the databases of {_some(sorted(commit.databases))} instead of {_some(sorted(primaries))}"
 
 
-def _check_objects(commit: Commit) -> Iterator[str]:
+def _check_objects(commit: Commit, of_repairs: Mapping[str, str]) -> Iterator[str]:
     for stored in commit.own_objects:
-        if not stored.key.startswith(f"{_folder(commit, stored)}/"):
-            yield f"object {stored.key} does not belong to operation {commit.operation}, which lists it"
+        operation = of_repairs.get(stored.key, commit.operation)
+        if not stored.key.startswith(f"{_folder(commit.snapshot, stored, operation)}/"):
+            yield f"object {stored.key} does not belong to operation {operation}, which lists it"
 
 
-def _note_operations(before: Commit | None, commit: Commit) -> Iterator[Doubt]:
+def _note_operations(before: Commit | None, commit: Commit, of_repairs: Mapping[str, str]) -> Iterator[Doubt]:
     """Yield a doubt for each segment of an operation that began neither after the commit before nor before this one.
 
     The first segments of an increment may be those of operations that failed, or that archived WAL ahead. These get
@@ -86,7 +87,7 @@ def _note_operations(before: Commit | None, commit: Commit) -> Iterator[Doubt]:
     first = time_of_id(before.operation) if before else last
     for node, segments in commit.segments.items():
         for segment in segments:
-            if segment.operation == commit.operation or first is None or last is None:
+            if segment.operation in (commit.operation, of_repairs.get(segment.key)) or first is None or last is None:
                 continue
             at = time_of_id(segment.operation)
             limits = first.timestamp() - SLACK_SECONDS, last.timestamp() + SLACK_SECONDS
@@ -95,9 +96,9 @@ def _note_operations(before: Commit | None, commit: Commit) -> Iterator[Doubt]:
                 yield Doubt("operation", f"it was {whose}", node=node, object=segment.key)
 
 
-def _folder(commit: Commit, stored: StoredObject) -> str:
+def _folder(snapshot: str, stored: StoredObject, operation: str) -> str:
     prefix = base_prefix if stored.kind in (BASE, LARGE_OBJECTS) else ddl_prefix
-    return prefix(commit.snapshot, stored.node, commit.operation)
+    return prefix(snapshot, stored.node, operation)
 
 
 def _check_left_out(chain: Chain, commit: Commit) -> Iterator[str]:

@@ -54,6 +54,16 @@ class AppliedRepairs:
     originals: Mapping[str, Segment] = field(default_factory=dict)
     listed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    @property
+    def operations(self) -> dict[str, str]:
+        """The repairs' operations that stored new objects, by the object's key."""
+        return {
+            new.key: repair.operation
+            for repair in self.repairs
+            for replacement in repair.replacements
+            for new in replacement.new
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:

@@ -54,6 +54,11 @@ class AppliedRepairs:
     originals: Mapping[str, Segment] = field(default_factory=dict)
     listed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    @property
+    def new_keys(self) -> frozenset[str]:
+        """The keys of all objects that the repairs have stored."""
+        return frozenset(new.key for repair in self.repairs for one in repair.replacements for new in one.new)
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:

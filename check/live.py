@@ -97,7 +97,8 @@ CONFLICT_HINT = (
 )
 RECOVERY_CONFLICT = "conflict with recovery"
 WHY_UNPROVEN = (
-    "as its indexes call users' functions, it can only be copied whole, which proves nothing: compare it yourself"
+    "because its indexes call functions of users, the table can only be read as a whole, which proves no difference:"
+    " compare its rows yourself"
 )
 
 
@@ -602,7 +603,7 @@ class _LiveRun:
                 finding.add(difference, self.request.rows)
 
     def conclude(self, chain: Chain | None, fleet: Fleet) -> None:
-        """SnapshotTurn the findings about standbys and unreadable pages into conflicts."""
+        """Turn the findings about standbys and unreadable pages into conflicts."""
         evidence = self._evidence(chain, fleet) if chain is not None else {}
         for check in self.checks:
             primary = check.shard.primary.id

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cutline.check.hashing import combine_hashes
+from cutline.check.hashing import combine_hashes, differing_keys
 from cutline.check.live import GAP_PAGES, Suspects, page_runs, together
 from cutline.check.live_pages import (
     ReadPace,
     Versions,
     count_unproven,
-    differing_keys,
     fields_after,
     places_query,
     proven_missing,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import UNSET
 
-from cutline.check.live import LiveRequest, check_live
-from cutline.check.live_repair import repair_script
-from cutline.check.live_report import LiveConflict, LiveReport, LiveRow, ShardReport
+from cutline.check.live.repair_script import repair_script
+from cutline.check.live.report import LiveConflict, LiveReport, LiveRow, ShardReport
+from cutline.check.live.run import LiveRequest, check_live
 from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, Skipped, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cutline.check.live_repair import identifier, repair_script
-from cutline.check.live_report import (
+from cutline.check.live.repair_script import identifier, repair_script
+from cutline.check.live.report import (
     INDEX,
     STANDBY_ROWS,
     UNREADABLE,

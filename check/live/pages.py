@@ -2,7 +2,7 @@
 
 A physical standby has each row version at the same place (ctid), with the same xmin, as its primary. So the rows are
 compared by page. A first pass reduces each page to a combined hash on both nodes; pages that differ are read again by
-turns (live_snapshots), and only versions that the snapshots' order proves wrong count as different.
+turns (ordered_snapshots), and only versions that the snapshots' order proves wrong count as different.
 
 The planner would run the table owner's code if a query read certain tables (nodes/left_out.py). They are copied whole,
 without ctid and xmin, so that nothing can be proven about rows that differ: their lines only show whether the table

@@ -1,8 +1,8 @@
 """Compare the rows of running databases with the newest cut of a snapshot.
 
-Rows that were written since the cut differ legitimately, and live_touched finds out which ones these are. All other
-rows must be those of the cut. In a database that does not belong to the chain, such as a restored one, nobody knows
-what was written: all rows are compared, but rows that differ prove nothing.
+Rows that were written since the cut may differ, and changes_since finds out which rows these are. All other rows must
+be those of the cut. In a database that does not belong to the chain, such as a restored one, nobody knows what was
+written: all rows are compared, but rows that differ prove nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from cutline.check.live_entries import (
+from cutline.check.live.changes_since import ChangesSince, Touched
+from cutline.check.live.entries import (
     FAILURES,
     FILES,
     ITEM_BITS,
@@ -30,8 +31,9 @@ from cutline.check.live_entries import (
     live_units,
     stored_entries,
 )
-from cutline.check.live_pages import ImportedSnapshot, LineAt, lines_at, shown
-from cutline.check.live_report import (
+from cutline.check.live.ordered_snapshots import take_snapshot, write_position
+from cutline.check.live.pages import ImportedSnapshot, LineAt, lines_at, shown
+from cutline.check.live.report import (
     APPEND_ONLY,
     CUT_ROWS,
     UNREADABLE,
@@ -43,8 +45,6 @@ from cutline.check.live_report import (
     Repair,
     amounts_text,
 )
-from cutline.check.live_snapshots import take_snapshot, write_position
-from cutline.check.live_touched import ChangesSince, Touched
 from cutline.check.named_rows import ROW_SCHEMA, NamingTask, read_rows
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_list, xxhash64

@@ -21,7 +21,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from cutline.check.live_snapshots import SnapshotBounds
+from cutline.check.live.ordered_snapshots import SnapshotBounds
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, from_arrow, xxhash64
 from cutline.fleet.config import Node

@@ -73,8 +73,8 @@ def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
         yield f"its chain is {commit.chain}, but the operation of a full snapshot is its chain: {commit.operation}"
     primaries = set(chain.full.primaries)
     if commit.databases and commit.databases.keys() != primaries:
-        found, wanted = (list_some(sorted(nodes), NAMED_MAX) for nodes in (commit.databases, primaries))
-        yield f"it describes the databases of {found} instead of {wanted}"
+        described = list_some(sorted(commit.databases), NAMED_MAX)
+        yield f"it describes the databases of {described} instead of {list_some(sorted(primaries), NAMED_MAX)}"
 
 
 def _check_objects(commit: Commit, repaired: Set[str]) -> Iterator[str]:

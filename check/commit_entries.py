@@ -7,11 +7,12 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Set
 from itertools import pairwise
 
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.times import SLACK_SECONDS
+from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import is_included, is_matching
 from cutline.nodes.left_out import LeftOutKind, append_only_of
 from cutline.snapshots.records.chain import Chain
@@ -31,23 +32,28 @@ NAMED_MAX = 5
 
 
 def check_entries(chain: Chain, findings: Findings) -> None:
-    """Report a conflict for everything in the chain's commits that no create writes."""
-    append_only, of_repairs = append_only_of({}), chain.applied.operations
+    """Report a conflict for everything in the chain's commits that no create writes.
+
+    Objects that a repair has stored belong to the repair's operation, which was checked when the repair was applied.
+    """
+    append_only, repaired = append_only_of({}), chain.applied.new_keys
     for number, commit in enumerate(chain.commits):
         if number == 0 or commit.definition_changes:
             append_only = append_only_of(chain.up_to(number).all_groups)
         before = chain.commits[number - 1] if number else None
         problems = [
             *(("cut", detail) for detail in _check_cut(chain, commit)),
-            *(("operation", detail) for detail in _check_objects(commit, of_repairs)),
+            *(("operation", detail) for detail in _check_objects(commit, repaired)),
             *(("left-out", detail) for detail in _check_left_out(chain, commit)),
         ]
-        for doubt in _note_operations(before, commit, of_repairs):
+        for doubt in _note_operations(before, commit, repaired):
             findings.doubt(doubt)
         named = {(out.node, out.name) for out in commit.left_out if out.kind == LeftOutKind.APPEND_ONLY_TABLE}
         if named != (expected := {(out.node, out.name) for out in append_only}):
             names = sorted(f"{name} on {node}" for node, name in named ^ expected)
-            problems.append(("left-out", f"it names other append-only tables than it lists: {_some(names)}"))
+            problems.append(
+                ("left-out", f"it names other append-only tables than it lists: {list_some(names, NAMED_MAX)}")
+            )
         for kind, detail in problems:
             findings.conflict(Conflict(kind, detail, object=commit_key(chain.name, commit.increment)))
     for shard, detail in _check_rules(chain):
@@ -67,17 +73,17 @@ def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
         yield f"its chain is {commit.chain}, but the operation of a full snapshot is its chain: {commit.operation}"
     primaries = set(chain.full.primaries)
     if commit.databases and commit.databases.keys() != primaries:
-        yield f"it describes the databases of {_some(sorted(commit.databases))} instead of {_some(sorted(primaries))}"
+        described = list_some(sorted(commit.databases), NAMED_MAX)
+        yield f"it describes the databases of {described} instead of {list_some(sorted(primaries), NAMED_MAX)}"
 
 
-def _check_objects(commit: Commit, of_repairs: Mapping[str, str]) -> Iterator[str]:
+def _check_objects(commit: Commit, repaired: Set[str]) -> Iterator[str]:
     for stored in commit.own_objects:
-        operation = of_repairs.get(stored.key, commit.operation)
-        if not stored.key.startswith(f"{_folder(commit.snapshot, stored, operation)}/"):
-            yield f"object {stored.key} does not belong to operation {operation}, which lists it"
+        if stored.key not in repaired and not stored.key.startswith(f"{_folder(commit, stored)}/"):
+            yield f"object {stored.key} does not belong to operation {commit.operation}, which lists it"
 
 
-def _note_operations(before: Commit | None, commit: Commit, of_repairs: Mapping[str, str]) -> Iterator[Doubt]:
+def _note_operations(before: Commit | None, commit: Commit, repaired: Set[str]) -> Iterator[Doubt]:
     """Yield a doubt for each segment of an operation that began neither after the commit before nor before this one.
 
     The first segments of an increment may be those of operations that failed, or that archived WAL ahead. These get
@@ -87,25 +93,29 @@ def _note_operations(before: Commit | None, commit: Commit, of_repairs: Mapping[
     first = time_of_id(before.operation) if before else last
     for node, segments in commit.segments.items():
         for segment in segments:
-            if segment.operation in (commit.operation, of_repairs.get(segment.key)) or first is None or last is None:
+            is_own = segment.operation == commit.operation or segment.key in repaired
+            if is_own or first is None or last is None:
                 continue
             at = time_of_id(segment.operation)
             limits = first.timestamp() - SLACK_SECONDS, last.timestamp() + SLACK_SECONDS
             if before is None or at is None or not limits[0] <= at.timestamp() <= limits[1]:
-                whose = f"written by operation {segment.operation}, which is not one of its increment"
-                yield Doubt("operation", f"it was {whose}", node=node, object=segment.key)
+                reason = "did not make the full snapshot"
+                if before is not None:
+                    reason = "did not begin between the previous commit and this one"
+                detail = f"operation {segment.operation} wrote it, which {reason}"
+                yield Doubt("operation", detail, node=node, object=segment.key)
 
 
-def _folder(snapshot: str, stored: StoredObject, operation: str) -> str:
+def _folder(commit: Commit, stored: StoredObject) -> str:
     prefix = base_prefix if stored.kind in (BASE, LARGE_OBJECTS) else ddl_prefix
-    return prefix(snapshot, stored.node, operation)
+    return prefix(commit.snapshot, stored.node, commit.operation)
 
 
 def _check_left_out(chain: Chain, commit: Commit) -> Iterator[str]:
     """Yield what the commit leaves out although its parts say otherwise."""
     full, primaries = chain.full, set(chain.full.primaries)
     if strange := sorted({out.node for out in commit.left_out} - primaries):
-        yield f"it leaves out parts of {_some(strange)}, which is no primary"
+        yield f"it leaves out parts of {list_some(strange, NAMED_MAX)}, which is no primary"
     of_full = {out.node: out.count for out in commit.left_out if out.kind == LeftOutKind.LARGE_OBJECTS_OF_FULL}
     if of_full != (counts := count_by_node(full)):
         yield f"it warns of large objects of the full snapshot ({_counts(of_full)}), which stored {_counts(counts)}"
@@ -114,7 +124,7 @@ def _check_left_out(chain: Chain, commit: Commit) -> Iterator[str]:
     if copies[0] != copies[1]:
         yield "it names other standbys without a copy than the full snapshot"
     if copied := sorted(name for _, name in copies[1] if name in full.parts):
-        yield f"it says that there is no copy of {_some(copied)}, but the full snapshot has one"
+        yield f"it says that there is no copy of {list_some(copied, NAMED_MAX)}, but the full snapshot has one"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -127,19 +137,21 @@ def _check_rules(chain: Chain) -> Iterator[tuple[str, str]]:
     for shard in chain.full.groups:
         names = {group.name for group in chain.definitions(shard).values()}
         if excluded := sorted(name for name in names if not is_included(name, rules)):
-            yield shard, f"the rules of the full snapshot exclude {_some(excluded)}, but the chain has their rows"
+            tables = list_some(excluded, NAMED_MAX)
+            yield shard, f"the rules of the full snapshot exclude {tables}, but the chain has their rows"
         first = Chain(chain.full).groups(shard)
         if others := sorted(
             group.name
             for group in first
             if group.identity == "append_only" and not is_matching(group.name, rules.append_only)
         ):
-            yield shard, f"{_some(others)} are append-only tables, but the rules of the full snapshot do not say so"
+            tables = list_some(others, NAMED_MAX)
+            yield shard, f"{tables} are append-only tables, but the rules of the full snapshot do not say so"
         listed = {group.name for group in chain.groups(shard)}
         kinds = (LeftOutKind.EXCLUDED_TABLE, LeftOutKind.UNLOGGED_TABLE, LeftOutKind.FOREIGN_TABLE)
         out = {left.name for left in chain.left_out if left.node == shard and left.kind in kinds}
         if both := sorted(listed & out):
-            yield shard, f"the newest commit says that it leaves out {_some(both)}, but lists their rows"
+            yield shard, f"the newest commit says that it leaves out {list_some(both, NAMED_MAX)}, but lists their rows"
 
 
 def _check_archive(segments: tuple[Segment, ...], ends: frozenset[str]) -> Iterator[tuple[str, Segment]]:
@@ -155,9 +167,3 @@ def _check_archive(segments: tuple[Segment, ...], ends: frozenset[str]) -> Itera
         was, now = segment.open, following.open
         if was is not None and now is not None and was.lsn == now.lsn and now.seq < was.seq:
             yield f"it continues the transaction at {was.lsn}, but only up to change {now.seq} of it", following
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    more = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -20,6 +20,7 @@ from msgspec import structs
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.shard_differences import ShardDifferences
+from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.ddl.contradictions import (
@@ -48,7 +49,7 @@ from cutline.snapshots.records.commit import (
     Sequence,
     StoredObject,
 )
-from cutline.snapshots.records.proven_chains import cut_time
+from cutline.snapshots.records.proven_chains import cut_time, point_label
 from cutline.storage.digest import digest
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
@@ -184,7 +185,7 @@ class _Checking:
         # An archive contains the second in which it was written.
         earlier = shard.increments.setdefault(digest(ddl.body), commit.increment)
         if earlier != commit.increment and not _follows_at_once(self.chain, earlier, commit.increment):
-            self._conflict(f"the DDL is the archive that {_label(earlier)} lists, byte for byte", stored)
+            self._conflict(f"the DDL is the archive that {point_label(earlier)} lists, byte for byte", stored)
         described = describe(ddl)
         known = self.labels.setdefault(stored.node, {})
         for oid, labels in labels_of(described).items():
@@ -286,7 +287,7 @@ class _Checking:
             if name not in left_out and not is_included(name, chain.full.rules) and (name.isascii() or not only_ascii)
         ]
         if unlisted:
-            detail = f"the commit does not say that it leaves out {_some(unlisted)}"
+            detail = f"the commit does not say that it leaves out {list_some(unlisted, NAMED_MAX)}"
             self.findings.doubt(Doubt("left-out", detail, node=stored.node, object=stored.key))
 
     def _check_unchanged(self, before: Chain, chain: Chain, name: str) -> None:
@@ -298,7 +299,7 @@ class _Checking:
         if before.last.increment != chain.last.increment:
             details += _changed_left_out(before.left_out, chain.left_out, name)
         for detail in details:
-            what = f"{_label(chain.last.increment)} lists no new DDL, but {detail}"
+            what = f"{point_label(chain.last.increment)} lists no new DDL, but {detail}"
             self.findings.conflict(Conflict("definition", what, node=name))
 
     def _check_values(self, chain: Chain, name: str, commit: Commit) -> None:
@@ -316,7 +317,7 @@ class _Checking:
         for detail in details:
             if (name, detail) not in self.said:
                 self.said.add((name, detail))
-                where = f"{_label(commit.increment)}: {detail}"
+                where = f"{point_label(commit.increment)}: {detail}"
                 key = listed[1].key if listed is not None else None
                 self.findings.conflict(Conflict("definition", where, node=name, object=key))
 
@@ -326,17 +327,8 @@ class _Checking:
         roles = [role for role in chain.roles(name) if not role.startswith(PREDEFINED) and role.isascii()]
         if known is not None and (missing := sorted(set(roles) - known)):
             stored = chain.globals_object(name)
-            detail = f"the stored roles of the server lack {_some(missing)}, which the DDL needs"
+            detail = f"the stored roles of the server lack {list_some(missing, NAMED_MAX)}, which the DDL needs"
             self.findings.conflict(Conflict("roles", detail, node=name, object=stored.key if stored else None))
-
-
-def _label(increment: int) -> str:
-    return f"increment {increment}" if increment else "the full snapshot"
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _follows_at_once(chain: Chain, one: int, other: int) -> bool:

@@ -63,11 +63,6 @@ class EarlierCheck:
         return self.read.compared_by or self.check.operation
 
 
-def commits_digest(chain: Chain) -> str:
-    """Return a digest of all commits of the chain."""
-    return hashlib.sha256("\n".join(commit.digest for commit in chain.commits).encode()).hexdigest()
-
-
 def store_digest(location: StoreLocation, fleet_id: str) -> str:
     """Return a digest that identifies the store by its address; for a folder, also by the file of its fleet.json.
 
@@ -93,7 +88,7 @@ def new_record(chain: Chain, store: str, times: LastReads, compared: tuple[str, 
     """Return the record of a check of `chain` with these times; `compared` is as compared_by and compared_at."""
     parts, increments = times.compacted().record()
     return ReadTimes(
-        commits=commits_digest(chain),
+        commits=chain.digest,
         last_operation=chain.last.operation,
         store=store,
         version=own_version(),
@@ -182,8 +177,8 @@ def _check_usable(
     if read.version != own_version() or read.rules != RULES:
         raise UnusableError(f"version {read.version} of Cutline made it, with rules {read.rules} of checking")
     increment = check.point.increment
-    if increment > chain.last.increment or commits_digest(chain.up_to(increment)) != read.commits:
-        raise UnusableError("the chain no longer begins with the commits that were checked")
+    if increment > chain.last.increment or chain.up_to(increment).digest != read.commits:
+        raise UnusableError("the chain no longer begins with the commits that were checked, or was repaired since")
     compared_at = datetime.fromisoformat(read.compared_at)
     for other in checks:
         if other.point.result == CONFLICTS and other.moment >= compared_at:

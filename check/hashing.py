@@ -88,6 +88,18 @@ def combine_all(parts: list[Sums], width: int) -> Sums:
     return combine(np.concatenate(keys), np.concatenate(values))
 
 
+def differing_keys(ours: Sums, theirs: Sums) -> Ints:
+    """Return the keys, in order, whose combined hashes differ, or that only one side has.
+
+    A side may have several rows for a key, which are merged.
+    """
+    signs = np.array([1 if name == "xor" else -1 for name in HASH_COLUMNS])
+    keys, values = np.concatenate([ours.keys, theirs.keys]), np.concatenate([ours.values, signs * theirs.values])
+    difference = combine(keys, values)
+    differing: Ints = difference.keys[(difference.values != 0).any(axis=1)]
+    return differing
+
+
 def sums_of_table(table: pa.Table, key_columns: list[str], prefix: str = "") -> Sums:
     """Read the combined hashes that a Spark job computed by `hash_aggregates`."""
     keys = [np.asarray(table[name].to_numpy(), np.int64) for name in key_columns]

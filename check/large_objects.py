@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cutline.check.report import NOT_OF_THE_OBJECT, Findings, conflict_of
+from cutline.check.report import Findings, conflict_of
 from cutline.fleet.progress import Progress
 from cutline.snapshots.base_copy.large_objects import PartOrder, read_parts
 from cutline.snapshots.ddl.contradictions import PREDEFINED
@@ -23,7 +23,7 @@ from cutline.snapshots.records.commit import (
     list_large_objects,
 )
 from cutline.spark.spark_jobs import Dealing, NodeShares, run_tasks
-from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
+from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed

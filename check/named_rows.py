@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.check.hashing import Sums
-from cutline.check.report import NOT_OF_THE_OBJECT, Conflict, Copies, DifferentRow, Findings, StoredRow
+from cutline.check.report import Conflict, Copies, DifferentRow, Findings, StoredRow
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.columns.row_batches import from_stream, to_stream
@@ -34,7 +34,7 @@ from cutline.snapshots.fold.sources import (
     sources_of,
 )
 from cutline.spark.spark_jobs import Dealing, run_tasks
-from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
+from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT

@@ -1,4 +1,4 @@
-"""Check the documents of operations against the commits that they made, and the leases of restores.
+"""Check the documents of operations against the commits that they made, and the leases on snapshots.
 
 Outcomes and intents decide what is removed: slots of operations that have failed, objects of those that have ended. A
 create stores an outcome that is `failed` only when its commit can never be there.
@@ -12,8 +12,8 @@ from msgspec import UnsetType
 
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.times import SLACK_SECONDS, seconds_of
-from cutline.snapshots.operations.leases import LEASE_SECONDS, read_lease
-from cutline.snapshots.operations.open_operations import RESTORE, OpenOperation
+from cutline.snapshots.operations.leases import LEASE_SECONDS, LEASED, read_lease
+from cutline.snapshots.operations.open_operations import OpenOperation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.documents import ManifestError
@@ -109,11 +109,11 @@ def _shown(value: object) -> str:
 
 
 def check_leases(store: ObjectStore, operations: Iterable[OpenOperation], name: str, findings: Findings) -> None:
-    """Check the leases of open restores, which keep the snapshot `name` from being deleted."""
+    """Check the leases of open restores and repairs, which keep the snapshot `name` from being deleted."""
     latest = utc_now().timestamp() + LEASE_SECONDS + SLACK_SECONDS
     intents = [one.operation for one in operations if one.operation is not None]
     for intent in intents:
-        if intent.kind != RESTORE or intent.snapshot != name:
+        if intent.kind not in LEASED or intent.snapshot != name:
             continue
         try:
             lease = read_lease(store, intent)

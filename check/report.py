@@ -26,7 +26,7 @@ from cutline.snapshots.records.operation_records import (
     ReadTimes,
     SkippedPart,
 )
-from cutline.storage.errors import ErrorReport, UnreachableError, UsageError, error_of
+from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, error_of
 
 SCHEMA = "cutline/check/1"
 EXIT_CODES: Mapping[CheckResult, int] = {VALID: 0, ONE_COPY: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
@@ -273,10 +273,6 @@ class CheckReport:
             "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
             "open_operations": [open_operation.to_json() for open_operation in self.open_operations],
         }
-
-
-# Errors that prove nothing about an object: the store did not answer, or an executor lacks a file named in fleet.toml.
-NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)
 
 
 @dataclass(slots=True)

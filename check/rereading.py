@@ -118,7 +118,7 @@ class StoredEntries:
             yield from some
 
 
-def list_entries(store: ObjectStore, chain: Chain, findings: Findings, up_to: int) -> StoredEntries:
+def compare_listing(store: ObjectStore, chain: Chain, findings: Findings, up_to: int) -> StoredEntries:
     """Compare a listing of the store with the chain's commits.
 
     Reports objects of the commits up to increment `up_to` that are missing or have other sizes.

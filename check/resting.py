@@ -28,7 +28,7 @@ from cutline.check.read_times import (
     subset_range,
 )
 from cutline.check.report import Copies, Findings, RestsOn, Skipped, SnapshotReport
-from cutline.check.rereading import Deadline, Rereading, StoredEntries, list_entries, pieces_of
+from cutline.check.rereading import Deadline, Rereading, StoredEntries, compare_listing, pieces_of
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
@@ -98,7 +98,7 @@ def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Call
     check.progress.step("list objects")
     # The objects of new increments will be read, which finds more.
     listed = Findings(SnapshotReport(chain.name, chain.last.increment))
-    entries = list_entries(store, chain, listed, earlier.increment if earlier else chain.last.increment)
+    entries = compare_listing(store, chain, listed, earlier.increment if earlier else chain.last.increment)
     if earlier and (count := int(np.count_nonzero(entries.were_replaced(earlier.times, earlier.increment)))):
         why = f"some objects ({count:,}) were stored after check {earlier.check.operation} had read them"
         earlier = None

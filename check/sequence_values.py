@@ -23,6 +23,7 @@ from cutline.fleet.table_names import table_name
 from cutline.snapshots.ddl.described_ddl import Description, Name
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
+from cutline.snapshots.records.proven_chains import point_label
 
 # The integer types, by oid.
 INTEGERS = frozenset({20, 21, 23})
@@ -124,7 +125,7 @@ def _behind(history: History, limits: tuple[int, int]) -> str:
     further = [(number, one) for number, one in history if _reach(one) > _reach(last)]
     if further:
         number, one = further[-1]
-        detail += f"; it was at {one.last_value} in {_label(number)}"
+        detail += f"; it was at {one.last_value} in {point_label(number)}"
     return f"{detail}: somebody inserted the key or set the sequence, or changed the store"
 
 
@@ -139,18 +140,14 @@ def _gone_back(chain: Chain, shard: str, history: History) -> Iterator[str]:
         (was_in, was), (now_in, now) = steps[0]
         name = table_name(now.schema, now.name)
         yield (
-            f"sequence {name} was at {was.last_value} in {_label(was_in)} and is at {now.last_value} in"
-            f" {_label(now_in)}: somebody set it back, or changed the store"
+            f"sequence {name} was at {was.last_value} in {point_label(was_in)} and is at {now.last_value} in"
+            f" {point_label(now_in)}: somebody set it back, or changed the store"
         )
 
 
 def _has_new_ddl(chain: Chain, shard: str, increment: int) -> bool:
     changes = chain.commits[increment].definition_changes
     return changes is not None and shard in changes.fingerprints
-
-
-def _label(increment: int) -> str:
-    return f"increment {increment}" if increment else "the full snapshot"
 
 
 def keys_of(table: pa.Table | pa.RecordBatch) -> pa.Array:

@@ -17,6 +17,7 @@ from cutline.nodes.groups import Column, Group, copy_text
 from cutline.snapshots.ddl.contradictions import is_constant
 from cutline.snapshots.ddl.described_ddl import Description
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.proven_chains import point_label
 
 NAMED_MAX = 5
 # The built-in types whose constants are compared with stored values, by oid.
@@ -114,8 +115,7 @@ class ShardDifferences:
                 if digests.get(name) != usual
             ]
             since, last = self._since[name], self._equal[name]
-            until = f"increment {last}" if last else "the full snapshot"
-            detail = f"{name} was the same on all shards up to {until}; since increment {since}, it is"
+            detail = f"{name} was the same on all shards up to {point_label(last)}; since increment {since}, it is"
             findings.doubt(Doubt("shards", f"{detail} {', '.join(others[:NAMED_MAX])}"))
         if len(found) > NAMED_MAX:
             more = len(found) - NAMED_MAX

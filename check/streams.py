@@ -26,7 +26,7 @@ from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
-from cutline.columns.python_workers import broadcast
+from cutline.columns.python_workers import InDriver, broadcast
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
@@ -445,16 +445,6 @@ def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:
     at = before.open.lsn if before.open else segment.segment.after
     detail = f"it lacks the end of the transaction at {at}, of which segment {before.number} has the beginning"
     return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=segment.source.node, detail=detail))
-
-
-@dataclass(frozen=True, slots=True)
-class InDriver:
-    """A value for tasks that run in the driver, with the attributes of a broadcast that they use."""
-
-    value: Any
-
-    def unpersist(self) -> None:
-        """Do nothing."""
 
 
 def _is_primary(segment: SegmentSource, copies: Copies) -> bool:

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.check.cuts import READS_AT_ONCE, StoredEvents
-from cutline.check.hashing import HASH_COLUMNS, Sums, combine, combine_all
+from cutline.check.hashing import Sums, combine_all, differing_keys
 from cutline.check.report import Conflict, Findings
 from cutline.check.transaction_parts import (
     BARE,
@@ -189,8 +189,8 @@ class _Comparison:
             if number == shard or not self.intact(np.array([number, shard])).all():
                 continue
             ours, theirs = keys[:, 0] == shard, keys[:, 0] == number
-            differs = _differing((keys[ours][:, 3:], values[ours]), (keys[theirs][:, 3:], values[theirs])).ravel()
-            self._name_events_of_one_copy(np.unique(differs), (self.rules.nodes[shard], node))
+            differs = differing_keys(Sums(keys[ours][:, 3:], values[ours]), Sums(keys[theirs][:, 3:], values[theirs]))
+            self._name_events_of_one_copy(np.unique(differs.ravel()), (self.rules.nodes[shard], node))
 
     def _name_events_of_one_copy(self, buckets: Ints, pair: tuple[str, str]) -> None:
         """Add a conflict for each transaction of which one of two copies, (primary, standby), lacks events."""
@@ -211,12 +211,12 @@ class _Comparison:
         both = self.intact(keys[:, 0]) & self.intact(keys[:, 2])
         keys, values = keys[both], values[both]
         forward = keys[:, 0] < keys[:, 2]
-        pairs = _differing(
-            (keys[forward][:, [0, 2, 3]], values[forward]), (keys[~forward][:, [2, 0, 3]], values[~forward])
+        pairs = differing_keys(
+            Sums(keys[forward][:, [0, 2, 3]], values[forward]), Sums(keys[~forward][:, [2, 0, 3]], values[~forward])
         )
         bare, of_bare = self.of_kind(BARE)
         nobody = self.intact(bare[:, 0])
-        shards = _differing((bare[nobody][:, [0, 3]], of_bare[nobody]), (keys[:, [2, 3]], values))
+        shards = differing_keys(Sums(bare[nobody][:, [0, 3]], of_bare[nobody]), Sums(keys[:, [2, 3]], values))
         one_sided = np.unique(pairs[:, 2])
         unsettled = np.intersect1d(one_sided, shards[:, 1])
         known = self.count(LED_EARLY)
@@ -266,14 +266,6 @@ class _Comparison:
         if problems:
             return None
         return pa.concat_tables([PART_SCHEMA.empty_table(), *(from_stream(found.parts) for found in reports)])
-
-
-def _differing(ours: tuple[Ints, Ints], theirs: tuple[Ints, Ints]) -> Ints:
-    """Return the keys whose combined hashes differ; each side is (keys, values), and may have several for a key."""
-    signs = np.array([1 if name == "xor" else -1 for name in HASH_COLUMNS])
-    difference = combine(np.concatenate([ours[0], theirs[0]]), np.concatenate([ours[1], signs * theirs[1]]))
-    differs: Ints = difference.keys[(difference.values != 0).any(axis=1)]
-    return differs
 
 
 def _events_of_one_copy(parts: pa.Table, rules: PartRules, pair: tuple[str, str]) -> list[tuple[str, str]]:

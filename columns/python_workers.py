@@ -64,6 +64,16 @@ def broadcast(session: SparkSession, value: Any) -> Any:
     return session.sparkContext.broadcast(_Packed(value))
 
 
+@dataclass(frozen=True, slots=True)
+class InDriver:
+    """A value for tasks that run in the driver, with the attributes of a broadcast that they use."""
+
+    value: Any
+
+    def unpersist(self) -> None:
+        """Do nothing."""
+
+
 def set_first_work(work: FirstWork | None) -> None:
     """Make every worker process of later jobs call `work`, which must be picklable, before its first task."""
     global _first_work  # process-wide state of the driver

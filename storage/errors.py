@@ -126,6 +126,11 @@ class UnreachableError(SnapshotError):
     exit_code = 6
 
 
+# Codes of errors that prove nothing about an object: the store did not answer, or fleet.toml is wrong, or names a file
+# that an executor lacks.
+NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)
+
+
 class BusyError(SnapshotError):
     """Another operation is running on the fleet."""
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import UNSET
 
-from cutline.check.live import LiveRequest, check_live
-from cutline.check.live_repair import repair_script
-from cutline.check.live_report import LiveConflict, LiveReport, LiveRow, ShardReport
+from cutline.check.live.repair_script import repair_script
+from cutline.check.live.report import LiveConflict, LiveReport, LiveRow, ShardReport
+from cutline.check.live.run import LiveRequest, check_live
 from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, Skipped, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
@@ -47,6 +47,10 @@ WHAT_TO_DO_LIVE = (
     "find out which side is right before you change anything; to see rows: --rows 20, to get statements for repairs:"
     " --repair-script FILE"
 )
+WITH_LIVE = (
+    "--live NAME compares the newest cut; the options that go with it: --rows, --max-rate, --indexes, --repair-script,"
+    " --junit"
+)
 SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
 WHAT_TO_DO = (
@@ -69,6 +73,9 @@ def check(
     ] = None,
     *,
     increment: Increment = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="Check only the newest snapshot: the one whose first cut is the latest.")
+    ] = False,
     metadata_only: Annotated[
         bool,
         typer.Option(
@@ -82,9 +89,41 @@ def check(
             min=0,
             max=ROWS_MAX,
             metavar="K",
-            help="For each partition that differs between copies, name up to K rows, and show what each copy has.",
+            help="For each partition (with --live: each table) that differs between copies, name up to K rows, and show"
+            " what each copy has.",
         ),
     ] = 0,
+    restorable: Annotated[
+        bool,
+        typer.Option(
+            "--restorable",
+            help="Also build everything that a restore of NAME would load, and throw it away; if this machine has"
+            " PostgreSQL's programs, run the DDL in empty databases on temporary servers.",
+        ),
+    ] = False,
+    since_last: Annotated[
+        bool,
+        typer.Option(
+            "--since-last",
+            help="Read what is new since the last check that left a record, and reread a part of the rest. The result"
+            " rests on that record.",
+        ),
+    ] = False,
+    subset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N/T", help="Like --since-last, but reread the Nth of T parts of the rest instead of what is due."
+        ),
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=SECONDS_MAX,
+            metavar="S",
+            help="Like --since-last, but end at the first boundary after S seconds; the result says what was not read.",
+        ),
+    ] = None,
     live: Annotated[
         bool,
         typer.Option(
@@ -110,64 +149,33 @@ def check(
         typer.Option(
             "--repair-script",
             metavar="FILE",
-            help="With --live, write statements to FILE with which an operator can repair rows. Nothing is changed.",
+            help="With --live, write SQL to FILE with which an operator can repair rows and indexes. Nothing is"
+            " changed.",
         ),
     ] = None,
-    restorable: Annotated[
-        bool,
-        typer.Option(
-            "--restorable",
-            help="Also build everything that a restore would load, and throw it away; if this machine has PostgreSQL's"
-            " programs, run the DDL in empty databases on temporary servers.",
-        ),
-    ] = False,
     junit: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="Also write a JUnit report to FILE; it contains an <error> if the check itself fails."
         ),
     ] = None,
-    since_last: Annotated[
-        bool,
-        typer.Option(
-            "--since-last",
-            help="Read only what no check has read since, and rest on the record of an earlier check for the rest.",
-        ),
-    ] = False,
-    subset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N/T", help="Like --since-last, and of the rest, reread the Nth of T parts instead of what is due."
-        ),
-    ] = None,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=SECONDS_MAX,
-            metavar="S",
-            help="Like --since-last, and end at the first boundary after this time; the result says what was not read.",
-        ),
-    ] = None,
-    newest: Annotated[
-        bool, typer.Option("--newest", help="Check only the newest snapshot: the one whose first cut is the latest.")
-    ] = False,
     metrics: MetricsFile = None,
 ) -> None:
     """Read snapshots back from the store and verify that they are complete and consistent.
 
-    With --live, compare the running databases instead; nothing is stopped, changed or stored.
+    With --live, compare the running databases instead; nothing is stopped or changed.
 
     Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared. The rows of
-    shards without a standby need not be compared if the fleet file's check table allows one-copy. With --since-last,
-    what earlier checks compared counts as compared if it was read again in the time that the check table sets.
+    shards without a standby need not be compared if the check table of the fleet file allows one-copy. With
+    --since-last, objects that an earlier check has compared count as compared if they were last read within the time
+    that the check table sets (reread).
     """
     with reporting_errors(junit):
         options = LiveOptions(live, max_rate, indexes, repair_script)
         request = CheckRequest(
             name, increment, metadata_only, rows, since_last, parse_subset(subset), max_seconds, newest
         )
-        options.refuse_misuse(request, restorable=restorable)
+        options.refuse_misuse(request, restorable=restorable, metrics=metrics)
         if live:
             run_live(context, options, name, rows, junit)
             return
@@ -193,7 +201,7 @@ class LiveOptions:
     indexes: bool
     repair_script: Path | None
 
-    def refuse_misuse(self, request: CheckRequest, *, restorable: bool) -> None:
+    def refuse_misuse(self, request: CheckRequest, *, restorable: bool, metrics: Path | None) -> None:
         """Raise UsageError if options don't go together."""
         others = {
             "--max-rate": self.max_rate is not None,
@@ -210,9 +218,10 @@ class LiveOptions:
             "--subset": request.subset is not None,
             "--max-seconds": request.seconds_max is not None,
             "--newest": request.newest,
+            "--metrics": metrics is not None,
         }
         if self.live and (used := [option for option, is_used in of_snapshots.items() if is_used]):
-            raise UsageError(f"--live and {used[0]} are mutually exclusive", hint="--live NAME compares the newest cut")
+            raise UsageError(f"--live and {used[0]} are mutually exclusive", hint=WITH_LIVE)
 
     @property
     def bytes_per_second(self) -> int | None:
@@ -264,10 +273,10 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
         raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
     if request.newest and request.name is not None:
         raise UsageError("--newest and NAME are mutually exclusive", hint="use only one of them")
-    if restorable and (request.name is None or request.metadata_only):
-        raise UsageError(
-            "--restorable needs a NAME, and reads more than metadata", hint="snapshot check NAME --restorable"
-        )
+    if restorable and request.name is None:
+        raise UsageError("--restorable needs a NAME", hint="snapshot check NAME --restorable")
+    if restorable and request.metadata_only:
+        raise UsageError("--restorable and --metadata-only are mutually exclusive", hint="use only one of them")
     reads_all = {
         "--increment": request.increment is not None,
         "--metadata-only": request.metadata_only,
@@ -277,8 +286,8 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
     if request.uses_records and any(reads_all.values()):
         option = next(option for option, is_given in reads_all.items() if is_given)
         raise UsageError(
-            f"{option} does not go with --since-last, --subset and --max-seconds",
-            hint="they check the newest increment, and read only a part of what is stored",
+            f"{option} can't be combined with --since-last, --subset or --max-seconds",
+            hint=f"those check the newest increment, and read only a part of the snapshot; leave out them or {option}",
         )
 
 
@@ -294,9 +303,9 @@ def run_check(
         report = check_snapshots(fleet, request, spark, recorded.activity)
         if restorable and request.name and report.snapshots:
             # Imported here: most checks need nothing of restore.
-            from cutline.restore.drill.restorable import read_restorable
+            from cutline.restore.drill.restorable import check_restorable
 
-            built = read_restorable(fleet, request.name, request.increment, spark, recorded.activity)
+            built = check_restorable(fleet, request.name, request.increment, spark, recorded.activity)
             add_problems(report.snapshots[0], built)
         recorded.code, recorded.reason, recorded.volumes = report.exit_code, reason_of(report), volumes_of(report)
         recorded.checked = checked_points(report, request)
@@ -304,7 +313,7 @@ def run_check(
 
 
 def add_problems(snapshot: SnapshotReport, built: RestorableReport) -> None:
-    """Add to the check's report what a restore would stumble over."""
+    """Add the problems that a restore would have to the check's report."""
     snapshot.conflicts += [
         Conflict("restore", one.detail, node=one.node or None, group=one.group) for one in built.problems
     ]

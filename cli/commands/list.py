@@ -91,8 +91,8 @@ def list_snapshots(
     """List the snapshots in the store and their newest increments, newest first.
 
     The column "checked" shows the result and the age of the last check of everything. Conflicts that another check
-    found come first. The column "reread" shows how long ago the object was read that has not been read for longest. The
-    column "sizes" is a chart of the sizes of the newest increments.
+    found come first. The column "reread" shows the age of the oldest reading: all objects have been read since then.
+    The column "sizes" is a chart of the sizes of the newest increments.
     """
     options = command_context(context)
     if csv and options.json:
@@ -303,7 +303,7 @@ def _result(check: EndedCheck | None, now: datetime) -> str:
 
 
 def _reread(checks: NewestChecks, entry: Entry, now: datetime) -> str:
-    """Return how long ago the object was read that no check has read since, of those that checks have read."""
+    """Return the age of the oldest reading, and up to which increment objects have been read."""
     record = checks.resting.get(entry.name)
     if record is None or (oldest := record.point.oldest_read_at) is None:
         return ""

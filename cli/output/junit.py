@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cutline.check.live_report import LiveReport
+from cutline.check.live.report import LiveReport
 from cutline.check.report import CheckReport, SnapshotReport
 from cutline.cli.output.tables import printable
 from cutline.fleet.own_files import replaced_file

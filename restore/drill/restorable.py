@@ -42,7 +42,7 @@ from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource, job_progress
-from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, UsageError, error_of, report_of
+from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
 
@@ -56,14 +56,12 @@ LOADED_SCHEMA = pa.schema(
     [("node", pa.int32()), ("group", pa.int32()), ("h1", pa.int64()), ("h2", pa.int64()), ("problem", pa.string())]
 )
 INCOMPLETE = "incomplete"
-# Errors that prove nothing about the snapshot: the store or an executor did not answer, or the fleet file is wrong.
-NOT_OF_THE_SNAPSHOT = (6, UsageError.exit_code)
 DdlResult = Literal["run", "read", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreProblem:
-    """Something that a restore would stumble over: the shard or node, the table if known, and the detail."""
+    """Why a restore would fail: the shard or node, the table if it is known, and the detail."""
 
     node: str
     group: str | None
@@ -96,7 +94,7 @@ class RestorableReport:
         }
 
 
-def read_restorable(
+def check_restorable(
     source: Fleet, name: str, increment: int | None, spark: SparkSource, progress: Progress
 ) -> RestorableReport:
     """Build everything that a restore of the increment (None: the newest) would load, and throw it away.
@@ -177,7 +175,7 @@ def _build_rows(
 
 
 def _add_problem(report: RestorableReport, problem: ErrorReport) -> None:
-    if problem["exit_code"] in NOT_OF_THE_SNAPSHOT:
+    if problem["exit_code"] in NOT_OF_THE_OBJECT:
         raise error_of(problem)
     report.problems.append(RestoreProblem(str(problem["details"].get("node", "")), None, problem["message"]))
 

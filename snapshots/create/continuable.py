@@ -35,7 +35,7 @@ from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS
-from cutline.snapshots.records.proven_chains import commit_missing_error, read_chain
+from cutline.snapshots.records.proven_chains import commit_missing_error, point_label, read_chain
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import check_slot, slot_name, slot_state
@@ -184,9 +184,8 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     for commit in chain.commits:
         for key, size in ((entry.key, entry.size) for entry in commit.named if entry.key not in stored_again):
             if sizes[key] != size and (problem := object_problem(store, key, size)):
-                what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
                 raise ChainObjectMissingError(
-                    f"object {key} of {what} {problem}",
+                    f"object {key} of {point_label(commit.increment)} {problem}",
                     hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (to see what else is missing:"
                     f" snapshot check {chain.name})",
                     ends_chain=ChainEnd.PERHAPS,

@@ -28,6 +28,7 @@ from cutline.nodes.table_state import Counters, TableState, check_counters, read
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
+from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import RefusedError
 from cutline.wal.drain.waiting import NOTE_SECONDS
 
@@ -77,7 +78,7 @@ def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, 
 
 def last_commit_label(chain: Chain) -> str:
     """Return the name that messages use for the chain's last commit."""
-    return f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
+    return point_label(chain.last.increment)
 
 
 def with_warnings(

@@ -55,14 +55,9 @@ class AppliedRepairs:
     listed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
-    def operations(self) -> dict[str, str]:
-        """The repairs' operations that stored new objects, by the object's key."""
-        return {
-            new.key: repair.operation
-            for repair in self.repairs
-            for replacement in repair.replacements
-            for new in replacement.new
-        }
+    def new_keys(self) -> frozenset[str]:
+        """The keys of all objects that the repairs have stored."""
+        return frozenset(new.key for repair in self.repairs for one in repair.replacements for new in one.new)
 
 
 @dataclass(frozen=True, slots=True)

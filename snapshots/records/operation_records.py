@@ -171,7 +171,8 @@ class ReadTimes(Record, frozen=True, kw_only=True):
     is "" if this check itself did.
 
     These times mean nothing for another chain, store, version or set of rules. `commits` is a digest of the commits up
-    to the increment, and `last_operation` stored the last of them. `store` is a digest of the store's address.
+    to the increment and of the repairs of their objects, and `last_operation` stored the last of these commits. `store`
+    is a digest of the store's address.
     """
 
     commits: str

@@ -691,6 +691,11 @@ def increment_label(name: str, increment: int) -> str:
     return f"increment {increment} of {name}" if increment else f"snapshot {name}"
 
 
+def point_label(increment: int) -> str:
+    """Return the name that messages about one snapshot use for its full snapshot or an increment."""
+    return f"increment {increment}" if increment else "the full snapshot"
+
+
 def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
     """Read one commit; raise SnapshotMissingError or ManifestError."""
     place = read_place(store, name, increment)

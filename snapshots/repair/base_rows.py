@@ -49,7 +49,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, Commit, LostList, StoredObject, listed_objects
 from cutline.snapshots.records.documents import base_prefix
 from cutline.snapshots.records.repair_records import INTACT, ReplacedObject, Replacement
-from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError
+from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, source_of
 from cutline.snapshots.repair.work import Work
 from cutline.spark.spark_jobs import raise_first
 from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
@@ -64,7 +64,6 @@ from cutline.wal.segments.segments import (
     PREPARE,
     SEGMENT_SCHEMA,
     TRUNCATE,
-    Segment,
 )
 
 if TYPE_CHECKING:
@@ -301,7 +300,6 @@ class _Window:
     """
 
     rules: _Rules
-
     changed: Mapping[int, Keys] = field(default_factory=dict)
     images: pa.Table = field(default_factory=BASE_SCHEMA.empty_table)
     in_window: pa.Table = field(default_factory=COMPARED_SCHEMA.empty_table)
@@ -324,7 +322,7 @@ def _read_window(chain: Chain, node: str, low: Lsn, high: Lsn, scope: _Scope, wo
     for segment in chain.segments(node):
         if segment.through <= low or segment.after >= high:
             continue
-        for table in read_tables(store, _segment_source(segment), SEGMENT_SCHEMA):
+        for table in read_tables(store, source_of(segment), SEGMENT_SCHEMA):
             op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
             is_change = np.isin(op, CHANGES)
             events.append(table.filter(to_mask(~is_change)))
@@ -336,10 +334,6 @@ def _read_window(chain: Chain, node: str, low: Lsn, high: Lsn, scope: _Scope, wo
             raise NotRebuildableError(f"too many changes were made between the copies, from {low} to {high}")
     found, undecided = pa.concat_tables(tables), _undecided_at(pa.concat_tables(events), high)
     return found.filter(to_mask(~np.isin(to_numpy(found["lsn"]), undecided)))
-
-
-def _segment_source(segment: Segment) -> Source:
-    return Source(segment.key, segment.node, 0, segment.size, segment.digest, segment=segment)
 
 
 def _undecided_at(events: pa.Table, position: Lsn) -> Ints:

@@ -23,7 +23,6 @@ from cutline.fleet.record import from_json
 from cutline.snapshots.fold.sources import Source, open_object, read_opened
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import (
     CHANGES,
     COMMIT,
@@ -104,7 +103,7 @@ def _read(store: ObjectStore, others: Sequence[Segment], segment: Segment) -> _D
     for other in others:
         if other.after >= segment.through and (opened is None or _has_end(events, opened)):
             break
-        file = open_object(store, source := _source(other))
+        file = open_object(store, source := source_of(other))
         metadata: SegmentMetadata = from_json(file.metadata.metadata[METADATA_KEY], SegmentMetadata)
         definitions |= {one.group.number: one for one in metadata.definitions}
         for table in read_opened(file, source, SEGMENT_SCHEMA):
@@ -127,7 +126,8 @@ def _is_end(events: pa.Table) -> Flags:
     return np.isin(to_numpy(events["op"]), (COMMIT, PREPARE))
 
 
-def _source(segment: Segment) -> Source:
+def source_of(segment: Segment) -> Source:
+    """Return the source from which a segment is read."""
     return Source(segment.key, segment.node, 0, segment.size, segment.digest, segment=segment)
 
 
@@ -165,8 +165,3 @@ def _check_counts(segment: Segment, changes: pa.Table, events: pa.Table, copy: s
             f"both copies are in doubt: the archive of {copy} has {found} rows ({names}) there, but the commit lists"
             f" {expected} of {segment.node}"
         )
-
-
-def raising_damage(error: ObjectDamagedError) -> NotRebuildableError:
-    """Return the reason for an object of the other copy that turned out to be damaged."""
-    return NotRebuildableError(f"both copies are in doubt: {error.message}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cutline.columns.python_workers import broadcast
+from cutline.columns.python_workers import InDriver, broadcast
 from cutline.fleet.progress import Progress
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, SparkSource, run_tasks, stage_progress
@@ -23,13 +23,6 @@ LOCAL_BYTES_MAX, LOCAL_ROWS_MAX = 64 << 20, 2_000_000
 THREADS_MAX = 4
 Task = TypeVar("Task")
 Report = TypeVar("Report")
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A value in this process, read as tasks read a broadcast value."""
-
-    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,7 @@ class Work:
     ) -> list[Report]:
         """Run the tasks, in this process if `is_local`; `tasks` gets an object whose value is `known`."""
         if is_local:
-            return self.run_here(work, tasks(Held(known)))
+            return self.run_here(work, tasks(InDriver(known)))
         sent = broadcast(self.session(), known)
         try:
             dealing = Dealing[Task](bytes_of)

@@ -1,4 +1,4 @@
-"""Every kind of damage that a store can have: what `check` must find, and what no reader of the store can tell.
+"""Every kind of damage that a store can have: what `check` must find, and what no reader of a store can detect.
 
 A *kind* is one change of a clean chain's store. Raw kinds change bytes as a disk, a copying tool or a mistake does.
 Sealed kinds change contents and recompute every size, digest, seal, count and list above them, as a bug of Cutline's

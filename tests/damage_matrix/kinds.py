@@ -43,8 +43,8 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
-    """No reader of the store can tell, for this reason: a check accepts the store, and a restore succeeds.
+class Hidden:
+    """No reader of the store can detect the damage, for this reason: a check accepts the store, and a restore succeeds.
 
     If `is_same`, it restores what the clean chain restores; otherwise it restores something else.
     """
@@ -58,7 +58,7 @@ class Doubted:
     """A check warns of the damage with a doubt of one of these kinds, and accepts the store.
 
     The `reason` says what else would explain it, for which a conflict would be a false alarm. `is_same` is as in
-    Untold.
+    Hidden.
     """
 
     kinds: frozenset[str]
@@ -66,7 +66,7 @@ class Doubted:
     is_same: bool = False
 
 
-Expected: TypeAlias = Found | Refused | Doubted | Untold
+Expected: TypeAlias = Found | Refused | Doubted | Hidden
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The kinds that `check` accepts although a reader of the store can tell: missed.txt, which shrinks with every mend."""
+"""The kinds that `check` accepts although a reader of the store can detect them: missed.txt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/damage-matrix.md: what a check finds of every kind of damage, and what it can't tell.
+"""docs/damage-matrix.md: the kinds of damage that a check finds, and those that no reader of a store can detect.
 
 The page follows from the declared outcomes and from missed.txt; a run of all kinds confirms both.
 """
@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Doubted, Found, Kind, Refused, Untold
+from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Doubted, Found, Hidden, Kind, Refused
 
 PATH = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
 WIDTH = 120
 # The copies to which a kind is done, at the end of its name.
 PLACE = re.compile(r" \([^()]*\)$")
-COLUMNS = ("found", "refused", "doubted", "untold", "missed")
+COLUMNS = ("found", "refused", "doubted", "hidden", "missed")
 FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points"}
 TITLE = "# What a check finds: the damage matrix"
 INTRODUCTION = (
@@ -29,19 +29,19 @@ INTRODUCTION = (
     " size, digest, seal, counts and listing of each damaged object and of all documents above it are computed again,"
     " as a bug of Cutline would, or somebody who has the store's key and wants to deceive a reader. The fleet has two"
     " shards and, where the copies matter, a standby of each.",
-    "An outcome is *found* if the check exits with 1 and names what is wrong and where, *refused* if the command ends"
-    " with an error that names the cause, *doubted* if it accepts the store with a warning, because something else"
-    " would explain what it sees, and *untold* if no reader of the store can tell, so that the check accepts the store"
-    " without one. *Missed* kinds are accepted, or not warned of, although a reader could tell: they are faults of the"
-    " check.",
+    "An outcome is *found* if the check exits with 1 and names what is wrong and where; *refused* if the command ends"
+    " with an error that names the cause; *doubted* if the check accepts the store with a warning, because something"
+    " else would explain what it sees; and *hidden* if no reader of the store can detect the damage, so that the check"
+    " accepts the store without a warning. *Missed* kinds are faults of the check: it accepts the store, or does not"
+    " warn, although a reader could detect the damage.",
 )
 DOUBTED = "Each of these would be a false alarm as a conflict, because there is another explanation:"
-UNTOLD = (
-    "Nothing in the store contradicts these kinds. The first list contains those after which a restore brings back"
-    " the same as before, because the damage is to something that a restore does not use; the second those after which"
-    " it brings back something else, which only a second copy outside of the store could show."
+HIDDEN = (
+    "Nothing in the store contradicts these kinds of damage. After those in the first list, a restore brings back the"
+    " same as before, because it does not use what was damaged. After those in the second, it brings back something"
+    " else, which only a second copy outside of the store could show."
 )
-MISSED = "These are accepted although a reader of the store could tell:"
+MISSED = "A check accepts these, although a reader of the store could detect them:"
 NOTHING_MISSED = "None."
 
 
@@ -51,10 +51,10 @@ def page_of(kinds: Iterable[Kind], missed: Collection[str]) -> str:
     parts = [TITLE, *(_wrapped(one.format(count=f"{len(kinds):,}")) for one in INTRODUCTION)]
     doubted = [one for one in kinds if isinstance(one.expected, Doubted)]
     parts += ["\n".join(_table(kinds, missed)), "## Doubted", DOUBTED, "\n".join(_grouped(doubted, _reason))]
-    parts += ["## Untold", _wrapped(UNTOLD)]
+    parts += ["## Hidden", _wrapped(HIDDEN)]
     for is_same, title in ((True, "### Restored as before"), (False, "### Restored as something else")):
-        untold = [one for one in kinds if isinstance(one.expected, Untold) and one.expected.is_same == is_same]
-        parts += [title, "\n".join(_grouped(untold, _reason))]
+        hidden = [one for one in kinds if isinstance(one.expected, Hidden) and one.expected.is_same == is_same]
+        parts += [title, "\n".join(_grouped(hidden, _reason))]
     parts += ["## Missed"]
     open_kinds = [one for one in kinds if one.id in missed]
     parts += [MISSED, "\n".join(_grouped(open_kinds, lambda kind: kind.family))] if open_kinds else [NOTHING_MISSED]
@@ -65,7 +65,7 @@ def outcome_of(kind: Kind, missed: Collection[str]) -> str:
     """Return the column of the table in which the kind is counted."""
     if kind.id in missed:
         return "missed"
-    by_type: Mapping[type, str] = {Found: "found", Refused: "refused", Doubted: "doubted", Untold: "untold"}
+    by_type: Mapping[type, str] = {Found: "found", Refused: "refused", Doubted: "doubted", Hidden: "hidden"}
     return by_type[type(kind.expected)]
 
 
@@ -83,17 +83,17 @@ def _table(kinds: Iterable[Kind], missed: Collection[str]) -> Iterator[str]:
         numbers = [sum(chosen.values()), *by_outcome, *by_fleet]
         yield f"| {family or '**all**'} | {' | '.join(map(str, numbers))} |"
     yield ""
-    yield "The last columns count the kinds of that fleet that are found, refused or doubted, and all of them."
+    yield "The last three columns count, for each fleet, how many of its kinds are found, refused or doubted."
 
 
 def _of_fleet(counts: Mapping[tuple[str, str, str], int], fleet: str) -> str:
     of_fleet = [(key[2], count) for key, count in counts.items() if key[1] == fleet]
-    told = sum(count for outcome, count in of_fleet if outcome in ("found", "refused", "doubted"))
-    return f"{told} of {sum(count for _, count in of_fleet)}" if of_fleet else ""
+    warned = sum(count for outcome, count in of_fleet if outcome in ("found", "refused", "doubted"))
+    return f"{warned} of {sum(count for _, count in of_fleet)}" if of_fleet else ""
 
 
 def _reason(kind: Kind) -> str:
-    return kind.expected.reason if isinstance(kind.expected, Untold | Doubted) else ""
+    return kind.expected.reason if isinstance(kind.expected, Hidden | Doubted) else ""
 
 
 def _grouped(kinds: Iterable[Kind], by: Callable[[Kind], str]) -> Iterator[str]:

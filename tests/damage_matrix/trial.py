@@ -38,7 +38,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import shared_session
 from tests.damage_matrix.damaged import Damaged, copy_store
-from tests.damage_matrix.kinds import DAMAGED, POINT, Doubted, Found, Kind, Refused, Untold
+from tests.damage_matrix.kinds import DAMAGED, POINT, Doubted, Found, Hidden, Kind, Refused
 from tests.damage_matrix.world import DATABASE, World
 from tests.run.bounded import HangError, ended_after
 
@@ -103,7 +103,7 @@ class Result:
             return "" if is_as_declared else f"not refused as {expected.error}, but {self._shown}"
         return self._problem_of_accepted(expected)
 
-    def _problem_of_accepted(self, expected: Untold | Doubted) -> str:
+    def _problem_of_accepted(self, expected: Hidden | Doubted) -> str:
         if not self.is_accepted:
             return f"a false alarm: {self._shown}"
         if self.is_missed:

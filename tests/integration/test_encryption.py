@@ -57,7 +57,7 @@ PLAINTEXT = [
 ]  # fmt: skip
 ENCRYPTED_END = b"cutline\x01"
 OPENING_COMMANDS = [
-    ["init"], ["create", "other"], ["restore", NAME], ["check"], ["list"], ["show", NAME],
+    ["init"], ["create", "other"], ["restore", NAME], ["check"], ["repair", NAME, "--yes"], ["list"], ["show", NAME],
     ["delete", NAME, "--force", "--yes"],
     ["drill", NAME],
     ["prune", "--keep-full", "9", "--yes"], ["gc", "--yes"], ["status"], ["history"], ["report"], ["cancel", "--all"],

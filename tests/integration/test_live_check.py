@@ -18,9 +18,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cutline.check import live
-from cutline.check.live import LiveRequest, check_live
-from cutline.check.live_repair import repair_script
-from cutline.check.live_report import APPEND_ONLY, CUT_ROWS, INDEX, STANDBY_ROWS, UNREADABLE, LiveReport
+from cutline.check.live.repair_script import repair_script
+from cutline.check.live.report import APPEND_ONLY, CUT_ROWS, INDEX, STANDBY_ROWS, UNREADABLE, LiveReport
+from cutline.check.live.run import LiveRequest, check_live
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, stop_server
@@ -336,7 +336,7 @@ def test_a_commit_that_waits_for_a_synchronous_standby_is_no_difference(
     runs: Runs, servers: EmbeddedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The standby shows the transaction already, and its primary, which can't know when, does not."""
-    monkeypatch.setattr("cutline.check.live_snapshots.AHEAD_SECONDS_MAX", 1.0)
+    monkeypatch.setattr("cutline.check.live.ordered_snapshots.AHEAD_SECONDS_MAX", 1.0)
     name, dsn = "waiting", servers.dsns()[0]
     runs.full(name)
     execute(dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
@@ -369,7 +369,7 @@ def test_a_commit_that_waits_for_a_synchronous_standby_is_no_difference(
 def test_a_standby_that_does_not_replay_is_left_out_by_name(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cutline.check.live_snapshots.REPLAY_SECONDS_MAX", 0.5)
+    monkeypatch.setattr("cutline.check.live.ordered_snapshots.REPLAY_SECONDS_MAX", 0.5)
     standby = runs.fleet.node("s1-b1").dsn
     execute(standby, "SELECT pg_wal_replay_pause()")
     try:
@@ -424,7 +424,7 @@ def test_a_restored_database_is_compared_by_its_contents(runs: Runs, servers: Em
     report = check(runs, name, rows=5, repairs=True)
     assert (report.result, report.conflicts) == ("inconclusive", [])
     assert {part.what: part.why.split(",")[0] for part in report.skipped} == {
-        "public.item on s1": "2 rows differ from the cut", "public.log on s1": "1 rows differ from the cut",
+        "public.item on s1": "2 rows differ from the cut", "public.log on s1": "1 row differs from the cut",
     }  # fmt: skip
     script = repair_script(report).replace("ROLLBACK;", "COMMIT;")
     execute(dsn, *(line for line in script.splitlines() if line and not line.startswith("--")))

@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, hash_base
-from cutline.check.streams import InDriver
 from cutline.check.table_forms import TableForms
 from cutline.columns.allocator import SYSTEM, VARIABLE
+from cutline.columns.python_workers import InDriver
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect
 from cutline.restore.rows.load import BaseLoadTask, Feed, LoadTarget, SegmentLoadTask, create_ledger, load_task

@@ -95,9 +95,11 @@ def test_the_report_of_an_earlier_check_does_not_survive_one_that_fails(fleet: F
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--newest", "daily"], "--newest and NAME are mutually exclusive"),
-    (["daily", "--since-last", "--increment", "1"], "--increment does not go with"),
-    (["daily", "--since-last", "--metadata-only"], "--metadata-only does not go with"),
-    (["daily", "--max-seconds", "5", "--rows", "3"], "--rows does not go with"),
+    (["daily", "--since-last", "--increment", "1"], "--increment can't be combined with"),
+    (["daily", "--since-last", "--metadata-only"], "--metadata-only can't be combined with"),
+    (["daily", "--max-seconds", "5", "--rows", "3"], "--rows can't be combined with"),
+    (["--restorable"], "--restorable needs a NAME"),
+    (["daily", "--restorable", "--metadata-only"], "--restorable and --metadata-only are mutually exclusive"),
     (["daily", "--subset", "0/3"], "--subset '0/3' is not a part such as 1/7"),
     (["daily", "--subset", "4/3"], "--subset '4/3' is not a part"),
     (["daily", "--subset", "one"], "--subset 'one' is not a part"),

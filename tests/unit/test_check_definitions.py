@@ -128,12 +128,6 @@ def test_new_ddl_of_the_same_catalogs_is_found(made: MadeChain) -> None:
     assert same.conflicts == ["the commit lists new DDL, but the fingerprint of the catalogs has not changed"] * 2
 
 
-def with_same_stamps(made: MadeChain) -> MadeChain:
-    """The chain as if its last increment had changed no table."""
-    before = made.chain.up_to(1)
-    return made.with_changes(2, tables={shard: tuple(before.tables(shard).values()) for shard in ("s1", "s2")})
-
-
 def test_columns_that_changed_without_a_change_of_the_catalogs_are_found(made: MadeChain) -> None:
     ddl = altered(made.ddl("s1", 2), {"TABLE long": ('"id" integer NOT NULL', '"id" integer DEFAULT 7')})
     said = "but the commit says that its columns have not changed"

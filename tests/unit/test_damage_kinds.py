@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.damage_matrix import page
 from tests.damage_matrix.families import all_kinds
-from tests.damage_matrix.kinds import Doubted, Expected, Found, Kind, Untold, doubted, found
+from tests.damage_matrix.kinds import Doubted, Expected, Found, Hidden, Kind, doubted, found
 from tests.damage_matrix.missed import read_missed
 from tests.damage_matrix.sample import fixed_sample
 from tests.damage_matrix.trial import Result
@@ -19,7 +19,7 @@ def test_every_kind_has_a_name_of_its_own_and_an_outcome() -> None:
     assert len(kinds) >= KINDS_MIN
     assert [name for name, count in Counter(kind.id for kind in kinds).items() if count > 1] == []
     for kind in kinds:
-        assert not isinstance(kind.expected, Untold | Doubted) or kind.expected.reason, kind.id
+        assert not isinstance(kind.expected, Hidden | Doubted) or kind.expected.reason, kind.id
         assert not isinstance(kind.expected, Found | Doubted) or kind.expected.kinds, kind.id
 
 
@@ -74,11 +74,11 @@ def test_only_what_a_check_accepts_is_missed() -> None:
 
 
 def test_what_can_not_be_told_must_be_accepted_and_restored_as_declared() -> None:
-    assert not result(Untold("why", is_same=True), 0, restored="the same").problem
-    assert result(Untold("why", is_same=True), 0, restored="something else").problem
-    assert not result(Untold("why"), 0, restored="something else").problem
-    assert result(Untold("why"), 0, restored="load: refused").problem
-    assert "a false alarm" in result(Untold("why"), 1, conflict(kind="rows")).problem
+    assert not result(Hidden("why", is_same=True), 0, restored="the same").problem
+    assert result(Hidden("why", is_same=True), 0, restored="something else").problem
+    assert not result(Hidden("why"), 0, restored="something else").problem
+    assert result(Hidden("why"), 0, restored="load: refused").problem
+    assert "a false alarm" in result(Hidden("why"), 1, conflict(kind="rows")).problem
 
 
 def test_what_is_doubted_must_be_accepted_with_a_warning() -> None:

@@ -13,8 +13,9 @@ import cutline.check.streams
 import cutline.wal.segments.segments
 from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings, SnapshotReport
-from cutline.check.streams import InDriver, LastTask, StreamReport, StreamTask, hash_stream, hash_streams
+from cutline.check.streams import LastTask, StreamReport, StreamTask, hash_stream, hash_streams
 from cutline.check.table_forms import TableForms
+from cutline.columns.python_workers import InDriver
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from cutline.check.live_cut import TableVerdict, identity_of, is_continued, judge_rows, place_text
-from cutline.check.live_entries import (
+from cutline.check.live.changes_since import Touched
+from cutline.check.live.cut_comparison import TableVerdict, identity_of, is_continued, judge_rows, place_text
+from cutline.check.live.entries import (
     ENTRY_SCHEMA,
     FILES,
     NO_PLACE,
@@ -18,8 +19,7 @@ from cutline.check.live_entries import (
     fact_batch,
     merged,
 )  # fmt: skip
-from cutline.check.live_pages import LineAt
-from cutline.check.live_touched import Touched
+from cutline.check.live.pages import LineAt
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.table_state import TableState

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cutline.check.hashing import combine_hashes
-from cutline.check.live import GAP_PAGES, Suspects, page_runs, together
-from cutline.check.live_pages import (
+from cutline.check.hashing import combine_hashes, differing_keys
+from cutline.check.live.ordered_snapshots import SnapshotBounds, hidden_transactions
+from cutline.check.live.pages import (
     ReadPace,
     Versions,
     count_unproven,
-    differing_keys,
     fields_after,
     places_query,
     proven_missing,
@@ -19,7 +18,7 @@ from cutline.check.live_pages import (
     tids_of,
     versions_query,
 )
-from cutline.check.live_snapshots import SnapshotBounds, hidden_transactions
+from cutline.check.live.run import GAP_PAGES, Suspects, page_runs, together
 from cutline.columns.bytes_column import BytesColumn, from_list
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import PageRange
@@ -124,7 +123,7 @@ def test_a_snapshot_hides_what_still_runs_and_what_has_not_begun() -> None:
 
 def test_a_pace_waits_until_the_bytes_fit_into_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("cutline.check.live_pages.time.sleep", slept.append)
+    monkeypatch.setattr("cutline.check.live.pages.time.sleep", slept.append)
     pace = ReadPace(1000)
     pace.spend(500)
     pace.spend(500)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cutline.check.live_repair import identifier, repair_script
-from cutline.check.live_report import (
+from cutline.check.live.repair_script import identifier, repair_script
+from cutline.check.live.report import (
     INDEX,
     STANDBY_ROWS,
     UNREADABLE,
@@ -134,6 +134,7 @@ def fleet(tmp_path: Path) -> Fleet:
         (["--indexes"], "--indexes needs --live"),
         (["--repair-script", "x.sql"], "--repair-script needs --live"),
         (["--live", "--metadata-only"], "--live and --metadata-only are mutually exclusive"),
+        (["--live", "--metrics", "metrics.prom"], "--live and --metrics are mutually exclusive"),
         (["daily", "--live", "--increment", "1"], "--live and --increment are mutually exclusive"),
         (["--live", "--max-rate", "fast"], "is not a size"),
     ],

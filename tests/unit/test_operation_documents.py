@@ -114,23 +114,24 @@ def test_the_intent_of_the_full_snapshot_is_that_of_its_commit() -> None:
     assert [one.object for one in findings.report.conflicts] == [operation_key(FULL, "intent")]
 
 
-def of_lease(store: InMemoryStore, minutes: int) -> Findings:
-    """The findings of a restore whose lease runs for so long."""
+def of_lease(store: InMemoryStore, minutes: int, kind: str = "restore") -> Findings:
+    """The findings of an operation whose lease runs for so long."""
     now = utc_now()
-    restore = Intent(
-        operation="20261120T020000Z-000000000c", kind="restore", snapshot="daily", increment=1,
+    intent = Intent(
+        operation="20261120T020000Z-000000000c", kind=kind, snapshot="daily", increment=1,
         began_at=Time.of(now), nodes=("a",), slot=None, expires_at=Time.of(now + timedelta(minutes=minutes)),
     )  # fmt: skip
     findings = new_findings()
-    check_leases(store, [OpenOperation(restore.operation, restore)], "daily", findings)
-    check_leases(store, [OpenOperation(restore.operation, restore)], "weekly", findings)
+    check_leases(store, [OpenOperation(intent.operation, intent)], "daily", findings)
+    check_leases(store, [OpenOperation(intent.operation, intent)], "weekly", findings)
     return findings
 
 
 def test_a_lease_that_runs_longer_than_any_is_a_doubt() -> None:
     assert of_lease(memory(), 15).report.doubts == []
-    (doubt,) = of_lease(memory(), 60).report.doubts
-    assert doubt.kind == "lease"
+    for kind in ("restore", "repair"):
+        (doubt,) = of_lease(memory(), 60, kind).report.doubts
+        assert doubt.kind == "lease"
     store = memory()
     key = operation_key("20261120T020000Z-000000000c", "lease-1")
     store.create(key, seal(LeaseRenewal("20261120T020000Z-000000000c", Time.of(utc_now())))[:-1])

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from cutline.check.commit_entries import check_entries
+from cutline.check.report import Conflict, Doubt, Findings, SnapshotReport
 from cutline.cli.commands.show import document_of, lines_of
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
@@ -170,6 +172,31 @@ def test_a_missing_object_is_put_back_and_needs_no_document() -> None:
     assert check_whole(shard).applied.repairs == ()
     with pytest.raises(ObjectMissingError):
         read_repair(shard.store, NAME, 1)
+
+
+def findings_of(chain: Chain) -> tuple[list[Conflict], list[Doubt]]:
+    findings = Findings(SnapshotReport(chain.name, chain.last.increment))
+    check_entries(chain, findings)
+    return findings.report.conflicts, findings.report.doubts
+
+
+def test_a_check_finds_nothing_new_about_the_objects_of_a_repair() -> None:
+    """They belong to the operation of the repair, and not to that of the commit."""
+    shard = new_shard()
+    chain = shard.take()
+    ddl, base = (next(one for one in chain.full.own_objects if one.kind == kind) for kind in ("archive", "base"))
+    segment = chain.segments("a")[2]
+    other = copy_of(shard)
+    for key in (ddl.key, base.key):
+        damage(shard, key)
+    assert len(repair(shard, other=other.url).replaced) == 2
+    damage(shard, segment.key)
+    assert [one.copy for one in repair(shard).replaced] == ["b"]
+    repaired = read_chain(shard.store, NAME)
+    made = {doubt.object: doubt for doubt in findings_of(chain)[1]}
+    assert findings_of(repaired)[0] == findings_of(chain)[0]
+    assert findings_of(repaired)[1] == [doubt for key, doubt in made.items() if key != segment.key]
+    assert repaired.up_to(0).digest != chain.up_to(0).digest
 
 
 def test_a_second_store_is_trusted_only_by_digest() -> None:

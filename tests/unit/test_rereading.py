@@ -15,7 +15,7 @@ from msgspec import structs
 import cutline.check.rereading as rereading
 from cutline.check.read_times import LastReads, PlaceRange, milliseconds_of
 from cutline.check.report import Findings, SnapshotReport
-from cutline.check.rereading import Deadline, Rereading, StoredEntries, list_entries, pieces_of
+from cutline.check.rereading import Deadline, Rereading, StoredEntries, compare_listing, pieces_of
 from cutline.fleet.progress import Silent
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ListedObjects, LostList, ReadList, StoredObject, compress_content
@@ -65,7 +65,7 @@ def location(tmp_path: Path) -> StoreLocation:
 
 def listed(location: StoreLocation, chain: Chain) -> tuple[StoredEntries, Findings]:
     findings = Findings(SnapshotReport("daily", 1))
-    return list_entries(location.open(), chain, findings, 1), findings
+    return compare_listing(location.open(), chain, findings, 1), findings
 
 
 def read(
@@ -108,7 +108,7 @@ def test_missing_objects_and_other_sizes_are_found_by_a_listing(location: StoreL
     assert len(conflicts(listed(location, chain)[1])) == 27
     # Those of new increments will be read.
     findings = Findings(SnapshotReport("daily", 1))
-    list_entries(store, chain, findings, 0)
+    compare_listing(store, chain, findings, 0)
     assert len(conflicts(findings)) == 26
 
 

@@ -26,8 +26,8 @@ from tests.damage_matrix.kinds import (
     SINGLE,
     Expected,
     FleetName,
+    Hidden,
     Kind,
-    Untold,
     doubted,
     found,
 )
@@ -206,7 +206,7 @@ def _times() -> Iterator[Kind]:
     yield kind(TIMES, SINGLE, "a cut is made before the cut before it", _made_at(-hour), found("cut", "commit", "time"))
     yield kind(TIMES, SINGLE, "a cut is made after the cut after it", _made_at(hour), found("cut", "commit", "time"))
     yield kind(TIMES, SINGLE, "a cut is made a millisecond later", _made_at(0.001),
-               Untold(RECORDED_ONCE, is_same=True))  # fmt: skip
+               Hidden(RECORDED_ONCE, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "a marker is written an hour after its cut", of_node("marked_at", hour),
                doubted("time", reason=CLOCK, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "a node's newest commit is a second earlier", of_node("last_commit_at", -1.0),
@@ -221,11 +221,11 @@ def _times() -> Iterator[Kind]:
     yield kind(TIMES, SINGLE, "a commit is begun a millisecond later than its operation", created(0.001),
                found("commit", "time", "operation"))  # fmt: skip
     yield kind(TIMES, SINGLE, "a commit takes longer", _of(2, lambda commit: commit.update(seconds=99.0)),
-               Untold(DESCRIBES, is_same=True))  # fmt: skip
+               Hidden(DESCRIBES, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "a cut takes longer", _of(2, lambda commit: commit["cut"].update(seconds=9.0)),
-               Untold(DESCRIBES, is_same=True))  # fmt: skip
+               Hidden(DESCRIBES, is_same=True))  # fmt: skip
     yield kind(TIMES, SINGLE, "the clocks differ more", _of(2, lambda commit: commit["cut"].update(skew_seconds=9.0)),
-               Untold(DESCRIBES, is_same=True))  # fmt: skip
+               Hidden(DESCRIBES, is_same=True))  # fmt: skip
 
 
 def _sequence(name: str, change: Callable[[Document], object], shard: str = "s1") -> Change:
@@ -257,14 +257,14 @@ def _sequences() -> Iterator[Kind]:
     }  # fmt: skip
     for name, (fleet, change) in behind.items():
         yield kind(SEQUENCES, fleet, name, change, doubted("sequence", reason=MAY_BE_SET))
-    untold: Mapping[str, Change] = {
+    hidden: Mapping[str, Change] = {
         "a sequence is ahead": _sequence("counter", lambda one: one.update(last_value=1000)),
         "the last value of a sequence is handed out again":
             _sequence("counter", lambda one: one.update(is_called=False)),
         "a cycling sequence is elsewhere": _sequence("ring", lambda one: one.update(last_value=9)),
     }  # fmt: skip
-    for name, change in untold.items():
-        yield kind(SEQUENCES, SINGLE, name, change, Untold(MAY_BE_SET))
+    for name, change in hidden.items():
+        yield kind(SEQUENCES, SINGLE, name, change, Hidden(MAY_BE_SET))
     of_kind = ("sequence", "definition", "commit")
     wrong: Mapping[str, Change] = {
         "a sequence is after its MAXVALUE": _sequence("ring", lambda one: one.update(last_value=11)),
@@ -388,7 +388,7 @@ def _definitions() -> Iterator[Kind]:
         "the names of two tables with the same columns are exchanged": _exchange_names,
         "the numbers of two tables with the same columns are exchanged": _exchange_tables("number"),
     }.items():
-        yield kind(DEFINITIONS, SINGLE, name, change, Untold("both tables have the same columns, and rows that fit"))
+        yield kind(DEFINITIONS, SINGLE, name, change, Hidden("both tables have the same columns, and rows that fit"))
     contradictory: Mapping[str, Change] = {
         "a table is there twice": _of(0, lambda commit: commit["groups"]["s1"].append(commit["groups"]["s1"][0])),
         "two tables have one number":
@@ -474,7 +474,7 @@ def _changes_of_definitions() -> Iterator[Kind]:
     yield kind(CHANGES, SINGLE, "a table that was copied again begins after a change",
                _begun("again", _after_first_change("again", 2)), found("commit", "rows", "history"))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a new table begins earlier", _begun("coming", lambda _, __: "0/10"),
-               Untold("there is no change of the table before its copy", is_same=True))  # fmt: skip
+               Hidden("there is no change of the table before its copy", is_same=True))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a node has no beginnings", lambda store: _changes_of(store)["begun"].pop("s1"),
                found("commit"))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a table that exists is gone", _gone("twin_a", is_gone=True), found("definition"))
@@ -490,12 +490,12 @@ def _changes_of_definitions() -> Iterator[Kind]:
             SINGLE,
             f"another {name} in the state of a table",
             _states(field, value),
-            Untold(NEXT_CREATE, is_same=True),
+            Hidden(NEXT_CREATE, is_same=True),
         )
     yield kind(CHANGES, SINGLE, "another oid in the state of a table", _states("oid", 4), found("definition"))
     yield kind(CHANGES, SINGLE, "another fingerprint",
                _of(2, lambda commit: commit["schema_changes"]["fingerprints"].update(s1="0" * 32)),
-               Untold(NEXT_CREATE, is_same=True))  # fmt: skip
+               Hidden(NEXT_CREATE, is_same=True))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a role that the DDL names is lost", _roles(lambda roles: roles.remove(OWNER)),
                found("definition", "commit", "roles"))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a role more", _roles(lambda roles: roles.append("nobody")),
@@ -550,9 +550,9 @@ def _databases() -> Iterator[Kind]:
         "another timeline": _nodes(lambda one: one.update(timeline=9)),
     }
     for name, change in unused.items():
-        yield kind(DATABASES, SINGLE, name, change, Untold(NEXT_CREATE, is_same=True))
+        yield kind(DATABASES, SINGLE, name, change, Hidden(NEXT_CREATE, is_same=True))
     yield kind(DATABASES, SINGLE, "another size of the database", _database(lambda facts: facts.update(size_bytes=1)),
-               Untold(DESCRIBES, is_same=True))  # fmt: skip
+               Hidden(DESCRIBES, is_same=True))  # fmt: skip
     contradictory: Mapping[str, Change] = {
         "a standby has another encoding":
             _of(0, lambda commit: commit["baseline"][-1].update(encoding="LATIN1")),
@@ -667,7 +667,7 @@ def _objects() -> Iterator[Kind]:
             yield kind(OBJECTS, fleet, name, _stale_ddl(shards), found("definition", "commit"))
     for fleet in CHAINS:
         yield kind(OBJECTS, fleet, "the rows of two shards are exchanged", _exchange_bases,
-                   Untold("all tables of both shards have the same columns, and rows that fit"))  # fmt: skip
+                   Hidden("all tables of both shards have the same columns, and rows that fit"))  # fmt: skip
 
 
 def _count_more(name: str, commit: Document) -> None:
@@ -694,16 +694,16 @@ def _fields() -> Iterator[Kind]:
         yield kind(FIELDS, SINGLE, f"another count of {name}", _of(1, partial(_count_more, name)), found("commit"),
                    recounts=False)  # fmt: skip
     yield kind(FIELDS, SINGLE, "another count of ignored changes",
-               _of(2, lambda commit: commit["counts"].update(ignored=7)), Untold(DESCRIBES, is_same=True))  # fmt: skip
+               _of(2, lambda commit: commit["counts"].update(ignored=7)), Hidden(DESCRIBES, is_same=True))  # fmt: skip
     yield kind(FIELDS, SINGLE, "another operation", _of(2, lambda commit: commit.update(operation=OTHER_OPERATION)),
                found("commit", "operation"))  # fmt: skip
     yield kind(FIELDS, SINGLE, "another fleet", _of(0, lambda commit: commit.update(fleet="0badf00d")), found("fleet"))
     yield kind(FIELDS, SINGLE, "another comment", _of(2, lambda commit: commit.update(comment="other")),
-               Untold(DESCRIBES, is_same=True))  # fmt: skip
+               Hidden(DESCRIBES, is_same=True))  # fmt: skip
     yield kind(FIELDS, SINGLE, "a fleet that was left read-only", _of(3, lambda commit: commit.update(terminal=True)),
-               Untold(DESCRIBES, is_same=True))  # fmt: skip
+               Hidden(DESCRIBES, is_same=True))  # fmt: skip
     yield kind(FIELDS, SINGLE, "another form of global ids", _of(0, lambda commit: commit.update(global_id="xa")),
-               Untold("only the next create derives global ids", is_same=True))  # fmt: skip
+               Hidden("only the next create derives global ids", is_same=True))  # fmt: skip
     by_groups: Mapping[str, Change] = {
         "rules that don't include a table": _of(0, lambda commit: commit["rules"].update(include=["public.account"])),
         "rules that exclude a table": _of(0, lambda commit: commit["rules"].update(exclude=["public.account"])),

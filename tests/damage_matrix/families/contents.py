@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.damage_matrix.damaged import Damaged, Document, Row, Rows
-from tests.damage_matrix.kinds import CHAINS, DAMAGED, SINGLE, Kind, Untold, found
+from tests.damage_matrix.kinds import CHAINS, DAMAGED, SINGLE, Hidden, Kind, found
 from tests.damage_matrix.world import OWNER, READER
 
 LARGE, GLOBALS = "large objects", "globals"
@@ -53,23 +53,23 @@ def _large_objects() -> Iterator[Kind]:
             yield Kind(name, LARGE, fleet, _editing(edit, LARGE_OID), found("unreadable", node="s1", object=DAMAGED))
         for name, edit in unreadable.items():
             yield Kind(name, LARGE, fleet, _editing(edit), found("unreadable", node="s1", object=DAMAGED))
-    untold: Mapping[str, Callable[[Rows], object]] = {
+    hidden: Mapping[str, Callable[[Rows], object]] = {
         "other contents": lambda rows: _small(rows).update(data=b"other"),
         "another owner": _define(lambda one: one.update(owner=OWNER)),
         "another comment": _define(lambda one: one.update(comment="other")),
         "the privileges are lost": _define(lambda one: one.update(grants=None)),
         "another oid": lambda rows: _small(rows).update(oid=SMALL_OID - 1),
     }
-    for name, edit in untold.items():
-        yield Kind(name, LARGE, SINGLE, _editing(edit), Untold(ONE_COPY))
-    yield Kind("the last part is lost", LARGE, SINGLE, _editing(lambda rows: rows.pop(), LARGE_OID), Untold(ONE_COPY))
-    told: Mapping[str, Callable[[Rows], object]] = {
+    for name, edit in hidden.items():
+        yield Kind(name, LARGE, SINGLE, _editing(edit), Hidden(ONE_COPY))
+    yield Kind("the last part is lost", LARGE, SINGLE, _editing(lambda rows: rows.pop(), LARGE_OID), Hidden(ONE_COPY))
+    found_kinds: Mapping[str, Callable[[Rows], object]] = {
         "an owner that is no role": _define(lambda one: one.update(owner="nobody")),
         "a privilege of nobody": _define(lambda one: one["grants"][0].__setitem__(1, "nobody")),
         # Every increment says how many there are.
         "a large object is lost": lambda rows: rows.remove(_small(rows)),
     }
-    for name, edit in told.items():
+    for name, edit in found_kinds.items():
         yield Kind(name, LARGE, SINGLE, _editing(edit), found("roles", "rows", "left-out"))
 
     def miscount(store: Damaged) -> None:
@@ -100,7 +100,7 @@ def _globals() -> Iterator[Kind]:
 
         return damage
 
-    untold: Mapping[str, Callable[[Document], object]] = {
+    hidden: Mapping[str, Callable[[Document], object]] = {
         "a role is a superuser": _role(READER, lambda role: role.update(superuser=True)),
         "a role may not log in": _role("postgres", lambda role: role.update(login=False)),
         "a membership more": lambda document: document["memberships"].append(
@@ -109,17 +109,17 @@ def _globals() -> Iterator[Kind]:
             {"name": "work_mem", "value": "1GB", "role": READER}),
         "a role more": lambda document: document["roles"].append({"name": "more"}),
     }  # fmt: skip
-    for name, edit in untold.items():
+    for name, edit in hidden.items():
         yield Kind(name, GLOBALS, SINGLE, editing(edit),
-                   Untold("every shard has its own server, and its globals have one copy"))  # fmt: skip
-    told: Mapping[str, Callable[[Document], object]] = {
+                   Hidden("every shard has its own server, and its globals have one copy"))  # fmt: skip
+    found_kinds: Mapping[str, Callable[[Document], object]] = {
         "a role that the DDL names is lost": lambda document: document.update(
             roles=[role for role in document["roles"] if role["name"] != OWNER]),
         "a role is there twice": lambda document: document["roles"].append(document["roles"][0]),
         "a membership of nobody": lambda document: document["memberships"].append(
             {"role": "nobody", "member": READER, "grantor": "postgres"}),
     }  # fmt: skip
-    for name, edit in told.items():
+    for name, edit in found_kinds.items():
         yield Kind(name, GLOBALS, SINGLE, editing(edit), found("roles", "globals", "definition", node="s1"))
     unreadable: Mapping[str, Callable[[Document], object]] = {
         "an unknown field": lambda document: document.update(more=1),

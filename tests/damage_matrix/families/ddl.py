@@ -19,7 +19,7 @@ from cutline.snapshots.ddl.ddl_archive import (
     statements_of_entry,
 )
 from tests.damage_matrix.damaged import Damaged
-from tests.damage_matrix.kinds import SINGLE, Expected, Found, Kind, Untold, doubted, found
+from tests.damage_matrix.kinds import SINGLE, Expected, Found, Hidden, Kind, doubted, found
 from tests.damage_matrix.world import DATABASE, OWNER, READER
 
 DESCRIBED, ALONE = "DDL: what the commit describes", "DDL: what nothing else describes"
@@ -34,7 +34,7 @@ def kinds() -> Iterator[Kind]:
     for name, edit in _described().items():
         yield from _on_shards(DESCRIBED, name, edit, found("definition", "roles", "rows", "partition"))
     for name, edit in _alone().items():
-        yield from _on_shards(ALONE, name, edit, Untold(ON_ALL_SHARDS), doubted("shards", reason=DIFFER))
+        yield from _on_shards(ALONE, name, edit, Hidden(ON_ALL_SHARDS), doubted("shards", reason=DIFFER))
     for name, edit in _refused().items():
         yield from _on_shards(ALONE, name, edit, found("definition", "unreadable", "roles"))
 

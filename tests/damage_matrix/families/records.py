@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from cutline.snapshots.records.documents import seal
 from tests.damage_matrix.damaged import Damaged, Document
 from tests.damage_matrix.families.raw import commit_of
-from tests.damage_matrix.kinds import DAMAGED, PAIRS, SINGLE, Expected, Kind, Refused, Untold, doubted, found
+from tests.damage_matrix.kinds import DAMAGED, PAIRS, SINGLE, Expected, Hidden, Kind, Refused, doubted, found
 
 OPERATIONS, MARKS, STORE = "records: operations", "records: marks and tombstones", "records: the store's identity"
 ONLY_SAVES_WORK = "the commit decides; the outcome only saves work"
@@ -39,14 +39,14 @@ def _operations() -> Iterator[Kind]:
 
         return damage
 
-    yield Kind("an outcome is lost", OPERATIONS, PAIRS, lose("outcome"), Untold(ONLY_SAVES_WORK, is_same=True))
-    yield Kind("an intent is lost", OPERATIONS, PAIRS, lose("intent"), Untold(ONLY_SAVES_WORK, is_same=True))
+    yield Kind("an outcome is lost", OPERATIONS, PAIRS, lose("outcome"), Hidden(ONLY_SAVES_WORK, is_same=True))
+    yield Kind("an intent is lost", OPERATIONS, PAIRS, lose("intent"), Hidden(ONLY_SAVES_WORK, is_same=True))
     yield Kind("the intent of the full snapshot is lost", OPERATIONS, PAIRS, lose("intent", increment=0),
                doubted("operation", reason="gc may have ended between two deletions", is_same=True))  # fmt: skip
     yield Kind("an operation is lost", OPERATIONS, PAIRS, lose("intent", "outcome"),
-               Untold("gc removes the documents of operations that have ended", is_same=True))  # fmt: skip
+               Hidden("gc removes the documents of operations that have ended", is_same=True))  # fmt: skip
     yield Kind("all operations are lost", OPERATIONS, PAIRS, lambda store: store.remove_folder("operations"),
-               Untold("gc removes the documents of operations that have ended", is_same=True))  # fmt: skip
+               Hidden("gc removes the documents of operations that have ended", is_same=True))  # fmt: skip
     wrong: Mapping[str, Callable[[Document], object]] = {
         "an outcome says that a commit failed": lambda one: one.update(state="failed", reason="made up", code=1),
         "an outcome is of another increment": lambda one: one.update(increment=9),
@@ -70,10 +70,10 @@ def _operations() -> Iterator[Kind]:
     }
     for name, change in described.items():
         yield Kind(name, OPERATIONS, PAIRS, _document("outcome", 2, change),
-                   Untold("the value describes, and nothing depends on it", is_same=True))  # fmt: skip
+                   Hidden("the value describes, and nothing depends on it", is_same=True))  # fmt: skip
     yield Kind("an intent is of another operation", OPERATIONS, PAIRS,
                _document("intent", 2, lambda one: one.update(operation=OTHER_OPERATION)),
-               Untold(ONLY_SAVES_WORK, is_same=True))  # fmt: skip
+               Hidden(ONLY_SAVES_WORK, is_same=True))  # fmt: skip
     yield Kind("two outcomes are exchanged", OPERATIONS, PAIRS,
                lambda store: store.exchange(store.operation_key("outcome", 1), store.operation_key("outcome", 2)),
                found("operation", object=DAMAGED))  # fmt: skip
@@ -84,9 +84,9 @@ def _operations() -> Iterator[Kind]:
         store.write(f"operations/{OTHER_OPERATION}/intent.json", seal(intent))
 
     yield Kind("an operation that was never begun", OPERATIONS, PAIRS, open_operation,
-               Untold("the operation may be running", is_same=True))  # fmt: skip
+               Hidden("the operation may be running", is_same=True))  # fmt: skip
     yield Kind("the newest increment is lost, and its operation", OPERATIONS, SINGLE, _forget_newest,
-               Untold("the store is as it was before the increment"))  # fmt: skip
+               Hidden("the store is as it was before the increment"))  # fmt: skip
 
     def claims_newer(store: Damaged) -> None:
         outcome = json.loads(store.read(store.operation_key("outcome", 3)))
@@ -146,7 +146,7 @@ def _marks() -> Iterator[Kind]:
         "the mark of pruned increments is planted": (
             planting(only_full_key, lambda store: tombstone(store, schema="cutline/only-full/1")),
             # The increments, which a prune removes, are still there, as after a prune that was interrupted.
-            Untold("a prune that was interrupted leaves the same")),
+            Hidden("a prune that was interrupted leaves the same")),
         "the mark of pruned increments is of another snapshot": (
             planting(only_full_key, lambda store: tombstone(store, schema="cutline/only-full/1", snapshot="other")),
             found("mark", object=DAMAGED)),
@@ -154,7 +154,7 @@ def _marks() -> Iterator[Kind]:
             planting(only_full_key, lambda store: tombstone(store, schema="cutline/only-full/1", more=1)),
             found("mark", object=DAMAGED)),
         "the mark of a lost chain is planted": (
-            planting(lost_key, lost), Untold("a chain that is lost keeps its restore points", is_same=True)),
+            planting(lost_key, lost), Hidden("a chain that is lost keeps its restore points", is_same=True)),
         "the mark of a lost chain is of another chain": (
             planting(lost_key, lambda store: lost(store, chain=OTHER_OPERATION)), found("mark", object=DAMAGED)),
         "the mark of a lost chain names an increment that does not exist": (
@@ -166,7 +166,7 @@ def _marks() -> Iterator[Kind]:
         "a mark of a chain that is not the snapshot's": (
             planting(lambda store: f"snapshots/{store.name}/lost/{OTHER_OPERATION}.json",
                      lambda store: lost(store, chain=OTHER_OPERATION)),
-            Untold("the mark may be of an earlier chain with this name", is_same=True)),
+            Hidden("the mark may be of an earlier chain with this name", is_same=True)),
     }  # fmt: skip
     for name, (damage, expected) in cases.items():
         yield Kind(name, MARKS, PAIRS, damage, expected)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from cutline.snapshots.records.documents import seal
 from tests.damage_matrix.damaged import Damaged
 from tests.damage_matrix.families.raw import commit_of
-from tests.damage_matrix.kinds import CHAINS, DAMAGED, PAIRS, SINGLE, Expected, FleetName, Kind, Untold, found
+from tests.damage_matrix.kinds import CHAINS, DAMAGED, PAIRS, SINGLE, Expected, FleetName, Hidden, Kind, found
 
 STALE, EXCHANGED, DOUBLED, GONE = (
     "raw: stale copies",
@@ -114,7 +114,7 @@ def _copying(key: Key, to: Callable[[Damaged], str]) -> Callable[[Damaged], None
 
 
 def _doubled() -> Iterator[Kind]:
-    untold: Mapping[str, tuple[Key, Callable[[Damaged], str]]] = {
+    hidden: Mapping[str, tuple[Key, Callable[[Damaged], str]]] = {
         "a segment under the next number": (
             segment("s1", 3),
             lambda store: store.segment("s1", 3)["key"].replace(
@@ -135,9 +135,9 @@ def _doubled() -> Iterator[Kind]:
         ),
         "a commit in a folder of its own": (commit(0), lambda store: "snapshots/copied-here/notes/snapshot.json"),
     }  # fmt: skip
-    for name, (key, to) in untold.items():
+    for name, (key, to) in hidden.items():
         for fleet in CHAINS:
-            yield Kind(name, DOUBLED, fleet, _copying(key, to), Untold(NOT_LISTED, is_same=True))
+            yield Kind(name, DOUBLED, fleet, _copying(key, to), Hidden(NOT_LISTED, is_same=True))
     for fleet in CHAINS:
         yield Kind("the newest commit as the next increment", DOUBLED, fleet,
                    _copying(commit(3), lambda store: commit_of(store, 4)), found("commit"))  # fmt: skip
@@ -152,7 +152,7 @@ def _doubled() -> Iterator[Kind]:
         ))  # fmt: skip
 
     yield Kind("a void of the next increment", DOUBLED, PAIRS, void,
-               Untold("a create that failed leaves the same", is_same=True))  # fmt: skip
+               Hidden("a create that failed leaves the same", is_same=True))  # fmt: skip
 
 
 def _gone() -> Iterator[Kind]:

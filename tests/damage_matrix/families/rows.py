@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.damage_matrix.damaged import Damaged, Row, Rows, TableForm
-from tests.damage_matrix.kinds import DAMAGED, PAIRS, SINGLE, Expected, FleetName, Kind, Untold, found
+from tests.damage_matrix.kinds import DAMAGED, PAIRS, SINGLE, Expected, FleetName, Hidden, Kind, found
 
 VALUES, TYPES, CONSTRAINTS, LINES, WHOLE = (
     "rows: other values",
@@ -98,11 +98,11 @@ def kind(family: str, name: str, place: Place, table: str, edit: Edit, expected:
     return Kind(f"{name} ({place.name})", family, place.fleet, damage, expected)
 
 
-def told(place: Place, table: str, *kinds_found: str, untold: str, is_same: bool = False) -> Expected:
-    """A change of one of two copies is found by the comparison; the others can't be told."""
+def by_copies(place: Place, table: str, *kinds_found: str, hidden: str, is_same: bool = False) -> Expected:
+    """A change of one of two copies is found by comparing them; other changes are hidden, for this reason."""
     if place.is_one_of_two:
         return found(*kinds_found, node=place.nodes[0], group=f"public.{table}")
-    return Untold(untold, is_same)
+    return Hidden(hidden, is_same)
 
 
 def set_value(column: str, value: bytes, key: bytes = b"1") -> Edit:
@@ -115,29 +115,29 @@ def _values() -> Iterator[Kind]:
             # Each type is compared in the same way, so that one of the copies is enough for most.
             if place in (STANDBY, BOTH) and column not in ("small", "mood", "info"):
                 continue
-            expected = told(place, "typed", "row-hash", untold=ALL_COPIES)
+            expected = by_copies(place, "typed", "row-hash", hidden=ALL_COPIES)
             yield kind(VALUES, f"a value of column {column}", place, "typed", set_value(column, value), expected)
     for name, (table, key, column) in ELSEWHERE.items():
         edit = _append(column.decode(), key)
         for place in (PRIMARY, ONLY):
             yield kind(VALUES, f"a value of a table {name}", place, table, edit,
-                       told(place, table, "row-hash", untold=ALL_COPIES))  # fmt: skip
+                       by_copies(place, table, "row-hash", hidden=ALL_COPIES))  # fmt: skip
     for place in PLACES:
         yield kind(VALUES, "a value becomes NULL", place, "typed", set_value("note", rb"\N"),
-                   told(place, "typed", "row-hash", untold=ALL_COPIES))  # fmt: skip
+                   by_copies(place, "typed", "row-hash", hidden=ALL_COPIES))  # fmt: skip
         yield kind(VALUES, "the values of two rows are exchanged", place, "twin_b", _exchange_values,
-                   told(place, "twin_b", "row-hash", untold=ALL_COPIES))  # fmt: skip
+                   by_copies(place, "twin_b", "row-hash", hidden=ALL_COPIES))  # fmt: skip
         yield kind(VALUES, "a TOASTed value that later updates leave out", place, "wide", set_value("a", b"short"),
-                   told(place, "wide", "row-hash", untold=ALL_COPIES))  # fmt: skip
+                   by_copies(place, "wide", "row-hash", hidden=ALL_COPIES))  # fmt: skip
         yield kind(VALUES, "the key of a row", place, "twin_a", set_value("id", b"99", b"3"),
-                   told(place, "twin_a", "row-hash", untold=ALL_COPIES))  # fmt: skip
+                   by_copies(place, "twin_a", "row-hash", hidden=ALL_COPIES))  # fmt: skip
     replaced = "the newest state does not contain the value; a check of the increment that does compares it"
     for place in PLACES:
         edit = set_value("balance", b"77", b"1")
         yield kind(VALUES, "a value that a later update replaces", place, "account", edit,
-                   Untold(replaced, is_same=True))  # fmt: skip
+                   Hidden(replaced, is_same=True))  # fmt: skip
         earlier = kind(VALUES, "a value that a later update replaces, checked at increment 0", place, "account", edit,
-                       told(place, "account", "row-hash", untold=ALL_COPIES))  # fmt: skip
+                       by_copies(place, "account", "row-hash", hidden=ALL_COPIES))  # fmt: skip
         yield Kind(earlier.name, VALUES, place.fleet, earlier.damage, earlier.expected, increment=0)
 
 
@@ -233,7 +233,7 @@ def _lines() -> Iterator[Kind]:
             yield kind(LINES, name, place, table, edit, expected)
     for place in PLACES:
         yield kind(LINES, "the rows in another order", place, "twin_a", lambda form, rows: rows.reverse(),
-                   Untold("a table is a set of rows", is_same=True))  # fmt: skip
+                   Hidden("a table is a set of rows", is_same=True))  # fmt: skip
 
 
 def _change_row(change: Callable[[Row], object], key: bytes = b"3") -> Edit:
@@ -256,7 +256,7 @@ def _whole_rows() -> Iterator[Kind]:
     }
     for name, (table, edit) in lost.items():
         for place in PLACES:
-            yield kind(WHOLE, name, place, table, edit, told(place, table, "row-count", untold=ALL_ROWS))
+            yield kind(WHOLE, name, place, table, edit, by_copies(place, table, "row-count", hidden=ALL_ROWS))
     for place in (PRIMARY, BOTH, ONLY):
         yield kind(WHOLE, "a row is doubled", place, "twin_a", _double, found("duplicate", node="s1", object=DAMAGED))
         yield kind(WHOLE, "two rows with the same key and different values", place, "twin_a", _same_key,
@@ -322,10 +322,11 @@ def _later_copies() -> Iterator[Kind]:
     """Tables that an increment copied again, or that are new in it."""
     for place in (PRIMARY, BOTH, ONLY):
         yield kind(VALUES, "a value of a table that an increment copied again", place, "again",
-                   set_value("v", b"30", b"3"), told(place, "again", "row-hash", untold=ALL_COPIES), 1)  # fmt: skip
+                   set_value("v", b"30", b"3"),
+                   by_copies(place, "again", "row-hash", hidden=ALL_COPIES), 1)  # fmt: skip
         yield kind(WHOLE, "a row of a table that is new in an increment is lost", place, "coming",
                    lambda form, rows: rows.remove(form.find(rows, b"3")),
-                   told(place, "coming", "row-count", untold=ALL_ROWS), 1)  # fmt: skip
+                   by_copies(place, "coming", "row-count", hidden=ALL_ROWS), 1)  # fmt: skip
     for place in (BOTH, ONLY):
         # The rows of the earlier definition, at the position of the new copy, are as many.
         yield kind(WHOLE, "a row of a table that an increment copied again is lost", place, "again",

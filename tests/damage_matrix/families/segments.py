@@ -28,8 +28,8 @@ from cutline.wal.segments.segments import (
     OpenTransaction,
 )
 from tests.damage_matrix.damaged import Damaged, OpenSegment, Row, TableForm
-from tests.damage_matrix.families.rows import BOTH, ONLY, PLACES, PRIMARY, STANDBY, Place, told
-from tests.damage_matrix.kinds import DAMAGED, PAIRS, POINT, SINGLE, Expected, Kind, Untold, doubted, found
+from tests.damage_matrix.families.rows import BOTH, ONLY, PLACES, PRIMARY, STANDBY, Place, by_copies
+from tests.damage_matrix.kinds import DAMAGED, PAIRS, POINT, SINGLE, Expected, Hidden, Kind, doubted, found
 
 CHANGES, TRANSACTIONS, METADATA = (
     "segments: changes",
@@ -157,9 +157,9 @@ def _changes() -> Iterator[Kind]:
         "an additional TRUNCATE": ("twin_a", 2, _truncate),
     }  # fmt: skip
     for name, (table, increment, edit) in by_name.items():
-        untold = NO_TRACE if "lost" in name else NOTHING_SAYS
+        hidden = NO_TRACE if "lost" in name else NOTHING_SAYS
         for place in PLACES:
-            yield kind(name, place, increment, edit, told(place, table, "changes", untold=untold))
+            yield kind(name, place, increment, edit, by_copies(place, table, "changes", hidden=hidden))
     same: Mapping[str, tuple[str, int, Edit, str]] = {
         "an update is repeated":
             ("pairkey", 2, on_change("pairkey", 2, _repeat, None), "an update may write the same row twice"),
@@ -171,12 +171,12 @@ def _changes() -> Iterator[Kind]:
             ("pairkey", 2, on_change("pairkey", 2, lambda _, __, row: row.update(seq=row["seq"] + 5), None),
              "changes of tables that are not in the snapshot have numbers, too"),
     }  # fmt: skip
-    for name, (table, increment, edit, untold) in same.items():
+    for name, (table, increment, edit, hidden) in same.items():
         for place in (STANDBY, BOTH, ONLY):
-            yield kind(name, place, increment, edit, told(place, table, "changes", untold=untold, is_same=True))
+            yield kind(name, place, increment, edit, by_copies(place, table, "changes", hidden=hidden, is_same=True))
     for place in PLACES:
         yield kind("the changes in another order", place, 1, lambda _, __, opened: opened.changes.reverse(),
-                   Untold("each change has a position and a number", is_same=True))  # fmt: skip
+                   Hidden("each change has a position and a number", is_same=True))  # fmt: skip
 
 
 def _double(opened: OpenSegment, _: TableForm, row: Row) -> None:
@@ -283,15 +283,15 @@ def _transactions() -> Iterator[Kind]:
     of_family = partial(kind, family=TRANSACTIONS)
     for place in PLACES:
         yield of_family("a transaction of one shard is lost", place, 2, _lose_transaction,
-                        _told_events(place, NO_TRANSACTION), cuts_again=True)  # fmt: skip
+                        _events_by_copies(place, NO_TRANSACTION), cuts_again=True)  # fmt: skip
         yield of_family("a transaction's changes are lost, but not its COMMIT", place, 2, _lose_changes,
-                        told(place, "pairkey", "changes", untold=NO_TRACE))  # fmt: skip
+                        by_copies(place, "pairkey", "changes", hidden=NO_TRACE))  # fmt: skip
         yield of_family("the time of a COMMIT, and the cut's times with it", place, 2,
                         lambda store, node, opened: _commit(store, node, opened).update(seq=1),
-                        Untold("the clock of one node says when a transaction ended", is_same=True),
+                        Hidden("the clock of one node says when a transaction ended", is_same=True),
                         cuts_again=True)  # fmt: skip
         yield of_family("the events in another order", place, 2, lambda _, __, opened: opened.events.reverse(),
-                        Untold("each event has a position", is_same=True))  # fmt: skip
+                        Hidden("each event has a position", is_same=True))  # fmt: skip
     for place in (PRIMARY, BOTH, ONLY):
         yield of_family("a transaction of one shard is lost, and the commit counts it", place, 2, _lose_transaction,
                         found("cut", node="s1"))  # fmt: skip
@@ -313,8 +313,8 @@ def _transactions() -> Iterator[Kind]:
     yield from _outside_of_ranges()
 
 
-def _told_events(place: Place, untold: str, *, is_same: bool = False) -> Expected:
-    return found("events", node=place.nodes[0]) if place.is_one_of_two else Untold(untold, is_same)
+def _events_by_copies(place: Place, hidden: str, *, is_same: bool = False) -> Expected:
+    return found("events", node=place.nodes[0]) if place.is_one_of_two else Hidden(hidden, is_same)
 
 
 def _lose_changes(store: Damaged, node: str, opened: OpenSegment) -> None:
@@ -338,24 +338,24 @@ def _global_transactions() -> Iterator[Kind]:
         yield of_family("a COMMIT PREPARED is lost", place, 2, of_both(COMMIT_PREPARED), found("cut", node="s1"))
         yield of_family("a COMMIT PREPARED is lost, and the cuts call the transaction in doubt", place, 2,
                         of_both(COMMIT_PREPARED),
-                        Untold("the other shard says that the transaction was committed", is_same=True),
+                        Hidden("the other shard says that the transaction was committed", is_same=True),
                         cuts_again=True)  # fmt: skip
         yield of_family("a ROLLBACK PREPARED is lost, and the cuts call the transaction in doubt", place, 2,
                         _lose_events(ROLLBACK_PREPARED, global_id="undone"),
-                        Untold("no shard says that the transaction was committed", is_same=True),
+                        Hidden("no shard says that the transaction was committed", is_same=True),
                         cuts_again=True)  # fmt: skip
         yield of_family("a global transaction has another id on one shard", place, 2, _rename,
-                        Untold("ids of this form don't say which nodes take part", is_same=True),
+                        Hidden("ids of this form don't say which nodes take part", is_same=True),
                         cuts_again=True)  # fmt: skip
         yield of_family("a global transaction is lost on one shard", place, 2, whole,
-                        Untold("ids of this form don't say which nodes take part"), cuts_again=True)  # fmt: skip
+                        Hidden("ids of this form don't say which nodes take part"), cuts_again=True)  # fmt: skip
         yield of_family("a transaction is committed on one shard that was rolled back on another", place, 2,
                         _commit_undone, found("transaction", "cut"), cuts_again=True)  # fmt: skip
     for place in (ALL_OF_PAIRS, ALL_OF_SINGLE):
         yield of_family("a global transaction is lost on all shards", place, 2, whole,
-                        Untold("a transaction that no node has leaves no trace"), cuts_again=True)  # fmt: skip
+                        Hidden("a transaction that no node has leaves no trace"), cuts_again=True)  # fmt: skip
         yield of_family("a transaction is committed on all shards that was rolled back", place, 2, _commit_undone,
-                        Untold("every copy of every shard says so"), cuts_again=True)  # fmt: skip
+                        Hidden("every copy of every shard says so"), cuts_again=True)  # fmt: skip
     yield of_family("a global transaction is lost", STANDBY, 2, whole, found("events", node="s1-b1"))
     for name, change in {
         "an event of a two-phase transaction without a global id":
@@ -449,9 +449,9 @@ def _markers() -> Iterator[Kind]:
 
     for place in (BOTH, ONLY):
         yield kind("a marker is there twice", place, 1, double,
-                   Untold("the second says the same as the first", is_same=True), family=TRANSACTIONS)  # fmt: skip
+                   Hidden("the second says the same as the first", is_same=True), family=TRANSACTIONS)  # fmt: skip
         yield kind("the markers of another chain are lost", place, 2, lose_others,
-                   Untold("nothing depends on the markers of other chains", is_same=True),
+                   Hidden("nothing depends on the markers of other chains", is_same=True),
                    family=TRANSACTIONS)  # fmt: skip
 
 
@@ -506,7 +506,7 @@ def _metadata() -> Iterator[Kind]:
         yield of_family("TRUNCATE is not counted", place, 1, _set({"truncates": 0}), found("rows", node="s1"))
         yield of_family("incomplete rows are not counted", place, 1, _set({"partials": 0}), found("rows", node="s1"))
         yield of_family("the definitions are lost", place, 1, _set({"definitions": (), "first_changes": {}}),
-                        Untold("the commit contains the same definitions", is_same=True))  # fmt: skip
+                        Hidden("the commit contains the same definitions", is_same=True))  # fmt: skip
         yield of_family("the seal does not fit", place, 2, _break_seal, found("unreadable", "digest", node="s1"))
         yield of_family("the events are stored with the changes", place, 2, _together,
                         found("rows", node="s1", object=DAMAGED))  # fmt: skip
@@ -590,7 +590,7 @@ def _entries() -> Iterator[Kind]:
         yield Kind(f"the entry of a segment is there twice ({place.name})", METADATA, fleet,
                    change_entries(2, double, nodes), found("commit"))  # fmt: skip
         yield Kind(f"a shard that was busy is called idle ({fleet})", METADATA, fleet, idle,
-                   Untold(NO_TRANSACTION))  # fmt: skip
+                   Hidden(NO_TRANSACTION))  # fmt: skip
         yield Kind(f"the idle shard's last segment is another ({fleet})", METADATA, fleet, not_last,
                    found("commit"))  # fmt: skip
         yield Kind(f"the contents of two shards' segments are exchanged ({fleet})", METADATA, fleet, _exchange_shards,

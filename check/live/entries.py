@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.live_pages import (
+from cutline.check.live.ordered_snapshots import take_snapshot
+from cutline.check.live.pages import (
     VERSION,
     ImportedSnapshot,
     RangeReader,
@@ -23,7 +24,6 @@ from cutline.check.live_pages import (
     fields_after,
     tids_of,
 )
-from cutline.check.live_snapshots import take_snapshot
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import (
     BytesColumn,

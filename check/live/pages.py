@@ -2,7 +2,7 @@
 
 A physical standby has each row version at the same place (ctid), with the same xmin, as its primary. So the rows are
 compared by page. A first pass reduces each page to a combined hash on both nodes; pages that differ are read again by
-turns (live_snapshots), and only versions that the snapshots' order proves wrong count as different.
+turns (ordered_snapshots), and only versions that the snapshots' order proves wrong count as different.
 
 The planner would run the table owner's code if a query read certain tables (nodes/left_out.py). They are copied whole,
 without ctid and xmin, so that nothing can be proven about rows that differ: their lines only show whether the table
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from cutline.check.hashing import Sums, combine_all, combine_hashes
+from cutline.check.hashing import Sums, combine_all, combine_hashes, differing_keys
 from cutline.columns.bytes_column import Bytes, BytesColumn, Hashes, Ints, from_list, gather, xxhash64
 from cutline.columns.lines import TAB, find_byte, keys_of
 from cutline.fleet.config import Node
@@ -206,7 +206,7 @@ def begin_reading(
     Raises the errors of `lock_tables`.
     """
     parts = list(ranges)
-    # ImportedSnapshot is slow on purpose, and lines come in the order of their places.
+    # Reading is slow on purpose, and lines come in the order of their places.
     connection.execute("SET LOCAL max_parallel_workers_per_gather = 0")
     lock_tables(connection, node, parts)
     rows = connection.execute(FACTS_QUERY, (sorted({part.oid for part in parts}),)).fetchall()
@@ -325,14 +325,6 @@ def _sums_by_page(task: CompareTask, reading: ImportedSnapshot) -> NodeRead:
 
 def _whole_parts(hashes: Hashes) -> Ints:
     return (hashes & np.uint64(WHOLE_PARTS - 1)).astype(np.int64)
-
-
-def differing_keys(first: Sums, second: Sums) -> Ints:
-    """Return the keys whose combined hashes differ, or that only one side has, in order."""
-    width = first.keys.shape[1]
-    both = np.concatenate([np.concatenate([sums.keys, sums.values], axis=1) for sums in (first, second)])
-    unique, counts = np.unique(both, axis=0, return_counts=True)
-    return np.unique(unique[counts == 1][:, :width], axis=0)
 
 
 def _without_bad(pages: Ints, bad: Sequence[BadRange]) -> Ints:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cutline.check.live_report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, Repair
+from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, Repair
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.groups import Group

@@ -1,8 +1,8 @@
 """Compare the rows of running databases with the newest cut of a snapshot.
 
-Rows that were written since the cut differ legitimately, and live_touched finds out which ones these are. All other
-rows must be those of the cut. In a database that does not belong to the chain, such as a restored one, nobody knows
-what was written: all rows are compared, but rows that differ prove nothing.
+Rows that were written since the cut may differ, and changes_since finds out which rows these are. All other rows must
+be those of the cut. In a database that does not belong to the chain, such as a restored one, nobody knows what was
+written: all rows are compared, but rows that differ prove nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from cutline.check.live_entries import (
+from cutline.check.live.changes_since import ChangesSince, Touched
+from cutline.check.live.entries import (
     FAILURES,
     FILES,
     ITEM_BITS,
@@ -30,8 +31,9 @@ from cutline.check.live_entries import (
     live_units,
     stored_entries,
 )
-from cutline.check.live_pages import ImportedSnapshot, LineAt, lines_at, shown
-from cutline.check.live_report import (
+from cutline.check.live.ordered_snapshots import take_snapshot, write_position
+from cutline.check.live.pages import ImportedSnapshot, LineAt, lines_at, shown
+from cutline.check.live.report import (
     APPEND_ONLY,
     CUT_ROWS,
     UNREADABLE,
@@ -43,10 +45,7 @@ from cutline.check.live_report import (
     Repair,
     amounts_text,
 )
-from cutline.check.live_snapshots import take_snapshot, write_position
-from cutline.check.live_touched import ChangesSince, Touched
 from cutline.check.named_rows import ROW_SCHEMA, NamingTask, read_rows
-from cutline.check.report import NOT_OF_THE_OBJECT
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.columns.row_batches import from_stream
@@ -58,7 +57,7 @@ from cutline.snapshots.base_copy.copy_ranges import PageRange
 from cutline.snapshots.fold.sources import PROBLEM, sources_of
 from cutline.snapshots.records.chain import Chain
 from cutline.spark.spark_jobs import Dealing, job_progress, run_tasks
-from cutline.storage.errors import ErrorReport, SnapshotError, error_of
+from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import DELETE, NO_GROUP, PARTIAL
@@ -291,7 +290,8 @@ class CutComparison:
                 verdicts.wrong[shard.number, number] = wrong
             if verdict.wrong and touched is None:
                 place = f"{definition.name} on {shard.node.id}"
-                report.skip(place, f"{verdict.wrong:,} rows differ from the cut, but {why}")
+                differing = amounts_text({"row differs|rows differ": verdict.wrong})
+                report.skip(place, f"{differing} from the cut, but {why}")
                 verdicts.unproven.add((shard.number, number))
 
     def _report(
@@ -324,11 +324,11 @@ class CutComparison:
             )
             return LiveConflict(APPEND_ONLY, detail, shard.node.id, group=group.name, rows=rows)
         claims = {
-            "row has other contents than at the cut|rows have other contents than at the cut": verdict.changed,
-            "row of the cut is missing|rows of the cut are missing": verdict.lost,
-            "row is not in the snapshot|rows are not in the snapshot": verdict.unknown,
+            "row has other contents|rows have other contents": verdict.changed,
+            "row is missing|rows are missing": verdict.lost,
+            "row should not be there|rows should not be there": verdict.unknown,
         }
-        detail = f"{amounts_text(claims)} of {self.label}, although nobody has written them since"
+        detail = f"compared with {self.label}, {amounts_text(claims)}, although nobody has written them since"
         return LiveConflict(CUT_ROWS, detail, shard.node.id, group=group.name, rows=rows)
 
     def _note_overflow(self, overflow: pa.Table, report: LiveReport) -> set[tuple[int, int]]:

@@ -2,8 +2,8 @@
 
 The tables of a shard are read in rounds of bounded size. In each round, the shards' primaries and standbys export
 snapshots for a few seconds, so that no snapshot holds up VACUUM on a primary or replay on a standby for long. Pages
-that differ between two nodes are read again in snapshots by turns (live_snapshots), which prove what differs and what
-was only in motion. Nothing is stopped or stored.
+that differ between two nodes are read again in snapshots by turns (ordered_snapshots), which prove what differs and
+what was only being changed. Nothing is stopped or stored.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import psycopg
 
-from cutline.check.live_cut import CutComparison, CutSource, RowAtCut, match_tables, read_stored
-from cutline.check.live_entries import CutShard
-from cutline.check.live_indexes import check_indexes
-from cutline.check.live_pages import (
+from cutline.check.live.changes_since import ChangesSince, running_transactions
+from cutline.check.live.cut_comparison import CutComparison, CutSource, RowAtCut, match_tables, read_stored
+from cutline.check.live.entries import CutShard
+from cutline.check.live.indexes import check_indexes
+from cutline.check.live.ordered_snapshots import Shard, SnapshotOrderError, SnapshotTurn, take_turns
+from cutline.check.live.pages import (
     BadRange,
     CompareReport,
     CompareTask,
@@ -34,8 +36,8 @@ from cutline.check.live_pages import (
     compare_ranges,
     confirm_ranges,
 )
-from cutline.check.live_repair import qualified
-from cutline.check.live_report import (
+from cutline.check.live.repair_script import qualified
+from cutline.check.live.report import (
     STANDBY_ROWS,
     UNREADABLE,
     LiveConflict,
@@ -46,8 +48,6 @@ from cutline.check.live_report import (
     amounts_text,
     pages_text,
 )
-from cutline.check.live_snapshots import Shard, SnapshotOrderError, SnapshotTurn, take_turns
-from cutline.check.live_touched import ChangesSince, running_transactions
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import list_some
@@ -97,7 +97,8 @@ CONFLICT_HINT = (
 )
 RECOVERY_CONFLICT = "conflict with recovery"
 WHY_UNPROVEN = (
-    "as its indexes call users' functions, it can only be copied whole, which proves nothing: compare it yourself"
+    "because its indexes call functions of users, the table can only be read as a whole, which proves no difference:"
+    " compare its rows yourself"
 )
 
 
@@ -602,7 +603,7 @@ class _LiveRun:
                 finding.add(difference, self.request.rows)
 
     def conclude(self, chain: Chain | None, fleet: Fleet) -> None:
-        """SnapshotTurn the findings about standbys and unreadable pages into conflicts."""
+        """Turn the findings about standbys and unreadable pages into conflicts."""
         evidence = self._evidence(chain, fleet) if chain is not None else {}
         for check in self.checks:
             primary = check.shard.primary.id

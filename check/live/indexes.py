@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from cutline.check.live_report import INDEX, LiveConflict, LiveReport
+from cutline.check.live.report import INDEX, LiveConflict, LiveReport
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Progress
 from cutline.fleet.table_names import quote_identifier

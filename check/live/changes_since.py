@@ -21,7 +21,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from cutline.check.live_snapshots import SnapshotBounds
+from cutline.check.live.ordered_snapshots import SnapshotBounds
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, from_arrow, xxhash64
 from cutline.fleet.config import Node
@@ -54,6 +54,7 @@ WAL_BYTES_MAX = 16 << 30
 XID_MASK = 0xFFFFFFFF
 # While an increment is being committed, the slot may be ahead of the newest commit.
 TRIES, WAIT_SECONDS = 5, 3.0
+REMEDY = "take an increment, then repeat the check"
 
 
 class ChangesUnknownError(RefusedError):
@@ -127,12 +128,14 @@ class ChangesSince:
                     problem = f"WAL up to {copy.confirmed} has left the node, but no increment contains it yet"
                     continue
                 if (size := finish - copy.confirmed) > WAL_BYTES_MAX:
-                    raise ChangesUnknownError(f"{size >> 30} GiB of WAL were written since the newest increment")
+                    raise ChangesUnknownError(
+                        f"{size >> 30} GiB of WAL were written since the newest increment: {REMEDY}"
+                    )
                 touched = Touched()
                 self._decode(copy, finish, touched)
             self._read_archive(store, newest, touched)
             return touched
-        raise ChangesUnknownError(f"{problem}: take an increment, then repeat the check")
+        raise ChangesUnknownError(f"{problem}: {REMEDY}")
 
     def _decode(self, copy: SlotCopy, finish: Lsn, touched: Touched) -> None:
         definitions = tuple(Definition(self.tables[number].oid, group) for number, group in self.groups.items())

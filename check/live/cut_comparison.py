@@ -42,7 +42,7 @@ from cutline.check.live.report import (
     LiveCopy,
     LiveReport,
     LiveRow,
-    Repair,
+    RowRepair,
     amounts_text,
 )
 from cutline.check.named_rows import ROW_SCHEMA, NamingTask, read_rows
@@ -396,7 +396,7 @@ class CutComparison:
 
     def _repairs(
         self, shard: CutShard, number: int, rows: Sequence[Mapping[str, Any]], stored: Mapping[RowAtCut, LineAtCut]
-    ) -> Iterator[tuple[LiveRow, Repair]]:
+    ) -> Iterator[tuple[LiveRow, RowRepair]]:
         """Yield the rows as they are in the database now and at the cut, without those that have changed meanwhile."""
         group = shard.groups[number]
         part = PageRange(group, shard.tables[number].oid)
@@ -421,7 +421,7 @@ class CutComparison:
             )
             is_too_long = at_cut is not None and at_cut.is_cut
             live_line, stored_line = (one.line if one is not None else None for one in (now, at_cut))
-            repair = Repair(shard.node.id, group, place, live_line, stored_line, is_too_long)
+            repair = RowRepair(shard.node.id, group, place, live_line, stored_line, is_too_long)
             yield LiveRow(shown(key), place, copies), repair
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, Repair
+from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, RowRepair
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.groups import Group
@@ -62,7 +62,7 @@ def _node_section(report: LiveReport, node: str) -> Iterator[str]:
     yield "ROLLBACK;"
 
 
-def _statements(repair: Repair) -> Iterator[str]:
+def _statements(repair: RowRepair) -> Iterator[str]:
     """Yield the statement that makes the row of the database that of the cut, after comments with both lines."""
     group, table = repair.group, qualified(repair.group)
     if repair.is_too_long:

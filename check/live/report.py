@@ -66,7 +66,7 @@ class LiveConflict:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RowRepair:
     """A row of the database of `node` whose contents differ from the cut's.
 
     `live` is its line in the database, at `place`, and `stored` its line at the cut; None if there is no such row. They
@@ -133,7 +133,7 @@ class LiveReport:
     shards: list[ShardReport] = field(default_factory=list)
     conflicts: list[LiveConflict] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
+    repairs: list[RowRepair] = field(default_factory=list)
     encodings: dict[str, str] = field(default_factory=dict)
     databases: dict[str, str] = field(default_factory=dict)
     quoted: dict[str, str] = field(default_factory=dict)

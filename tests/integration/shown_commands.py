@@ -53,7 +53,8 @@ MASKS = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?"), "MOMENT"),
     (re.compile(r"/\S*/\S*"), "PATH"),
     (re.compile(r"(?<![A-Za-z0-9])(?=[a-f]*\d)[0-9a-f]{8,}(?![A-Za-z0-9])"), "ID"),
-    (re.compile(r"[▁▂▃▄▅▆▇█]+"), "SIZES"),
+    # A chain that nobody has written to has none.
+    (re.compile(r"[▁▂▃▄▅▆▇█]+"), " "),
     (re.compile(r"just now|\d+ (?:s|min|h|d) ago"), "AGE"),
     (re.compile(r"\d[\d,]*(?:\.\d+)? (?:B|bytes|KiB|MiB|GiB)(?![A-Za-z])"), "SIZE"),
     (re.compile(r"\d+ (?:min \d+ s|h \d+ min)|\d+\.\d+ m?s(?![A-Za-z])"), "TIME"),

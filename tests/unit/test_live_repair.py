@@ -18,7 +18,7 @@ from cutline.check.live.report import (
     LiveCopy,
     LiveReport,
     LiveRow,
-    Repair,
+    RowRepair,
     ShardReport,
     pages_text,
 )
@@ -32,7 +32,7 @@ COLUMNS = (Column("id", "integer", 23, -1, 0), Column("name", "text", 25, -1, 1)
 KEYED = Group(1, "public", "t", "default", 1, COLUMNS)
 
 
-def report_of(*conflicts: LiveConflict, repairs: tuple[Repair, ...] = ()) -> LiveReport:
+def report_of(*conflicts: LiveConflict, repairs: tuple[RowRepair, ...] = ()) -> LiveReport:
     shard = ShardReport("a", ("b",), LiveCompared(1, 100, 8192), CutCompared(1, 90, 5, 3))
     report = LiveReport("daily", 2, [shard], list(conflicts), repairs=list(repairs))
     report.databases["a"], report.quoted["public.t"] = "shop", '"public"."t"'
@@ -44,7 +44,7 @@ def statements(report: LiveReport) -> list[str]:
 
 
 def test_a_row_gets_the_contents_of_the_cut_unless_it_has_been_written_since() -> None:
-    repair = Repair("a", KEYED, "(0,7)", b"7\tO'Neil\\t\\\\\t\\N\n", b"7\tit's\t5\n")
+    repair = RowRepair("a", KEYED, "(0,7)", b"7\tO'Neil\\t\\\\\t\\N\n", b"7\tit's\t5\n")
     assert statements(report_of(repairs=(repair,))) == [
         "SET client_encoding = 'UTF8'; SET standard_conforming_strings = on; BEGIN;",
         "UPDATE ONLY \"public\".\"t\" SET \"name\" = 'it''s', \"n\" = '5' WHERE \"id\" = '7' AND ctid = '(0,7)';",
@@ -54,12 +54,12 @@ def test_a_row_gets_the_contents_of_the_cut_unless_it_has_been_written_since() -
 
 
 def test_rows_that_one_side_lacks_are_inserted_and_deleted() -> None:
-    lost, unknown = Repair("a", KEYED, "", None, b"7\ta\t\\N\n"), Repair("a", KEYED, "(1,2)", b"8\tb\t1\n", None)
+    lost, unknown = RowRepair("a", KEYED, "", None, b"7\ta\t\\N\n"), RowRepair("a", KEYED, "(1,2)", b"8\tb\t1\n", None)
     assert statements(report_of(repairs=(lost, unknown)))[1:-1] == [
         'INSERT INTO "public"."t" ("id", "name", "n") OVERRIDING SYSTEM VALUE VALUES (\'7\', \'a\', NULL);',
         'DELETE FROM ONLY "public"."t" WHERE "id" = \'8\' AND ctid = \'(1,2)\';',
     ]
-    too_long = Repair("a", KEYED, "(0,1)", b"7\ta\t1\n", b"7\tb", is_too_long=True)
+    too_long = RowRepair("a", KEYED, "(0,1)", b"7\ta\t1\n", b"7\tb", is_too_long=True)
     assert statements(report_of(repairs=(too_long,)))[1:-1] == []
 
 

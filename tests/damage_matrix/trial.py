@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import psycopg
 from psycopg import sql
+from py4j.protocol import Py4JJavaError
 
 from cutline.check import verify
 from cutline.cli.main import run
@@ -52,6 +53,7 @@ TRACEBACK, HANG, UNDONE = 70, -1, -2
 SAME, OTHER = "the same", "something else"
 DIFFERENCES_SHOWN, SHOWN_CHARACTERS = 4, 160
 COPY_ENDS = "\\."
+CANCELLED, JOB_CANCELLED = "cancelled", "[SPARK_JOB_CANCELLED]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,9 @@ class Trials:
                     store.undo(self.world.store)
                 checked.append(result)
                 folders.append(folder)
-            for result in threads.map(self._restore, checked, folders):
+            for result, folder in zip(threads.map(self._restore_beside, checked, folders), folders, strict=True):
+                # A restore that fails cancels the jobs of those beside it.
+                result = self._restore(result, folder) if result.restored == CANCELLED else result
                 note(result)
                 yield result
 
@@ -240,6 +244,15 @@ class Trials:
         place = kind.fleet, kind.increment
         if place not in self.clean:
             self.clean[place] = self.restored(self.world.fleet, kind.fleet, kind.increment, f"{DATABASE}_clean")
+
+    def _restore_beside(self, result: Result, folder: Path | None) -> Result:
+        """Restore while other restores run; the result is CANCELLED if one of them has cancelled the jobs."""
+        try:
+            return self._restore(result, folder)
+        except Py4JJavaError as error:
+            if JOB_CANCELLED not in str(error):
+                raise
+            return replace(result, restored=CANCELLED)
 
     def _restore(self, result: Result, folder: Path | None) -> Result:
         """Restore the copy of the store in the folder; None if there is nothing to restore."""

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cutline.check import live
+from cutline.check.live import run as live_run
 from cutline.check.live.repair_script import repair_script
 from cutline.check.live.report import APPEND_ONLY, CUT_ROWS, INDEX, STANDBY_ROWS, UNREADABLE, LiveReport
 from cutline.check.live.run import LiveRequest, check_live
@@ -143,16 +143,16 @@ def loaded(dsns: list[str]) -> Iterator[Callable[[], int]]:
 
 def test_a_busy_fleet_raises_no_alarm(runs: Runs, servers: EmbeddedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     # Small rounds and tasks, so that tables are divided.
-    monkeypatch.setattr(live, "ROUND_BYTES", 400_000)
+    monkeypatch.setattr(live_run, "ROUND_BYTES", 400_000)
     monkeypatch.setattr(LiveRequest, "task_pages", 20)
     suspects: list[int] = []
-    confirm = live._LiveRun._confirm_round
+    confirm = live_run._LiveRun._confirm_round
 
-    def counting(run: live._LiveRun) -> None:
+    def counting(run: live_run._LiveRun) -> None:
         suspects.append(sum(len(one.pages) for check in run.checks for one in check.suspects))
         confirm(run)
 
-    monkeypatch.setattr(live._LiveRun, "_confirm_round", counting)
+    monkeypatch.setattr(live_run._LiveRun, "_confirm_round", counting)
     runs.full(NAME)
     with loaded(servers.dsns()) as done, BankWorkload(servers.dsns(), clients=2, pause_seconds=0.005):
         first = check(runs)

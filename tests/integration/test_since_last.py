@@ -162,7 +162,7 @@ def test_a_change_that_one_copy_has_differently_is_found_in_what_is_new(runs: Ru
     change_segment(store, NAME, 3, "s1-b1", change)
     report = since_last(runs)
     assert {one.kind for one in report.conflicts} == {"changes", "operation"}
-    assert kinds(report) == {("changes", "s1")}
+    assert kinds(report) == {("changes", "s1"), ("operation", None)}
     assert report.read is None
 
 

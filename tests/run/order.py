@@ -40,6 +40,8 @@ LONG = (
     "tests/simulation/test_shrinking.py",
     "tests/integration/test_background.py",
     "tests/integration/test_live_check.py",
+    "tests/integration/test_since_last.py",
+    "tests/integration/test_participants.py",
     "tests/integration/test_refusals_tables.py",
     "tests/integration/parts",
     "tests/integration/routing",

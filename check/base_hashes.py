@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes
+from cutline.check.required_values import check_required
 from cutline.check.sequence_values import KeyExtremes, add_extremes
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError
 from cutline.columns.bytes_column import from_arrow, xxhash64
@@ -31,7 +32,7 @@ class BaseHashTask:
     """A base object to hash; `changed` is a broadcast of the node's changed keys by group.
 
     `forms` is a broadcast of the TableForms of the node's tables. `fed` are the groups at the cut whose smallest and
-    largest keys are wanted.
+    largest keys are wanted, and `required` a broadcast of the columns that are NOT NULL (required_values.places_of).
     """
 
     base: BaseSource
@@ -39,6 +40,7 @@ class BaseHashTask:
     changed: Any
     store: StoreLocation
     fed: frozenset[int] = frozenset()
+    required: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +134,6 @@ def _hash(
         holds = find_valid_rows(batch, task.base, changed, key_hashes)
         places, hashes = places[holds], hashes[holds]
     add_extremes(extremes, task.base.source.number, group, batch.column("key"), task.fed, holds)
+    if task.required is not None:
+        check_required(task.forms.value, group, rows, task.required.value, holds)
     return combine_hashes(places, hashes)

@@ -13,6 +13,7 @@ from cutline.check.base_hashes import BaseHashTask, hash_base
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.required_values import required_by_node
 from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node, keys_of, merge
 from cutline.check.streams import StreamHashes, last_by_node
 from cutline.check.table_forms import forms_of_shards
@@ -92,6 +93,7 @@ def hash_partitions(
             folded = fold(session, sources, store, hashed=True, held=streams.held)
     changed: dict[int, Any] = {}
     forms: dict[str, Any] = {}
+    required: dict[int, Any] = {}
     try:
         for problem in folded.problems:
             findings.damage(problem)
@@ -103,6 +105,10 @@ def hash_partitions(
         progress.step("read base copies", total=len(bases), unit="objects")
         shares = _base_shares(copies, bases, progress)
         extremes, fed = KeyExtremes(), fed_by_node(copies)
+        required |= {
+            number: broadcast(session, places)
+            for number, places in required_by_node(copies.nodes, copies.shard, copies.required).items()
+        }
         tasks = (
             BaseHashTask(
                 base,
@@ -110,6 +116,7 @@ def hash_partitions(
                 changed.get(base.source.number),
                 store,
                 fed.get(base.source.number, frozenset()),
+                required.get(base.source.number),
             )
             for base in bases
         )
@@ -128,7 +135,7 @@ def hash_partitions(
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions, extremes)
     finally:
         folded.release()
-        for sent in (*changed.values(), *forms.values()):
+        for sent in (*changed.values(), *forms.values(), *required.values()):
             sent.unpersist()
 
 

@@ -19,6 +19,7 @@ from cutline.check.operation_documents import check_intent, check_leases, check_
 from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.primaries import check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.required_values import required_columns
 from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
@@ -274,7 +275,8 @@ def check_contents(
 def _copies_of(chain: Chain, stored: StoredDefinitions) -> Copies:
     labels = {shard: enum_labels(chain, shard, known) for shard, known in stored.labels.items()}
     fed = {shard: frozenset(fed_groups(chain, shard, described)) for shard, described in stored.newest.items()}
-    return Copies.of(chain, labels, fed)
+    required = {shard: required_columns(chain, shard, described) for shard, described in stored.newest.items()}
+    return Copies.of(chain, labels, fed, required)
 
 
 def hold_archive(store: StoreLocation, part: NewPart) -> HeldObjects | None:

@@ -47,7 +47,7 @@ MEANINGS: dict[int, str] = {
     " changed; or the store refused to delete objects",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
-    " settles it",
+    " settles it, and for a repair the next repair or gc",
     UNREACHABLE: "a node or the store can't be reached, or a node can't do its work now (for example, its disk is full)"
     ", or the command or an executor ran out of memory, threads or open files",
     BUSY: "another operation is running",

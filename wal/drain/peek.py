@@ -91,8 +91,9 @@ def _null_stream() -> int | None:
     return _stream
 
 
-OBJECT_IN_USE = "55006"
-SEE_LOG = "see the server's log"
+OBJECT_IN_USE, LIMIT_EXCEEDED = "55006", "53400"
+SEE_LOG, NO_SLOT = "see the server's log", "raise max_replication_slots, or drop slots that are no longer used"
+CONTINUE, REPEAT = "repeat the command: it continues where the archive ends", "repeat the check"
 # Several batches fit into AHEAD_BYTES (message_stream.py).
 BATCH_BYTES = 4 << 20
 
@@ -221,7 +222,7 @@ class SlotCopy:
                     count += batch.num_rows
                     yield _messages_of(batch)
         except (adbc.Error, pa.ArrowException, OSError) as error:
-            raise _peek_error(self.node, self.name, str(error), getattr(error, "sqlstate", None)) from error
+            raise _peek_error(self.node, self.name, str(error), getattr(error, "sqlstate", None), REPEAT) from error
         return count
 
 
@@ -240,7 +241,8 @@ def copied_slot(node: Node, slot: str) -> Iterator[SlotCopy]:
                 f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{name}'",
             )
         except (adbc.Error, pa.ArrowException, OSError) as error:
-            raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+            sqlstate = getattr(error, "sqlstate", None)
+            raise _peek_error(node, slot, str(error), sqlstate, REPEAT) from error
         yield SlotCopy(node, name, Lsn.parse(str(confirmed)), connection)
 
 
@@ -257,14 +259,15 @@ def slot_in_use(node: Node, slot: str) -> SlotInUseError:
     )
 
 
-def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None) -> SnapshotError:
+def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then: str = CONTINUE) -> SnapshotError:
     # Prefer the SQLSTATE: the server's messages may be in another language.
     if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
         return slot_in_use(node, slot)
+    remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "")
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(
         f"node {node.id}: the server aborted the read of slot {slot}: {lines[0] if lines else 'no reason given'}"
         f"{missing_files(node.dsn)}",
-        hint=f"{stopped_hint(sqlstate or '') or SEE_LOG}; then repeat the command: it continues where the archive ends",
+        hint=f"{remedy or SEE_LOG}; then {then}",
         details={"node": node.id, "slot": slot},
     )

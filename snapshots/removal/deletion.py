@@ -348,19 +348,25 @@ def _was_committed(store: ObjectStore, name: str) -> bool:
 def _check_deletable(surveyed: SurveyedSnapshot, others: tuple[str, ...], *, is_only: bool) -> None:
     """Raise unless the snapshot may be deleted without --force; `is_only`: no other snapshot can be restored."""
     name = surveyed.name
-    then = " (then nothing can be restored any more)"
+    warning = ["after that, nothing can be restored any more"]
     if surveyed.unreadable:
         raise SnapshotUnreadableError(
             f"can't tell which restore points of snapshot {name} would be lost: {surveyed.unreadable}",
-            hint="put the object back from a copy of the store, or delete the snapshot anyway:"
-            f" snapshot delete {name} --force{then * is_only}",
+            hint=[
+                "put the object back from a copy of the store, or delete the snapshot anyway:"
+                f" snapshot delete {name} --force",
+                *(warning if is_only else []),
+            ],
             details={"snapshot": name, "problem": surveyed.unreadable},
         )
     if surveyed.restorable and is_only:
         raise LastSnapshotError(
             f"snapshot {name} is the last restorable snapshot",
-            hint="take another snapshot first: snapshot create NAME   or delete this one anyway:"
-            f" snapshot delete {name} --force{then}",
+            hint=[
+                "take another snapshot first: snapshot create NAME   or delete this one anyway:"
+                f" snapshot delete {name} --force",
+                *warning,
+            ],
             details={"snapshot": name, "others": list(others)},
         )
 

@@ -178,7 +178,7 @@ def test_the_last_restorable_snapshot_is_deleted_only_by_force() -> None:
     with pytest.raises(LastSnapshotError) as error:
         delete(store, nodes)
     assert error.value.exit_code == 3
-    assert error.value.hint.endswith("snapshot delete old --force (then nothing can be restored any more)")
+    assert error.value.hint.endswith("snapshot delete old --force\nafter that, nothing can be restored any more")
     assert [plan_deletion(store, FLEET, name, force=True).is_last_restorable for name in ("old", "new")] == [
         True,
         False,

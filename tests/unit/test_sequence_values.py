@@ -89,9 +89,10 @@ def test_a_sequence_that_is_reset_again_and_again_or_restarted_is_not() -> None:
     assert doubts(chain_of(sequence(30, cycles=True), sequence(1, cycles=True))) == []
 
 
-@pytest.mark.parametrize("chosen", [None, np.array([True, True, False, True])])
-def test_the_extremes_of_keys_are_numbers(chosen: np.ndarray | None) -> None:
+@pytest.mark.parametrize("is_chosen", [None, (True, True, False, True)])
+def test_the_extremes_of_keys_are_numbers(is_chosen: tuple[bool, ...] | None) -> None:
     extremes: KeyExtremes = {}
+    chosen = None if is_chosen is None else np.array(is_chosen)
     keys = pa.array([b"9", b"-10", b"100", b"7"], pa.binary())
     add_extremes(extremes, 2, np.array([3, 3, 3, 4]), keys, {3}, chosen)
     assert extremes == {(2, 3): (-10, 100 if chosen is None else 9)}

@@ -27,13 +27,13 @@ Required: TypeAlias = Mapping[int, frozenset[int]]
 
 
 def required_columns(chain: Chain, shard: str, described: Description) -> dict[int, frozenset[int]]:
-    """Return the columns of a shard's tables that are NOT NULL, except for key columns, which are checked as keys."""
+    """Return the columns of a shard's tables that are NOT NULL, as those of every key are."""
     found: dict[int, frozenset[int]] = {}
     for group in chain.groups(shard):
         table = described.tables.get((group.schema, group.table))
         names = {column.name for column in table.columns if column.is_not_null} if table else set()
         places = frozenset(
-            place for place, column in enumerate(group.columns) if place >= group.key_width and column.name in names
+            place for place, column in enumerate(group.columns) if place < group.key_width or column.name in names
         )
         if places:
             found[group.number] = places

@@ -370,10 +370,27 @@ def _check_lines(
     # A line of a table without columns has one empty field.
     widths = np.maximum(forms.widths, 1)[form]
     for at in _block_slices(lines.offsets, widths):
+        if forms.is_utf8:
+            _check_encoding(forms, form[at], lines.part(at))
         block = _split(forms, form[at], lines.part(at), widths[at])
         if keys is not None:
             _check_keys(block, keys.part(at))
         _check_values(block, unchanged=unchanged)
+
+
+def _check_encoding(forms: TableForms, form: Ints, lines: BytesColumn) -> None:
+    """Check that lines are in UTF-8, without surrogates, as PostgreSQL does."""
+    try:
+        lines.to_large_arrow().cast(pa.large_string())
+    except pa.ArrowInvalid:
+        for number, line in enumerate(lines.to_large_arrow()):  # up to the first that is not
+            try:
+                line.as_py().decode()
+            except UnicodeDecodeError as error:
+                raise RowsInvalidError(
+                    f"a row of {forms.table(int(form[number]))} is not in the database's encoding, UTF8: {error.reason}"
+                    " (the table itself may contain it, if a function made it)"
+                ) from None
 
 
 def _block_slices(offsets: Ints, widths: Ints) -> Iterator[slice]:

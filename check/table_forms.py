@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cutline.columns.bytes_column import Flags, Ints, offsets_of
+from cutline.nodes.encodings import UTF8
 from cutline.nodes.groups import Group
 from cutline.snapshots.records.chain import Chain
 
@@ -95,7 +96,7 @@ class TableForms:
 
     `widths` and `key_widths` are numbers of columns, `masks` the numbers of partitions less one. `types` has the
     columns whose values are checked, keyed by the oid of their type. `names` has the names of each table and its
-    columns, joined by NAME_END. `enums` are the types with labels, keyed by oid.
+    columns, joined by NAME_END. `enums` are the types with labels, keyed by oid. If `is_utf8`, all text is in UTF-8.
     """
 
     numbers: Ints
@@ -105,6 +106,7 @@ class TableForms:
     types: Mapping[int, TypedColumns] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     enums: Mapping[int, EnumType] = field(default_factory=dict)
+    is_utf8: bool = False
 
     @classmethod
     def of(cls, groups: Iterable[Group], labels: Labels | None = None) -> TableForms:
@@ -191,6 +193,7 @@ class TableForms:
             types,
             (*self.names, *others.names),
             self.enums,
+            self.is_utf8,
         )
         return joined._take(np.argsort(joined.numbers, kind="stable"))
 
@@ -203,6 +206,7 @@ class TableForms:
             {oid: columns.take(forms) for oid, columns in self.types.items()},
             tuple(self.names[form] for form in forms.tolist()),
             self.enums,
+            self.is_utf8,
         )
 
     @cached_property
@@ -212,7 +216,8 @@ class TableForms:
         for oid, columns in self.types.items():
             widths = np.repeat(self.key_widths, columns.counts(np.arange(len(self))))
             types[oid] = columns.keep(columns.places < widths)
-        return TableForms(self.numbers, self.key_widths, self.key_widths, self.masks, types, self.names, self.enums)
+        widths = self.key_widths
+        return TableForms(self.numbers, widths, widths, self.masks, types, self.names, self.enums, self.is_utf8)
 
     def table(self, form: int) -> str:
         """Return the name of a table."""
@@ -230,7 +235,7 @@ class TableForms:
     def digest(self) -> bytes:
         """A digest of everything in the forms."""
         enums = [(oid, enum.name, sorted(enum.labels)) for oid, enum in self.enums.items()]
-        found = hashlib.sha256(repr((self.names, list(self.types), enums)).encode())
+        found = hashlib.sha256(repr((self.names, list(self.types), enums, self.is_utf8)).encode())
         arrays: list[npt.NDArray[Any]] = [self.numbers, self.widths, self.key_widths, self.masks]
         for columns in self.types.values():
             arrays += [columns.offsets, columns.places, columns.limits]
@@ -289,12 +294,13 @@ def forms_of_shards(
 ) -> dict[str, Sent]:
     """Return what `send` returns for the forms of all definitions of each shard, keyed by shard.
 
-    `labels` are those of enum columns, by shard. Shards with the same tables and labels share one result.
+    `labels` are those of enum columns, by shard. Shards with the same tables, labels and encodings share one result.
     """
     sent: dict[bytes, Sent] = {}
     found: dict[str, Sent] = {}
     for shard in sorted(shards):
         forms = TableForms.of(chain.definitions(shard).values(), labels.get(shard))
+        forms = replace(forms, is_utf8=chain.baseline[shard].encoding == UTF8)
         digest = forms.digest
         if digest not in sent:
             sent[digest] = send(forms)

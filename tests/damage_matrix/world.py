@@ -179,7 +179,7 @@ def _database(maintenance: str) -> Iterator[None]:
         for role in (OWNER, READER):
             admin.execute(f"CREATE ROLE {role}".encode())
         try:
-            admin.execute(f"CREATE DATABASE {DATABASE}".encode())
+            admin.execute(f"CREATE DATABASE {DATABASE} TEMPLATE template0 ENCODING 'UTF8'".encode())
             yield
         finally:
             query = "SELECT datname FROM pg_database WHERE datname ^@ %s"

@@ -105,6 +105,18 @@ def test_a_value_that_could_not_be_loaded_is_damage(change: dict[str, bytes], wh
             check(base(line(id=b"1"), line(**change), group=group))
 
 
+@pytest.mark.parametrize("text", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", "ä".encode("latin1")])
+def test_bytes_that_are_not_in_the_databases_encoding_are_damage(text: bytes) -> None:
+    """As PostgreSQL's pg_utf8_islegal: no stray or overlong bytes, no surrogates, nothing beyond U+10FFFF."""
+    checks = BaseChecks(replace(FORMS, is_utf8=True))
+    good, bad = base(line(text="äöü€😀".encode())), base(line(id=b"5"), line(id=b"6", text=text))
+    checks.add(good, xxhash64(from_list(good.column("key").to_pylist())))
+    with pytest.raises(RowsInvalidError, match=r"a row of public\.t is not in the database's encoding, UTF8"):
+        checks.add(bad, xxhash64(from_list(bad.column("key").to_pylist())))
+    # Nothing is known of other encodings.
+    check(bad)
+
+
 def test_lines_and_keys_that_do_not_fit_are_damage() -> None:
     with pytest.raises(RowsInvalidError, match="does not end with a newline"):
         check(base(line()[:-1]))

@@ -229,8 +229,7 @@ def _invalid_changes() -> Iterator[Kind]:
     }  # fmt: skip
     for name, (increment, edit) in by_name.items():
         for place in (PRIMARY, BOTH, ONLY) if name == "a field less" else (BOTH, ONLY):
-            kinds_found = ("rows", "changes", "history") if "never there" in name else ("rows", "changes")
-            yield kind(name, place, increment, edit, found(*kinds_found, node="s1"))
+            yield kind(name, place, increment, edit, found("rows", "changes", "history", node="s1"))
     for place in (PRIMARY, BOTH, ONLY):
         yield kind("the wrong partition", place, 2, on_change("pairkey", 2, _update(partition=1), None),
                    found("partition", node="s1", object=DAMAGED))  # fmt: skip

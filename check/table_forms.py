@@ -298,9 +298,10 @@ def forms_of_shards(
     """
     sent: dict[bytes, Sent] = {}
     found: dict[str, Sent] = {}
+    encodings = {identity.node: identity.encoding for identity in chain.full.baseline}
     for shard in sorted(shards):
         forms = TableForms.of(chain.definitions(shard).values(), labels.get(shard))
-        forms = replace(forms, is_utf8=chain.baseline[shard].encoding == UTF8)
+        forms = replace(forms, is_utf8=encodings.get(shard) == UTF8)
         digest = forms.digest
         if digest not in sent:
             sent[digest] = send(forms)

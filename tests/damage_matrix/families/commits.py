@@ -368,7 +368,7 @@ def _definitions() -> Iterator[Kind]:
     for fleet in CHAINS:
         for name, change in described.items():
             yield kind(DEFINITIONS, fleet, name, change,
-                       found("commit") if name in refused else found("definition", "commit"))  # fmt: skip
+                       found("commit") if name in refused else found("definition", "commit", "left-out"))  # fmt: skip
     by_rows: Mapping[str, tuple[Change, tuple[str, ...]]] = {
         "a key has a column more": (_group("transfer", lambda group: group.update(key_width=2)),
                                     ("rows", "definition")),
@@ -384,11 +384,11 @@ def _definitions() -> Iterator[Kind]:
     for name, (change, kinds_found) in by_rows.items():
         yield kind(DEFINITIONS, SINGLE, name, change, found(*kinds_found))
     yield kind(DEFINITIONS, SINGLE, "a table is lost with its rows", _lose_table, found("definition", node="s1"))
-    for name, change in {
-        "the names of two tables with the same columns are exchanged": _exchange_names,
-        "the numbers of two tables with the same columns are exchanged": _exchange_tables("number"),
-    }.items():
-        yield kind(DEFINITIONS, SINGLE, name, change, Hidden("both tables have the same columns, and rows that fit"))
+    # The oids of the tables are not exchanged.
+    yield kind(DEFINITIONS, SINGLE, "the names of two tables with the same columns are exchanged", _exchange_names,
+               found("definition"))  # fmt: skip
+    yield kind(DEFINITIONS, SINGLE, "the numbers of two tables with the same columns are exchanged",
+               _exchange_tables("number"), Hidden("both tables have the same columns, and rows that fit"))  # fmt: skip
     contradictory: Mapping[str, Change] = {
         "a table is there twice": _of(0, lambda commit: commit["groups"]["s1"].append(commit["groups"]["s1"][0])),
         "two tables have one number":

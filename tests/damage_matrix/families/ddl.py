@@ -118,6 +118,7 @@ def _described() -> Mapping[str, Edit]:
         "NOT NULL is lost": replacing("TABLE", "typed", '"needed" "text" NOT NULL', '"needed" "text"'),
         "a label of an enum that rows have": replacing("TYPE", "mood", "'ok'", "'fine'"),
         "a domain refuses a value that rows have": replacing("DOMAIN", "positive", "> 0", "> 100"),
+        "a label of an enum more": replacing("TYPE", "mood", "'happy'", "'happy',\n    'more'"),
     }
 
 
@@ -150,7 +151,6 @@ def _alone() -> Mapping[str, Edit]:
         "a privilege is lost": losing("ACL", 'TABLE "account"'),
         "a privilege more": replacing("ACL", 'TABLE "account"', "GRANT SELECT", "GRANT UPDATE"),
         "a comment is another": replacing("COMMENT", 'TABLE "account"', "the accounts", "other accounts"),
-        "a label of an enum more": replacing("TYPE", "mood", "'happy'", "'happy',\n    'more'"),
         "a domain allows more": replacing("DOMAIN", "positive", "> 0", "> -1"),
         "a sequence starts elsewhere": replacing("SEQUENCE", "counter", "START WITH 1", "START WITH 2"),
         "a sequence belongs to no column": losing("SEQUENCE OWNED BY", "transfer_id_seq"),

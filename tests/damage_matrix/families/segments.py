@@ -492,7 +492,7 @@ def _metadata() -> Iterator[Kind]:
                         _set({"operation": other_operation}),
                         doubted("operation", reason=FAILED_BEFORE, is_same=True))  # fmt: skip
         yield of_family("the events begin elsewhere, says the commit", place, 2, _set({}, {"events_at": 4}),
-                        found("unreadable", "rows", "commit", node="s1"))  # fmt: skip
+                        found("unreadable", "rows", "commit", "digest", node="s1"))  # fmt: skip
         yield of_family("another digest of the events in the commit", place, 2, _set({}, {"events_digest": "0" * 64}),
                         found("digest", "rows", "commit", node="s1"))  # fmt: skip
         yield of_family("another number in the commit", place, 2, _set({}, {"number": 9}), found("commit"))

@@ -49,7 +49,7 @@ def page_of(kinds: Iterable[Kind], missed: Collection[str]) -> str:
     """Return the text of the page."""
     kinds = list(kinds)
     parts = [TITLE, *(_wrapped(one.format(count=f"{len(kinds):,}")) for one in INTRODUCTION)]
-    doubted = [one for one in kinds if isinstance(one.expected, Doubted)]
+    doubted = [one for one in kinds if isinstance(one.expected, Doubted) and one.id not in missed]
     parts += ["\n".join(_table(kinds, missed)), "## Doubted", DOUBTED, "\n".join(_grouped(doubted, _reason))]
     parts += ["## Hidden", _wrapped(HIDDEN)]
     for is_same, title in ((True, "### Restored as before"), (False, "### Restored as something else")):

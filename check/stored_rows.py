@@ -519,7 +519,7 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
             type_ = block.forms.type_name(oid, None if given is None else int(given[at]))
             raise RowsInvalidError(
                 f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
-                f" {type_} does not accept"
+                f" {type_} does not accept or print"
             )
 
 
@@ -589,6 +589,7 @@ def _are_usual_numbers(words: Any, oid: int, starts: Ints, lengths: Ints) -> Fla
     count = np.clip(lengths, 0, WORD_BYTES)
     is_usual = _are_digits((begin << _SHIFTS[count]) | _ZEROS[count]) & (lengths > 0)
     is_usual &= (lengths < digits_max) | ((lengths == digits_max) & ((begin & _BYTE) < first_digit))
+    is_usual &= ((begin & _BYTE) != ord("0")) | ((lengths == 1) & ~is_negative)
     # The last eight digits, and the eight before them.
     for digits in (WORD_BYTES, 2 * WORD_BYTES):
         if digits < digits_max and len(long := np.flatnonzero(is_usual & (lengths > digits))):
@@ -661,10 +662,19 @@ def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None, enum: E
     if oid in PARSED:
         texts = values.to_large_arrow()
         if _are_numbers(texts, oid):
-            return None
+            is_wrong = _have_leading_zeros(values)
+            return int(is_wrong.argmax()) if is_wrong.any() else None
         return next(index for index in range(len(values)) if not _are_numbers(texts.slice(index, 1), oid))
     # Booleans and UUIDs have only one form.
     return 0
+
+
+def _have_leading_zeros(numbers: BytesColumn) -> Flags:
+    """Flag numbers with a zero before other digits, or after a sign: the types accept them, but never print them."""
+    starts = numbers.offsets[:-1]
+    is_negative = numbers.data[starts] == ord("-")
+    found: Flags = numbers.data[starts + is_negative] == ord("0")
+    return found & ((numbers.lengths > 1) | is_negative)
 
 
 def _are_numbers(texts: pa.Array, oid: int) -> bool:

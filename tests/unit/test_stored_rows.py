@@ -82,6 +82,10 @@ def test_what_copy_prints_is_accepted() -> None:
         ({"number": b"1.5"}, "column number"),
         ({"number": b""}, "column number"),
         ({"oid": b"-1"}, "column oid"),
+        # The types accept these, but print them otherwise: two rows may have the same key.
+        ({"id": b"007"}, "column id"),
+        ({"number": b"-0"}, "column number"),
+        ({"small": b"-07"}, "column small"),
         ({"flag": b"true"}, "column flag"),
         ({"flag": b"x"}, "column flag"),
         ({"uuid": b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1"}, "column uuid"),
@@ -242,7 +246,9 @@ def test_rows_of_many_tables_are_checked_together(monkeypatch: pytest.MonkeyPatc
     for fields in (1, 12, 1 << 16):
         monkeypatch.setattr("cutline.check.stored_rows.FIELDS_PER_BLOCK", fields)
         checked(rows)
-        with pytest.raises(RowsInvalidError, match=r"column short of public\.pair .* character varying\(3\) does not"):
+        with pytest.raises(
+            RowsInvalidError, match=r"column short of public\.pair .* character varying\(3\) does not accept or print"
+        ):
             checked([*rows, (pair, b"1\t4", b"1\t4\tlong\n"), *rows[3:5]])
         with pytest.raises(RowsInvalidError, match=r"column uuid of public\.bag contains a value that type uuid"):
             checked([*rows, (BAG, b"", line(uuid=b"x" * 36)), (none, b"", b"\n")])
@@ -256,10 +262,10 @@ def test_rows_of_many_tables_are_checked_together(monkeypatch: pytest.MonkeyPatc
             checked([*rows, (pair, b"1\t2", b"1\t2\tb\n")])
 
 
-# Values at the limits of what is recognised at a glance; those that PostgreSQL prints, and others that it reads.
+# Values at the limits of what is recognised at a glance: those that PostgreSQL prints, and others.
 ACCEPTED = {
     "id": ["0", "-1", "99999999", "-99999999", "100000000", "9999999999999999", "-99999999999999999",
-           "999999999999999999", "8999999999999999999", "9223372036854775807", "-9223372036854775808", "007"],
+           "999999999999999999", "8999999999999999999", "9223372036854775807", "-9223372036854775808"],
     "small": ["9999", "-9999", "29999", "32767", "-32768"],
     "number": ["999999999", "1999999999", "2147483647", "-2147483648", "-1999999999"],
     "oid": ["0", "3999999999", "4294967295"],
@@ -271,7 +277,7 @@ ACCEPTED = {
 REFUSED = {
     "id": ["", "-", "+", "1e5", "12345678x", "x2345678", "123456789x", "1234567x9012345678", "12345678 ", "1 2345678",
            "9223372036854775808", "-9223372036854775809", "99999999999999999999", "--1", "1-", "/", ":", "1234567/",
-           "1234567:", "12345678901234567890"],
+           "1234567:", "12345678901234567890", "007", "00", "-0", "-012345678", "012345678901"],
     "small": ["32768", "-32769", "99999", "1.0"],
     "number": ["2147483648", "-2147483649", "9999999999", "12345678901"],
     "oid": ["-1", "4294967296"],

@@ -11,7 +11,8 @@ held.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -162,10 +163,22 @@ class _Checking:
             if before is not None:
                 self._check_unchanged(before, chain, name)
             self._check_values(chain, name, commit)
+        self._check_listed(commit, archives.keys())
         for name in sorted(with_roles & self.shards.keys()):
             self._check_roles(chain, name)
         if archives:
             self.differences.add(chain, before, {name: shard.newest for name, shard in self.shards.items()})
+
+    def _check_listed(self, commit: Commit, with_ddl: Set[str]) -> None:
+        """Check that a full snapshot lists DDL of all shards, and that a commit has one value of each sequence."""
+        if commit.increment == 0 and not self.chain.full.only_cut:
+            for shard in sorted(self.shards.keys() - with_ddl):
+                self.findings.conflict(Conflict("definition", "the full snapshot lists no DDL", node=shard))
+        for shard, sequences in commit.sequences.items():
+            counts = Counter((one.schema, one.name) for one in sequences)
+            for schema, name in sorted(key for key, count in counts.items() if count > 1):
+                detail = f"{point_label(commit.increment)} has several values of sequence {table_name(schema, name)}"
+                self.findings.conflict(Conflict("definition", detail, node=shard))
 
     def _before(self, commit: Commit) -> Chain | None:
         """Return the chain that the commit continues; None for a full snapshot without changes before its cut."""
@@ -203,6 +216,9 @@ class _Checking:
             if stored.kind == GLOBALS:
                 shard, found = self.shards[stored.node], read_globals_object(self.store, stored)
                 shard.roles = frozenset(role.name for role in found.roles)
+                if len(shard.roles) < len(found.roles):
+                    detail = "the stored roles of the server contain a role several times"
+                    self.findings.conflict(Conflict("roles", detail, node=stored.node, object=stored.key))
                 shard.all_roles |= shard.roles
             elif stored.kind == EXTENSION_ROWS:
                 read_extension_rows_object(self.store, stored)

@@ -189,6 +189,23 @@ def test_the_fleet_file_may_exclude_a_table_without_a_change_of_ddl(made: MadeCh
     assert (excluding.conflicts, excluding.doubts) == ([], [])
 
 
+def test_a_full_snapshot_without_ddl_is_found_although_increments_have_ddl(made: MadeChain) -> None:
+    def change(full: Any) -> Commit:
+        return structs.replace(full, copied=tuple(one for one in full.copied if (one.kind, one.node) != (DDL, "s2")))
+
+    found = [(one.detail, one.node) for one in made.with_commit(0, change).checked()[0].report.conflicts]
+    assert ("the full snapshot lists no DDL", "s2") in found
+
+
+def test_a_sequence_that_a_commit_lists_twice_is_found(made: MadeChain) -> None:
+    def change(one: Any) -> Commit:
+        (value,) = one.sequences["s1"]
+        other = structs.replace(value, last_value=value.last_value + 7)
+        return structs.replace(one, sequences=one.sequences | {"s1": (value, other)})
+
+    assert "increment 2 has several values of sequence public.entry_id_seq" in made.with_commit(2, change).conflicts
+
+
 def test_roles_that_the_globals_lack_are_found(made: MadeChain) -> None:
     listed = next(one for one in made.chain.full.copied if (one.kind, one.node) == (GLOBALS, "s1"))
     document = msgspec.json.decode(zstandard.decompress(made.store.read(listed.key)))

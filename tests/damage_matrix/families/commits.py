@@ -656,7 +656,7 @@ def _objects() -> Iterator[Kind]:
         "the base copy of an increment is lost": ("base", 1, ("history", "row-count")),
         "the large objects are lost": ("large_objects", 0, ("left-out", "commit")),
         "the globals are lost": ("globals", 0, ("roles", "commit", "definition")),
-        "the DDL is lost": ("archive", 0, ("commit",)),
+        "the DDL is lost": ("archive", 0, ("commit", "definition")),
         "the DDL of an increment is lost": ("archive", 2, ("commit",)),
     }
     for name, (of_kind, increment, kinds_found) in lost.items():

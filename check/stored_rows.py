@@ -673,8 +673,8 @@ def _have_leading_zeros(numbers: BytesColumn) -> Flags:
     """Flag numbers with a zero before other digits, or after a sign: the types accept them, but never print them."""
     starts = numbers.offsets[:-1]
     is_negative = numbers.data[starts] == ord("-")
-    found: Flags = numbers.data[starts + is_negative] == ord("0")
-    return found & ((numbers.lengths > 1) | is_negative)
+    found: Flags = (numbers.data[starts + is_negative] == ord("0")) & ((numbers.lengths > 1) | is_negative)
+    return found
 
 
 def _are_numbers(texts: pa.Array, oid: int) -> bool:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import column_of, xxhash64
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import row_batches
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -37,7 +37,7 @@ from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows
 from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_bases
-from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_images
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.spark.needs import ExecutorNeeds
@@ -189,21 +189,14 @@ def _loaded(session: SparkSession, sources: Sources, folded: Fold, store: StoreL
     def read_base(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
         return _rows_of_base(store, base, changed.value.get(base.source.number, {}), multisets)
 
+    def change(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _rows_of_images(batches, multisets)
+
     rows = read_bases(session, sources.bases, groups, read_base, LOADED)
-    columns = ["node", "group", "partition", "row", "key"]
-    if folded.images is not None:
-
-        def read_images(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _rows_of_images(batches, multisets)
-
-        rows = rows.unionByName(map_batches(folded.images.select(*columns), read_images, LOADED))
-    if folded.long_images is not None:
-        reader = long_image_reader(sources, store)
-
-        def read_long(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _rows_of_images(reader.read_images(batches), multisets)
-
-        rows = rows.unionByName(map_batches(folded.long_images, read_long, LOADED))
+    columns = ("node", "group", "partition", "row", "key")
+    reader = long_image_reader(sources, store)
+    for images in map_images(session, folded, reader, change, columns, (LOADED_SCHEMA, LOADED)):
+        rows = rows.unionByName(images)
     return rows
 
 

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.columns.bytes_column import BytesColumn, column_of, offsets_of, runs, xxhash64
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import row_batches
 from cutline.fleet.progress import Progress
 from cutline.restore.plan.topology import Topology
 from cutline.restore.scope.table_routes import RouteKind, SourceRoutes, place_rows
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_bases
-from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_images
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
 from cutline.snapshots.records.chain import Chain
 from cutline.spark.spark_jobs import job_progress, raise_first
@@ -134,24 +134,14 @@ def _claims(
     def read_base(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
         return _claims_of_base(store, base, changed.value, routes[base.source.number])
 
+    def change(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _claims_of_images(batches, routes)
+
     claims = read_bases(session, sources.bases, groups, read_base, CLAIMS)
-    columns = ["node", "group", "row", "key"]
-    if folded.local is not None:
-        found = _claims_of_images(iter(folded.local.select(columns).to_batches()), routes)
-        claims = claims.unionByName(session.createDataFrame(pa.Table.from_batches(found, CLAIMS_SCHEMA)))
-    if folded.images is not None:
-
-        def read_images(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _claims_of_images(batches, routes)
-
-        claims = claims.unionByName(map_batches(folded.images.select(*columns), read_images, CLAIMS))
-    if folded.long_images is not None:
-        reader = long_image_reader(sources, store)
-
-        def read_long(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _claims_of_images(reader.read_images(batches), routes)
-
-        claims = claims.unionByName(map_batches(folded.long_images, read_long, CLAIMS))
+    columns = ("node", "group", "row", "key")
+    reader = long_image_reader(sources, store)
+    for images in map_images(session, folded, reader, change, columns, (CLAIMS_SCHEMA, CLAIMS)):
+        claims = claims.unionByName(images)
     return claims
 
 

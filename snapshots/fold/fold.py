@@ -7,12 +7,13 @@ of the data, are never shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from cutline.columns.python_workers import map_batches
 from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys, read_wanted_rows
 from cutline.snapshots.fold.changes import ENTRY, SegmentImages, choose_changes, read_changes
 from cutline.snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
@@ -115,6 +116,33 @@ def fold(
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:
     """Return the reader for the long images that these sources produce."""
     return LongImageReader(sources.bases, sources.segments, sources.column_counts, store)
+
+
+def map_images(
+    spark: SparkSession,
+    folded: Fold,
+    reader: LongImageReader,
+    change: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    columns: tuple[str, ...],
+    schema: tuple[pa.Schema, str],
+) -> Iterator[DataFrame]:
+    """Yield what `change` makes of the images in each place where the fold has left some, except for segments.
+
+    `change` gets the images' `columns`, and returns rows of `schema`, given as Arrow's and as Spark's. A new place for
+    images has to be added here, or their rows are lost in silence.
+    """
+    arrow, ddl = schema
+    if folded.local is not None:
+        found = change(iter(folded.local.select(list(columns)).to_batches()))
+        yield spark.createDataFrame(pa.Table.from_batches(found, arrow))
+    if folded.images is not None:
+        yield map_batches(folded.images.select(*columns), change, ddl)
+    if folded.long_images is not None:
+
+        def read_long(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from change(reader.read_images(batches))
+
+        yield map_batches(folded.long_images, read_long, ddl)
 
 
 def _split_long_images(folded: Fold) -> None:

@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterable
 from tests.damage_matrix.kinds import Doubted, Hidden, Kind
 
 # A restore takes several times as long as a check.
-RESTORED = (
-    "rows: other values / single / a value of column small (the only copy)",
-)
+RESTORED = ("rows: other values / single / a value of column small (the only copy)",)
 
 
 def fixed_sample(kinds: Iterable[Kind], missed: Collection[str]) -> list[Kind]:

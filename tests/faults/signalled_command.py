@@ -16,6 +16,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import cutline.cli.commands.create
 import cutline.cli.commands.restore
 import cutline.cli.main
@@ -23,6 +25,7 @@ import cutline.cli.output.activity
 import cutline.snapshots.operations.committing
 from tests.commands.watching import Reached, Watching
 from tests.run.archiving import archive_by_spark
+from tests.run.folding import FOLDING, fold_as
 
 BY_SPARK = "CUTLINE_ARCHIVE_BY_SPARK"
 ABOUT_TO_COMMIT = "about to put the commit"
@@ -58,6 +61,8 @@ def main() -> None:
         module.progress = lambda _context: nullcontext(watching)
     if BY_SPARK in os.environ:
         archive_by_spark()
+    if FOLDING in os.environ:
+        fold_as(int(os.environ[FOLDING]), pytest.MonkeyPatch())
     sys.argv = ["snapshot", *words]
     cutline.cli.main.main()
 

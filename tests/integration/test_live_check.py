@@ -143,7 +143,7 @@ def loaded(dsns: list[str]) -> Iterator[Callable[[], int]]:
 
 def test_a_busy_fleet_raises_no_alarm(runs: Runs, servers: EmbeddedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     # Small rounds and tasks, so that tables are divided.
-    monkeypatch.setattr(live_run, "ROUND_BYTES", 1_000_000)
+    monkeypatch.setattr(live_run, "ROUND_BYTES", 400_000)
     monkeypatch.setattr(LiveRequest, "task_pages", 20)
     suspects: list[int] = []
     confirm = live_run._LiveRun._confirm_round

@@ -76,7 +76,7 @@ def find_nulls(rows: BytesColumn) -> tuple[Ints, Ints]:
     """
     begin, end = int(rows.offsets[0]), int(rows.offsets[-1])
     data = rows.data[begin:end]
-    slashes = find_byte(data, BACKSLASH)
+    slashes = find_byte(data, int(BACKSLASH))
     at = slashes[data[np.minimum(slashes + 1, len(data) - 1)] == N]
     if not len(at):
         return at, at

@@ -29,7 +29,7 @@ from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import HeldObjects
 from cutline.wal.segments.segments import Definition, OpenTransaction, Segment, SegmentRange, create_segment
-from tests.unit.made_commits import commit, counted
+from tests.unit.made_commits import counted, full_commit
 from tests.unit.made_segments import HELD, event, table
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ def hashed(location: StoreLocation, segment: Segment, mapping: SchemaMapping | N
     source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
     one = SegmentSource(source, segment, Lsn(200), frozenset(), {}, mapping)
     return hash_stream(StreamTask(one, Lsn(0), location, forms(), with_events=True))
+
+
+def chain_of(*nodes: str) -> Chain:
+    """A chain whose slots were created before all WAL."""
+    return Chain(replace(counted(full_commit()), base=dict.fromkeys(nodes, Lsn(0))))
 
 
 @pytest.fixture
@@ -207,7 +212,7 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
         monkeypatch.setattr(Chain, "segments", lambda *_: (first, second))
         monkeypatch.setattr(Copies, "since", lambda *_: Lsn(0))
         monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
-        copies = Copies(("n1",), {"n1": "n1"}, Chain(counted(commit(0))))
+        copies = Copies(("n1",), {"n1": "n1"}, chain_of("n1"))
         findings = Findings(SnapshotReport("daily", 0))
         hash_streams(cast("SparkSource", None), copies, HeldObjects(location), findings, Silent())
         for segment in (first, second):
@@ -236,7 +241,7 @@ def test_positions_of_copies_are_asked_for_once_a_node(
     monkeypatch.setattr(NewPart, "segment_sources", segments)
     monkeypatch.setattr(Copies, "since", since)
     monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
-    copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, Chain(counted(commit(0))))
+    copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, chain_of("n1", "n2"))
     findings = Findings(SnapshotReport("daily", 0))
     found = hash_streams(cast("SparkSource", None), copies, HeldObjects(location), findings, Silent())
     assert asked == ["n1", "n2"]

@@ -22,6 +22,7 @@ from cutline.check.deleted_rows import CHANGES_MAX, DeletedKeys, ExpectedRows, K
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings
+from cutline.check.required_values import RequiredSince, check_changes
 from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, forms_of_shards
@@ -46,6 +47,7 @@ from cutline.snapshots.fold.sources import (
     own_definitions,
     read_opened,
 )
+from cutline.snapshots.records.chain import Chain
 from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
@@ -53,6 +55,7 @@ from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensSt
 from cutline.wal.segments.segments import (
     CHANGES,
     MARKER,
+    NO_GROUP,
     PARTIAL,
     READ_WHOLE_BYTES_MAX,
     ROLLBACK_PREPARED,
@@ -161,11 +164,12 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables. `continued` is the
-    transaction of which the segment before it has the beginning, and `base` the position at which the node's slot was
-    created. `last`, `with_events` and `with_deletes` request additional results, and so does `parts`, a broadcast of
-    the rules for the parts of global transactions. An earlier check has compared the segment's changes and events
-    before `checked_to`, except those of the transactions at `decided`.
+    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables, and `required`
+    of the columns that are NOT NULL. `continued` is the transaction of which the segment before it has the beginning,
+    and `base` the position at which the node's slot was created. `last`, `with_events` and `with_deletes` request
+    additional results, and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier
+    check has compared the segment's changes and events before `checked_to`, except those of the transactions at
+    `decided`.
     """
 
     segment: SegmentSource
@@ -180,6 +184,7 @@ class StreamTask:
     continued: OpenTransaction | None = None
     base: Lsn = ORIGIN
     with_deletes: bool = False
+    required: Any = None
 
 
 class MarkerMessage(NamedTuple):
@@ -194,7 +199,8 @@ class StreamReport:
     """Combined hashes, keyed by (node number, group), where group 0 holds the events; or the problem with the segment.
 
     `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams. `parts` reduces the parts of global
-    transactions. `lacks_end` and `is_open_prepared` are those of SegmentTransactions.
+    transactions, and `groups` are the numbers under which changes are stored. `lacks_end` and `is_open_prepared` are
+    those of SegmentTransactions.
     """
 
     sums: Sums | None
@@ -207,6 +213,7 @@ class StreamReport:
     lacks_end: bool = False
     is_open_prepared: bool | None = None
     deletes: KeyDeletes | None = None
+    groups: frozenset[int] = frozenset()
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
@@ -214,7 +221,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
     store, source = HeldObjects.of(task.store), task.segment.source
     parts: list[Sums] = []
     markers: list[MarkerMessage] = []  # two per cut
-    counts = np.zeros(len(ROW_COUNTS), np.int64)
+    counts, groups = np.zeros(len(ROW_COUNTS), np.int64), set[int]()
     last = LastChanges(task.last) if task.last else None
     transactions = SegmentTransactions(task.segment.segment, task.base, task.continued)
     try:
@@ -230,11 +237,14 @@ def hash_stream(task: StreamTask) -> StreamReport:
             transactions.add(table)
             op = np.asarray(table["op"].to_numpy())
             counts += _count_rows(op)
+            groups |= _groups_in(table)
             messages = table.filter(pa.array(op == MARKER))
             positions = map(Lsn, messages["lsn"].to_pylist())
             markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
             for converted in converted_to_cut(table, task.segment):
                 parts.append(_hash_table(task, converted))
+                if task.required:
+                    check_changes(forms, converted, task.segment, task.required.value)
                 if deletes:
                     deletes.add(converted)
             if last:
@@ -259,6 +269,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
         lacks_end=transactions.lacks_end,
         is_open_prepared=transactions.is_open_prepared,
         deletes=deletes.report() if deletes else None,
+        groups=frozenset(groups - {NO_GROUP}),
     )
 
 
@@ -332,6 +343,13 @@ def _hashes(table: pa.Table) -> Any:
         values = column_of(column) if count else from_list([])
         hashes = xxhash64(values, hashes)
     return hashes
+
+
+def _groups_in(table: pa.Table) -> set[int]:
+    group = to_numpy(table["group"])
+    # The changes of a table are next to each other.
+    starts = np.concatenate([[True], group[1:] != group[:-1]])[: len(group)]
+    return set(np.unique(group[starts]).tolist())
 
 
 def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
@@ -410,6 +428,11 @@ def hash_streams(
         copies.labels,
         lambda found: InDriver(found) if is_here else broadcast(spark.session(), found),
     )
+    required = {
+        shard: InDriver(found) if is_here else broadcast(spark.session(), found)
+        for shard, found in ((shard, RequiredSince.of(since)) for shard, since in copies.required_since.items())
+        if len(found.columns)
+    }
     of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(spark.session(), rules)
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
@@ -431,6 +454,7 @@ def hash_streams(
             before[segment.source.key].open if segment.source.key in before else None,
             copies.chain.full.base[segment.source.node],
             with_deletes,
+            required.get(copies.shard[segment.source.node]),
         )
         for segment in segments
     ]
@@ -442,11 +466,14 @@ def hash_streams(
     try:
         reports = _run_here(tasks, shares) if is_here else _run_tasks(spark.session(), tasks, shares)
     finally:
-        for sent in (*forms.values(), *([of_parts] if of_parts else [])):
+        for sent in (*forms.values(), *required.values(), *([of_parts] if of_parts else [])):
             sent.unpersist()
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
     last, events, deletes = dict[str, bytes | None](), dict[str, bytes](), dict[int, list[KeyDeletes]]()
+    ended_before = {
+        (node, number): groups for node in copies.nodes for number, groups in find_ended(copies.chain, node).items()
+    }
     by_key = {segment.source.key: report for segment, report in zip(segments, reports, strict=True)}
     for segment, report in zip(segments, reports, strict=True):
         source = segment.source
@@ -454,6 +481,9 @@ def hash_streams(
             begun = by_key.get(before[source.key].key)
             if begun is not None and begun.is_open_prepared is False:
                 findings.damage(_lacks_end(segment, before[source.key]))
+        ended = ended_before.get((source.node, segment.segment.number), frozenset()) & report.groups
+        if ended:
+            findings.damage(_is_ended(copies.chain, segment, min(ended)))
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
@@ -476,6 +506,28 @@ def _segments_before(copies: Copies) -> dict[str, Segment]:
     """Return the segment before each in the archive of its node, by the later segment's key."""
     archives = (copies.chain.segments(node) for node in copies.nodes)
     return {later.key: earlier for archive in archives for earlier, later in pairwise(archive)}
+
+
+def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
+    """Return the definitions that no longer existed when each of a node's segments was written, by segment number.
+
+    A drain knows the definitions in the commit before it, and those that are new. Segments for which there are none are
+    left out.
+    """
+    found: dict[int, frozenset[int]] = {}
+    shard, ended = chain.shard_of(node), frozenset[int]()
+    for commit in chain.commits:
+        if ended:
+            found |= {segment.number: ended for segment in commit.segments.get(node, ())}
+        if commit.definition_changes:
+            ended |= set(commit.definition_changes.gone.get(shard, ()))
+    return found
+
+
+def _is_ended(chain: Chain, segment: SegmentSource, number: int) -> ErrorReport:
+    group, node = chain.definitions(segment.source.node)[number], segment.source.node
+    detail = f"it contains changes of table {group.name} under a definition that had ended before (group {number})"
+    return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=node, detail=detail))
 
 
 def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:

@@ -276,7 +276,7 @@ def _copies_of(chain: Chain, stored: StoredDefinitions) -> Copies:
     labels = {shard: enum_labels(chain, shard, known) for shard, known in stored.labels.items()}
     fed = {shard: frozenset(fed_groups(chain, shard, described)) for shard, described in stored.newest.items()}
     required = {shard: required_columns(chain, shard, described) for shard, described in stored.newest.items()}
-    return Copies.of(chain, labels, fed, required)
+    return Copies.of(chain, labels, fed, required, stored.required)
 
 
 def hold_archive(store: StoreLocation, part: NewPart) -> HeldObjects | None:

@@ -191,6 +191,12 @@ def _other_transaction(store: Damaged, node: str, opened: OpenSegment) -> None:
     row.update(lsn=before["lsn"], seq=before["seq"] + 1)
 
 
+def _of_ended(store: Damaged, node: str, opened: OpenSegment) -> None:
+    """Make a change of the table `grown`, under the definition that ended in increment 1; the columns are the same."""
+    row = store.table("twin_b", node, 2).find(opened.changes, b"2")
+    row["group"] = store.table("grown", node, 0).number
+
+
 def _invalid_changes() -> Iterator[Kind]:
     """Changes that contradict the definition of their table, or the event of their transaction."""
     by_name: Mapping[str, tuple[int, Edit]] = {
@@ -209,6 +215,7 @@ def _invalid_changes() -> Iterator[Kind]:
         "a change twice": (2, on_change("pairkey", 2, _double, None)),
         "a change where no transaction ends":
             (2, on_change("pairkey", 2, lambda _, __, row: row.update(lsn=row["lsn"] + 1), None)),
+        "a change under a definition that has ended": (2, _of_ended),
         "a change of another transaction than its xid says": (2, _other_transaction),
         "an xid other than the transaction's": (2, on_change("pairkey", 2, _update(xid=3), None)),
         "an end other than the transaction's":

@@ -243,6 +243,10 @@ def test_a_transaction_that_was_tried_again_is_not_doubtful() -> None:
     store = memory()
     findings = findings_of(store, MadeShards({"a": tried + again, "b": again, "c": tried + again}).chain(store))
     assert [one for one in findings.report.doubts if one.kind == "transaction"] == []
+    # One part was tried again while the other waited.
+    waited = at_time(transaction("pay", 100, committed=350), 1, 4)
+    findings = findings_of(third := memory(), MadeShards({"a": waited, "b": tried + again}).chain(third))
+    assert [one for one in findings.report.doubts if one.kind == "transaction"] == []
     # Rolled back on both shards, and then committed on one of them alone.
     findings = findings_of(other := memory(), MadeShards({"a": tried + again, "b": tried}).chain(other))
     assert [one for one in findings.report.doubts if one.kind == "transaction"] == []

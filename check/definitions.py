@@ -20,6 +20,7 @@ from msgspec import structs
 
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Doubt, Findings
+from cutline.check.required_values import Since, follow_required, required_columns
 from cutline.check.shard_differences import ShardDifferences
 from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import is_included, table_name
@@ -73,12 +74,14 @@ class StoredDefinitions:
 
     `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none. `labels`
     are those that enum types have had, as COPY prints them, by shard and by the oid of the type. `roles` are all roles
-    that the servers have had, by shard; a shard whose globals can't be read has none.
+    that the servers have had, by shard; a shard whose globals can't be read has none. `required` says, by shard, since
+    when columns have been NOT NULL.
     """
 
     newest: dict[str, Description] = field(default_factory=dict)
     labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
     roles: dict[str, frozenset[str]] = field(default_factory=dict)
+    required: dict[str, Since] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -114,7 +117,7 @@ def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> 
             findings.count(objects=1, size_bytes=object_list.size)
     newest = {name: shard.newest for name, shard in checking.shards.items() if shard.newest is not None}
     known = {name: shard.all_roles for name, shard in checking.shards.items() if not shard.lacks_roles}
-    return StoredDefinitions(newest, checking.labels, known)
+    return StoredDefinitions(newest, checking.labels, known, checking.required)
 
 
 @dataclass(slots=True)
@@ -128,6 +131,7 @@ class _Checking:
     labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
     differences: ShardDifferences = field(default_factory=ShardDifferences)
     said: set[tuple[str, str]] = field(default_factory=set)
+    required: dict[str, Since] = field(default_factory=dict)
 
     @property
     def chain(self) -> Chain:
@@ -159,6 +163,7 @@ class _Checking:
                     self._contradicted(found, stored)
                     self.shards[name].newest = described
             self._check_newest(chain, before, newest, commit)
+            self._follow_required(before, chain, name)
         for name in self.shards.keys() - archives.keys():
             if before is not None:
                 self._check_unchanged(before, chain, name)
@@ -168,6 +173,13 @@ class _Checking:
             self._check_roles(chain, name)
         if archives:
             self.differences.add(chain, before, {name: shard.newest for name, shard in self.shards.items()})
+
+    def _follow_required(self, before: Chain | None, chain: Chain, name: str) -> None:
+        """Note which columns are NOT NULL after new DDL. Without new DDL, they are the same."""
+        known, described = self.required.pop(name, {}), self.shards[name].newest
+        if described is not None:
+            required = required_columns(chain, name, described)
+            self.required[name] = follow_required(before, chain, name, known, required)
 
     def _check_listed(self, commit: Commit, with_ddl: Set[str]) -> None:
         """Check that a full snapshot lists DDL of all shards, and that a commit has one value of each sequence."""

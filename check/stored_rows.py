@@ -45,18 +45,14 @@ from cutline.columns.bytes_column import (
 )
 from cutline.columns.fields import read_texts
 from cutline.columns.lines import BACKSLASH, BLOCK_BYTES, ESCAPES, NEWLINE, NULL_MARK, TAB, UNCHANGED_MARK, find_byte
-from cutline.fleet.lsn import Lsn
 from cutline.wal.segments.segments import (
     CHANGES,
-    COMMIT,
     DELETE,
     EVERY_PARTITION,
     INSERT,
     PARTIAL,
-    PREPARE,
     TRUNCATE,
     UPSERT,
-    OpenTransaction,
 )
 
 UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
@@ -119,8 +115,8 @@ class BaseChecks:
         _check_places(self.forms, forms, rows, key_hashes, partition)
         _check_lines(self.forms, forms, rows, keys)
         has_key = self.forms.key_widths[forms] > 0
-        salted = _salted(key_hashes, group)
-        self._keys.append(salted if has_key.all() else salted[has_key])
+        hashes = salted(key_hashes, group)
+        self._keys.append(hashes if has_key.all() else hashes[has_key])
 
     def end(self, read_again: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Check that no key occurs twice; `read_again` yields the batches once more, to compare keys of equal hash."""
@@ -138,7 +134,8 @@ class BaseChecks:
                 )
 
 
-def _salted(key_hashes: Hashes, group: npt.NDArray[Any]) -> Hashes:
+def salted(key_hashes: Hashes, group: npt.NDArray[Any]) -> Hashes:
+    """Return hashes of keys that also distinguish the keys of different tables."""
     return key_hashes ^ (group.astype(np.uint64) * _SALT)
 
 
@@ -147,7 +144,7 @@ def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashe
     found: set[tuple[int, bytes]] = set()
     for batch in batches:
         group, keys = to_numpy(batch.column("group")), batch.column("key")
-        chosen = np.isin(_salted(xxhash64(from_arrow(keys)), group), hashes)
+        chosen = np.isin(salted(xxhash64(from_arrow(keys)), group), hashes)
         chosen[chosen] = forms.key_widths[forms.find(group[chosen].astype(np.int64))] > 0
         # These are only the keys that share a hash with others.
         for number, key in zip(group[chosen].tolist(), keys.filter(to_mask(chosen)).to_pylist(), strict=True):
@@ -161,26 +158,15 @@ def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashe
 class SegmentChecks:
     """The checks of a segment that is read table by table; `forms` are those of the node's tables.
 
-    `open` is the transaction of which the segment has only the beginning, and `continued` the one of which the segment
-    before it has the beginning. `is_open_prepared` says whether `open` is a two-phase transaction; None if the segment
-    has none of its changes. Every method raises RowsInvalidError.
+    Every method raises RowsInvalidError.
     """
 
     forms: TableForms
-    open: OpenTransaction | None = None
-    continued: OpenTransaction | None = None
-    is_open_prepared: bool | None = None
-    _changed: list[Ints] = field(default_factory=list)
-    _ended: list[Ints] = field(default_factory=list)
     _changes: list[Hashes] = field(default_factory=list)
 
     def add(self, table: pa.Table) -> None:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
-        op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
-        is_change, is_end = np.isin(op, CHANGES), np.isin(op, (COMMIT, PREPARE))
-        self._ended.append(_without_repeats(lsn[is_end]))
-        if self.open is not None and (lsn[is_end] >= self.open.lsn).any():
-            raise RowsInvalidError(f"it contains the end of the transaction at {self.open.lsn}, or of a later one")
+        is_change = np.isin(to_numpy(table["op"]), CHANGES)
         if not is_change.any():
             return
         # Changes and events are in separate row groups, and a row may be 1 GB: copy no rows without need.
@@ -188,36 +174,12 @@ class SegmentChecks:
         for batch in changes.to_batches():
             for at in _slices_of_bytes(from_arrow(batch.column("row")).offsets, PART_BYTES):
                 _check_changes(batch.slice(at.start, at.stop - at.start), self.forms)
-        self._check_spanning(changes)
-        self._changed.append(_without_repeats(lsn[is_change]))
         # A TRUNCATE of several tables is a change of each of them, all with the same number.
         position, number, group = (to_numpy(changes[name]).astype(np.uint64) for name in ("lsn", "seq", "group"))
         self._changes.append((position * _SALT + number) * _MIX + group)
 
-    def _check_spanning(self, changes: pa.Table) -> None:
-        """Check the changes of transactions that span segments: each segment has those after the segment before it."""
-        lsn, seq = to_numpy(changes["lsn"]), to_numpy(changes["seq"])
-        if self.continued is not None and ((lsn == self.continued.lsn) & (seq <= self.continued.seq)).any():
-            known = f"up to change {self.continued.seq}"
-            raise RowsInvalidError(f"it repeats changes of the transaction at {self.continued.lsn}, {known}")
-        if self.open is None:
-            return
-        is_open = lsn == self.open.lsn
-        if (seq[is_open] > self.open.seq).any():
-            detail = f"it contains changes of the transaction at {self.open.lsn} after change {self.open.seq}"
-            raise RowsInvalidError(f"{detail}, up to which it should contain them")
-        if self.is_open_prepared is None and is_open.any():
-            self.is_open_prepared = changes["global_id"].filter(to_mask(is_open)).null_count == 0
-
-    @property
-    def lacks_end(self) -> bool:
-        """Whether the segment neither ends the transaction that it continues, nor leaves it open, once it was read."""
-        if self.continued is None or (self.open is not None and self.open.lsn == self.continued.lsn):
-            return False
-        return not any(np.isin(int(self.continued.lsn), ended) for ended in self._ended)
-
     def end(self, read_again: Callable[[], Iterator[pa.Table]]) -> None:
-        """Check what only the whole segment shows: each change once, and each transaction with its end.
+        """Check that each change occurs once, which only the whole segment shows.
 
         `read_again` yields the tables once more, to compare changes of equal hash.
         """
@@ -226,18 +188,6 @@ class SegmentChecks:
         hashes = np.sort(np.concatenate(self._changes))
         if (hashes[1:] == hashes[:-1]).any() and _has_equal_changes(read_again()):
             raise RowsInvalidError("it contains the same change of a transaction twice")
-        changed = np.concatenate(self._changed)
-        # No change has the position -1.
-        ended = np.sort(np.concatenate([*self._ended, np.asarray([int(self.open.lsn) if self.open else -1], np.int64)]))
-        has_end = ended[np.minimum(np.searchsorted(ended, changed), len(ended) - 1)] == changed
-        if not has_end.all():
-            without = Lsn(int(changed[~has_end].min()))
-            raise RowsInvalidError(f"it contains changes at {without}, where no transaction ends")
-
-
-def _without_repeats(values: Ints) -> Ints:
-    """Drop values that are equal to the one before: a transaction's changes are next to each other."""
-    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def _has_equal_changes(tables: Iterable[pa.Table]) -> bool:

@@ -8,18 +8,26 @@ from typing import Any
 import pytest
 from msgspec import UNSET, structs
 
-from cutline.check.operation_documents import check_intent, check_leases, check_outcomes
+from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.primaries import check_primaries
 from cutline.check.report import Findings, SnapshotReport
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.open_operations import OpenOperation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.operation_records import Intent, LeaseRenewal, Outcome, operation_key
+from cutline.snapshots.records.operation_records import (
+    CheckedPoint,
+    CheckResult,
+    Intent,
+    LeaseRenewal,
+    Outcome,
+    operation_key,
+)
 from cutline.snapshots.records.store_identity import BaselineRecord, RecordedPrimary, baseline_key
 from cutline.storage.clock import utc_now
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.drain.slots import slot_name
+from tests.unit.made_checks import read_times
 from tests.unit.made_commits import full_commit, identity, increment_commit, memory
 
 # As operation ids of that day; the chain is that of its full snapshot.
@@ -46,6 +54,42 @@ def of_outcomes(*outcomes: Outcome) -> list[str]:
     findings = new_findings()
     check_outcomes(CHAIN, {one.operation: one for one in outcomes}, findings)
     return [one.detail for one in (*findings.report.conflicts, *findings.report.doubts)]
+
+
+CHECK = "20261120T020000Z-00000000000d"
+
+
+def seen_by(operation: str, increment: int, result: CheckResult = "valid", last: str = "") -> tuple[str, Outcome]:
+    """The outcome of a check; `last` is the operation of the last commit that it read."""
+    read = structs.replace(read_times("2026-11-20T02:00:00Z"), last_operation=last) if last else UNSET
+    point = CheckedPoint("daily", increment, result, full=True, read=read)
+    return operation, Outcome(
+        operation=operation, kind="check", snapshot="daily", state="done", reason="",
+        ended_at=Time("2026-11-20T02:00:01Z"), checked=(point,),
+    )  # fmt: skip
+
+
+def test_an_increment_that_a_check_has_read_was_committed() -> None:
+    """Even if its commit and the documents of the create are gone. A check with conflicts may not have read it."""
+    points = RecordedPoints.of([(FIRST, OUTCOME), seen_by(CHECK, 2), seen_by("20261120T030000Z-0", 7, "conflicts")])
+    assert points.commits == {"daily": {FIRST: 1, CHECK: 2}}
+    assert list(points.creates) == [FIRST]
+
+
+def test_a_commit_that_a_check_has_read_is_the_one_that_is_there() -> None:
+    def of(operation: str, increment: int, last: str) -> list[str]:
+        findings = new_findings()
+        points = RecordedPoints.of([seen_by(operation, increment, last=last)])
+        check_seen(CHAIN, points.seen["daily"], findings)
+        return [one.detail for one in findings.report.conflicts]
+
+    assert of(CHECK, 1, FIRST) == []
+    assert of(CHECK, 1, "") == []
+    (conflict,) = of(CHECK, 1, "20261120T013000Z-00000000000c")
+    assert f"read increment 1 of operation 20261120T013000Z-00000000000c, but operation {FIRST} made that" in conflict
+    # A check of an earlier chain of that name, and an increment that is missing.
+    assert of("20261119T020000Z-00000000000d", 1, "20261119T013000Z-00000000000c") == []
+    assert of(CHECK, 2, "20261120T013000Z-00000000000c") == []
 
 
 def test_an_outcome_that_a_create_or_its_successor_recorded_is_right() -> None:

@@ -12,12 +12,11 @@ from msgspec import structs
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, enum_labels
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
-from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, OpenTransaction
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.unit.made_commits import full_commit, increment_commit
 
 # name, type, oid and modifier, as PostgreSQL 18 has them in pg_attribute.
@@ -157,7 +156,7 @@ def test_lines_and_keys_that_do_not_fit_are_damage() -> None:
 def change(op: str, key: bytes, row: bytes, group: Group = KEYED, lsn: int = 10, seq: int = 1) -> dict[str, object]:
     place = partition_of(from_list([row if group.is_multiset else key]), group.partitions)[0]
     return {
-        "lsn": lsn, "end_lsn": lsn + 1, "seq": seq, "xid": 3, "global_id": None, "op": ord(op), "group": group.number,
+        "lsn": lsn, "end_lsn": lsn, "seq": seq, "xid": 3, "global_id": None, "op": ord(op), "group": group.number,
         "partition": -1 if op == "T" else place, "key": key, "row": row,
     }  # fmt: skip
 
@@ -168,15 +167,12 @@ COMMITTED = {
 }  # fmt: skip
 
 
-def segment(
-    *rows: dict[str, object], open_at: int | None = None, continued: OpenTransaction | None = None
-) -> SegmentChecks:
-    checks = SegmentChecks(FORMS, OpenTransaction(Lsn(open_at), 9) if open_at else None, continued)
+def segment(*rows: dict[str, object]) -> None:
+    checks = SegmentChecks(FORMS)
     tables = [pa.Table.from_pylist([row], SEGMENT_SCHEMA) for row in rows]
     for table in tables:
         checks.add(table)
     checks.end(lambda: iter(tables))
-    return checks
 
 
 def test_changes_that_a_drain_writes_are_accepted() -> None:
@@ -192,7 +188,6 @@ def test_changes_that_a_drain_writes_are_accepted() -> None:
         change("T", b"", b"", BAG, seq=12),
         COMMITTED,
         change("U", b"5", line(id=b"5"), lsn=20),
-        open_at=20,
     )
     segment(COMMITTED)
 
@@ -211,7 +206,6 @@ def test_changes_that_a_drain_writes_are_accepted() -> None:
         (change("T", b"1", b""), "has a key, a row or a partition"),
         (change("U", VALUES[0], line()) | {"partition": 5}, "wrong partition"),
         (change("U", VALUES[0], line()) | {"group": 9}, "group 9, which neither it nor a commit defines"),
-        (change("U", VALUES[0], line(), lsn=30), "changes at 0/1E, where no transaction ends"),
     ],
 )
 def test_a_change_that_no_drain_writes_is_damage(row: dict[str, object], what: str) -> None:
@@ -334,46 +328,6 @@ def test_keys_that_only_share_a_hash_are_none_that_occur_twice(monkeypatch: pyte
     monkeypatch.setattr("cutline.check.stored_rows._check_places", lambda *_: None)
     checks.add(batch, np.repeat(one, 2))
     checks.end(lambda: iter([batch]))
-
-
-ENDED_20 = COMMITTED | {"lsn": 20, "end_lsn": 21}
-
-
-def test_a_transaction_that_spans_segments_goes_on_where_it_stopped() -> None:
-    begun = change("U", b"5", line(id=b"5"), lsn=20, seq=9)
-    first = segment(COMMITTED, begun, open_at=20)
-    assert (first.lacks_end, first.is_open_prepared) == (False, False)
-    prepared = segment(begun | {"global_id": "g"}, open_at=20)
-    assert prepared.is_open_prepared is True
-    # Its rows so far are of tables that the rules exclude.
-    assert segment(COMMITTED, open_at=20).is_open_prepared is None
-    continued = OpenTransaction(Lsn(20), 9)
-    following = change("U", b"6", line(id=b"6"), lsn=20, seq=11)
-    assert not segment(following, ENDED_20, continued=continued).lacks_end
-    assert not segment(ENDED_20, continued=continued).lacks_end
-    assert not segment(open_at=20, continued=continued).lacks_end
-    assert segment(COMMITTED | {"lsn": 30}, continued=continued).lacks_end
-    assert segment(continued=continued).lacks_end
-
-
-@pytest.mark.parametrize(
-    ("rows", "open_at", "what"),
-    [
-        (
-            [change("U", b"5", line(id=b"5"), lsn=20, seq=9), ENDED_20], None,
-            "repeats changes of the transaction at 0/14",
-        ),
-        ([change("U", b"5", line(id=b"5"), lsn=20, seq=10)], 20, "at 0/14 after change 9"),
-        ([ENDED_20], 20, "the end of the transaction at 0/14"),
-        ([COMMITTED | {"lsn": 25}], 20, "the end of the transaction at 0/14, or of a later one"),
-    ],
-)  # fmt: skip
-def test_a_transaction_that_spans_segments_otherwise_is_damage(
-    rows: list[dict[str, object]], open_at: int | None, what: str
-) -> None:
-    continued = None if open_at else OpenTransaction(Lsn(20), 9)
-    with pytest.raises(RowsInvalidError, match=what):
-        segment(*rows, open_at=open_at, continued=continued)
 
 
 MOODS = structs.replace(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 
 from cutline.fleet.table_names import quote_identifier, table_name
 from cutline.nodes.encodings import raw_bytes
@@ -28,6 +29,7 @@ SKIPPED = re.compile(rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|({DOLLA
 QUOTED = re.compile(SKIPPED.pattern.replace('"[^"]*"', '"(?:[^"]|"")*"'), re.DOTALL)
 UNCLOSED = re.compile(rf"""['"]|{DOLLAR}""")
 FIRST_WORDS = re.compile(r"[A-Z]+(?: [A-Z]+)*")
+NO_STATEMENT = "\0"
 # The words with which the statements of an object's entry begin (pg_dump.c). Any of some types may be an ALTER TABLE:
 # for an identity column, for a trigger that a partition has from its parent.
 ALTER_TABLE = ("ALTER TABLE", "ALTER FOREIGN TABLE")
@@ -105,24 +107,33 @@ def entry_label(entry: ArchiveEntry) -> str:
 
 
 def _statement_problems(entry: ArchiveEntry, text: str) -> Iterator[str]:
-    bare = SKIPPED.sub("\0", text).strip("\0\n ")
-    if not bare:
-        # pg_dump only comments on the schema "public".
-        return
-    if UNCLOSED.search(bare) or bare.count("(") != bare.count(")") or not bare.endswith(";"):
+    words = _first_words(text)
+    if words is None:
         yield f"the statement for {entry_label(entry)} is cut off"
         return
     beginnings = BEGINNINGS.get(entry.kind)
-    if beginnings is None:
+    # pg_dump only comments on the schema "public".
+    if words == NO_STATEMENT or beginnings is None:
         return
-    found = FIRST_WORDS.match(bare)
-    words = found[0] if found else ""
     if not any(f"{words} ".startswith(f"{beginning} ") for beginning in beginnings):
         yield f"the statement for {entry_label(entry)} begins with {words or 'no SQL'}"
     elif entry.kind in NAMED and words.startswith("CREATE "):
         name = f"{words} {quote_identifier(entry.schema)}.{quote_identifier(entry.name)}"
         if not text.lstrip().startswith(name):
             yield f"the statement for {entry_label(entry)} creates another object"
+
+
+# Most statements are the same in every DDL of a chain.
+@lru_cache(maxsize=1 << 15)
+def _first_words(text: str) -> str | None:
+    """Return the words with which the statements begin; None if they are cut off, NO_STATEMENT if there are none."""
+    bare = SKIPPED.sub("\0", text).strip("\0\n ")
+    if not bare:
+        return NO_STATEMENT
+    if UNCLOSED.search(bare) or bare.count("(") != bare.count(")") or not bare.endswith(";"):
+        return None
+    found = FIRST_WORDS.match(bare)
+    return found[0] if found else ""
 
 
 def _unknown_relations(entry: ArchiveEntry, text: str, relations: Collection[tuple[str, str]]) -> Iterator[str]:

@@ -46,14 +46,15 @@ class AddedColumn:
 class ShardDifferences:
     """What the shards of a chain have in common.
 
-    `_equal` maps the kind and label of an object to the last increment at which it was the same on all shards, and
-    `_since` to the first after that; objects in `_new` were on no shard then. `_alike` maps the kinds of which all
-    shards had the same objects, and the same tables, when they were last compared, to that increment. `_digests` are
-    those of all shards at the last increment with new DDL; None if the shards can't be compared there. `_added` are
-    columns by table and name, and by shard.
+    `_equal` maps the kind and label of an object to the last increment at which it was the same on all shards,
+    `_value` to its digest there, and `_since` to the first increment after that; objects in `_new` were on no shard
+    then. `_alike` maps the kinds of which all shards had the same objects, and the same tables, when they were last
+    compared, to that increment. `_digests` are those of all shards at the last increment with new DDL; None if the
+    shards can't be compared there. `_added` are columns by table and name, and by shard.
     """
 
     _equal: dict[Label, int] = field(default_factory=dict)
+    _value: dict[Label, int] = field(default_factory=dict)
     _since: dict[Label, int] = field(default_factory=dict)
     _new: set[Label] = field(default_factory=set)
     _alike: dict[str, int] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class ShardDifferences:
         first, *others = self._digests.values()
         for name, digest in first.items():
             if all(other.get(name) == digest for other in others):
-                self._equal[name] = increment
+                self._equal[name], self._value[name] = increment, digest
                 self._since.pop(name, None)
                 self._new.discard(name)
         for name, last in self._equal.items():
@@ -149,7 +150,9 @@ class ShardDifferences:
                 detail = f"{name[1]} was on no shard up to {point_label(last)}; since increment {since}, it is only on"
                 findings.doubt(Doubt("shards", f"{detail} {here}"))
                 continue
-            usual = values.most_common(1)[0][0]
+            # With two shards, there is no majority.
+            was = self._value[name]
+            usual = was if was in values else values.most_common(1)[0][0]
             others = [
                 f"{'missing from' if digests.get(name) is None else 'different on'} {shard}"
                 for shard, digests in self._digests.items()

@@ -272,10 +272,10 @@ def test_what_was_the_same_on_all_shards_and_no_longer_is_is_a_doubt(made: MadeC
 
 
 def test_the_owner_of_an_object_that_was_the_same_is_compared(made: MadeChain) -> None:
-    view = altered(made.ddl("s1", 2), {"FUNCTION twice(bigint)": ("", "")}, owner="other")
-    assert made.with_ddl("s1", 2, view).doubts == [
-        "the owner of FUNCTION public.twice(bigint) was the same on all shards up to increment 1; since increment 2, it"
-        " is different on s1"
+    owned = altered(made.ddl("s1", 2), {"FUNCTION twice(integer)": ("", "")}, owner="other")
+    assert made.with_ddl("s1", 2, owned).doubts == [
+        "the owner of FUNCTION public.twice(integer) was the same on all shards up to increment 1; since increment 2,"
+        " it is different on s1"
     ]
 
 

@@ -397,7 +397,8 @@ def _changed_without_stamp(
 def _changed_sequences(was: Iterable[Sequence], now: Iterable[Sequence]) -> Iterator[str]:
     """Yield how the sequences differ, except for their values."""
     before, after = (
-        {(one.schema, one.name): (one.increment, one.cycles) for one in sequences} for sequences in (was, now)
+        {(one.schema, one.name): (one.increment, one.cycles, one.smallest, one.largest) for one in sequences}
+        for sequences in (was, now)
     )
     for schema, name in sorted(before.keys() - after.keys()):
         yield f"sequence {table_name(schema, name)} is gone"

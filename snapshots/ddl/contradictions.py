@@ -29,7 +29,7 @@ from cutline.snapshots.ddl.described_ddl import (
     describe,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Sequence
+from cutline.snapshots.records.commit import DatabaseFacts, Sequence
 from cutline.storage.errors import RefusedError
 
 # At most this many contradictions of each kind are listed.
@@ -73,7 +73,7 @@ def compare(chain: Chain, shard: str, described: Description, groups: Iterable[G
     only_ascii = is_only_ascii(chain, shard)
     found = compare_definitions(chain, shard, described, chosen, only_ascii=only_ascii)
     found += compare_lists(chain, shard, described, only_ascii=only_ascii)
-    if not described.has_extensions:
+    if not described.extensions:
         # Extensions create sequences, too; the commit does not say which ones.
         stored = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
         gone = [table_name(*name) for name in sorted(stored - described.sequences.keys())]
@@ -81,7 +81,8 @@ def compare(chain: Chain, shard: str, described: Description, groups: Iterable[G
     found += compare_sequences(chain, shard, described)
     if described.database is not None:
         found += _differing_database(chain.baseline[shard], described.database)
-    return found + _unlisted_roles(chain.roles(shard), described)
+    found += _unlisted_roles(chain.roles(shard), described)
+    return found + _unlisted_extensions(chain.database_facts(shard), described) + _some(described.impossible)
 
 
 def compare_definitions(
@@ -254,6 +255,10 @@ def _differing_sequence(sequence: Sequence, described: DescribedSequence) -> Ite
         where = ("commit", "DDL") if sequence.cycles else ("DDL", "commit")
         yield f"sequence {name} cycles in the {where[0]}, but not in the {where[1]}"
     smallest, largest = described.smallest, described.largest
+    for what, ours, theirs in (
+        ("smallest", sequence.smallest, smallest), ("largest", sequence.largest, largest)):  # fmt: skip
+        if ours is not None and theirs is not None and ours != theirs:
+            yield f"the {what} value of sequence {name} is {ours} in the commit, but {theirs} in the DDL"
     if (smallest is not None and sequence.last_value < smallest) or (
         largest is not None and sequence.last_value > largest
     ):
@@ -295,6 +300,14 @@ def _unlisted_roles(roles: Iterable[str], described: Description) -> list[str]:
         role for role in described.owners - set(roles) if not role.startswith(PREDEFINED) and _is_ascii(role)
     )
     return _some(f"the DDL names role {role} as an owner, but the commit does not list it" for role in unlisted)
+
+
+def _unlisted_extensions(facts: DatabaseFacts | None, described: Description) -> list[str]:
+    """Return the extensions that the DDL creates although the database had none of these names at the cut."""
+    unlisted = sorted(described.extensions - facts.extensions.keys()) if facts else []
+    return _some(
+        f"the DDL creates extension {name}, but the commit does not list it" for name in unlisted if _is_ascii(name)
+    )
 
 
 def labels_of(described: Description) -> Mapping[int, frozenset[bytes]]:

@@ -17,12 +17,14 @@ from cutline.nodes.encodings import raw_bytes
 from cutline.snapshots.ddl.ddl_archive import (
     CONSTRAINT,
     EXTENSION,
+    PRIVILEGES,
     SEQUENCE,
     TABLE,
     ArchiveEntry,
     DdlArchive,
     statements_of_entry,
 )
+from cutline.snapshots.ddl.impossible_entries import impossible_entries
 
 # A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
 STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
@@ -61,19 +63,35 @@ SETTING = re.compile(
 TYPE, DEFAULT, INDEX, DATABASE, DATABASE_PROPERTIES = "TYPE", "DEFAULT", "INDEX", "DATABASE", "DATABASE PROPERTIES"
 # Objects with lower oids come with the server.
 FIRST_OWN_OID = 16384
-# The objects that are compared between shards.
-COMPARED = frozenset(
+# The objects that are compared between shards: those with owners, what tables have, and what is said of objects.
+# Publications, foreign servers and user mappings are usually not the same.
+OWNED = frozenset(
     {
+        "SCHEMA",
         "TABLE",
-        "TABLE ATTACH",
+        "FOREIGN TABLE",
         "SEQUENCE",
         "TYPE",
         "DOMAIN",
         "FUNCTION",
+        "PROCEDURE",
+        "AGGREGATE",
         "VIEW",
         "MATERIALIZED VIEW",
+        "EVENT TRIGGER",
+    }
+)
+REMARKS = frozenset({PRIVILEGES, "COMMENT", "SECURITY LABEL"})
+COMPARED = OWNED.union(
+    REMARKS,
+    {
+        "EXTENSION",
+        "TABLE ATTACH",
+        "INDEX ATTACH",
+        "SEQUENCE OWNED BY",
         "DEFAULT",
         "INDEX",
+        "STATISTICS",
         "CONSTRAINT",
         "CHECK CONSTRAINT",
         "FK CONSTRAINT",
@@ -81,8 +99,10 @@ COMPARED = frozenset(
         "RULE",
         "POLICY",
         "ROW SECURITY",
-    }
+        "DEFAULT ACL",
+    },
 )
+OWNER, OF_OWNER = "owner", "the owner of "
 
 Name = tuple[str, str]
 ColumnName = tuple[str, str, str]
@@ -153,8 +173,10 @@ class Description:
 
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
-    text (nodes.encodings). `owners` are the roles that own objects. `digests` maps the kind and name of an object to a
-    hash of its statements, which is the same only in this process. `writer` is pg_dump's major version.
+    text (nodes.encodings). `owners` are the roles that own objects. `extensions` are those that the DDL creates.
+    `digests` maps the kind of an object, and its label, to a hash of its statements, which is the same only in this
+    process; the kind OWNER stands for the owner of an object. `impossible` lists which entries pg_dump can't have
+    written, in words. `writer` is pg_dump's major version.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -168,8 +190,9 @@ class Description:
     composites: Mapping[Name, tuple[str, ...]] = field(default_factory=dict)
     database: DescribedDatabase | None = None
     owners: frozenset[str] = frozenset()
-    has_extensions: bool = False
-    digests: Mapping[str, int] = field(default_factory=dict)
+    extensions: frozenset[str] = frozenset()
+    digests: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    impossible: tuple[str, ...] = ()
     writer: int = 0
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
@@ -207,7 +230,7 @@ def describe(archive: DdlArchive) -> Description:
     reader = _Describing(archive.body)
     for entry in archive.contents.entries:
         reader.add(entry)
-    return reader.description(archive.contents.writer)
+    return reader.description(archive.contents.writer, tuple(impossible_entries(archive)))
 
 
 @dataclass(slots=True)
@@ -224,16 +247,15 @@ class _Describing:
     enums: dict[int, tuple[str, ...]] = field(default_factory=dict)
     composites: dict[Name, tuple[str, ...]] = field(default_factory=dict)
     owners: set[str] = field(default_factory=set)
-    digests: dict[str, int] = field(default_factory=dict)
+    digests: dict[tuple[str, str], int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
-    has_extensions: bool = False
+    extensions: set[str] = field(default_factory=set)
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
         name, text = (_shown(entry.schema), _shown(entry.name)), statements_of_entry(self.ddl, entry)
         if entry.kind in COMPARED:
-            label = f"{entry.kind} {name[0]}.{name[1]}" if name[0] else f"{entry.kind} {name[1]}"
-            self.digests[label] = self.digests.get(label, 0) ^ hash(text)
+            self._add_digests(entry, name, text)
         if entry.kind in (DATABASE, DATABASE_PROPERTIES):
             self.database.append((entry, text))
             return
@@ -253,7 +275,19 @@ class _Describing:
             self.sequences[name] = text
         elif entry.kind == TYPE:
             self._add_type(entry, name, text)
-        self.has_extensions |= entry.kind == EXTENSION
+        elif entry.kind == EXTENSION:
+            self.extensions.add(name[1])
+
+    def _add_digests(self, entry: ArchiveEntry, name: Name, text: str) -> None:
+        if entry.kind in REMARKS:
+            label = f"{entry.kind} of {name[1]}{f' in schema {name[0]}' * bool(name[0])}"
+        else:
+            label = f"{entry.kind} {name[0]}.{name[1]}" if name[0] else f"{entry.kind} {name[1]}"
+        # Privileges are in the order in which somebody granted them.
+        said = "\n".join(sorted(text.split("\n"))) if entry.kind == PRIVILEGES else text
+        self.digests[entry.kind, label] = self.digests.get((entry.kind, label), 0) ^ hash(said)
+        if entry.kind in OWNED:
+            self.digests[OWNER, f"{OF_OWNER}{label}"] = hash(entry.owner)
 
     def _add_key(self, text: str) -> None:
         if key := KEY.search(text):
@@ -275,7 +309,7 @@ class _Describing:
             found = (NAME.match(item) for item in items)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
 
-    def description(self, writer: int) -> Description:
+    def description(self, writer: int, impossible: tuple[str, ...]) -> Description:
         """Return the description of all entries."""
         fed: dict[Name, list[ColumnName]] = {}
         sequences: dict[Name, DescribedSequence] = {}
@@ -303,8 +337,9 @@ class _Describing:
             self.composites,
             _read_database(self.database),
             frozenset(self.owners),
-            self.has_extensions,
+            frozenset(self.extensions),
             self.digests,
+            impossible,
             writer,
         )
 

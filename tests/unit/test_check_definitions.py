@@ -14,6 +14,7 @@ from msgspec import structs
 
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.ddl import ddl_archive
+from cutline.snapshots.ddl.ddl_archive import DdlArchive, NewEntry, rewrite
 from cutline.snapshots.records.commit import (
     DDL,
     GLOBALS,
@@ -268,6 +269,44 @@ def test_what_was_the_same_on_all_shards_and_no_longer_is_is_a_doubt(made: MadeC
         "INDEX public.account_twice was the same on all shards up to increment 1; since increment 2, it is different on"
         " s2"
     ]
+
+
+def test_the_owner_of_an_object_that_was_the_same_is_compared(made: MadeChain) -> None:
+    owned = altered(made.ddl("s1", 2), {"FUNCTION twice(integer)": ("", "")}, owner="other")
+    assert made.with_ddl("s1", 2, owned).doubts == [
+        "the owner of FUNCTION public.twice(integer) was the same on all shards up to increment 1; since increment 2,"
+        " it is different on s1"
+    ]
+
+
+def with_more(ddl: DdlArchive, *entries: NewEntry) -> DdlArchive:
+    return DdlArchive.of(rewrite(ddl.body, ddl.contents, {}, first=entries))
+
+
+MORE = 'CREATE FUNCTION "public"."more"() RETURNS integer LANGUAGE "sql" AS \'SELECT 1\';\n'
+
+
+def test_an_object_that_no_shard_had_is_a_doubt_until_all_have_it(made: MadeChain) -> None:
+    more = NewEntry("FUNCTION", "more()", MORE)
+    grown = made.with_ddl("s2", 2, with_more(made.ddl("s2", 2), more))
+    assert grown.conflicts == []
+    assert grown.doubts == [
+        "FUNCTION more() was on no shard up to increment 1; since increment 2, it is only on s2",
+    ]
+    both = grown.with_ddl("s1", 2, with_more(made.ddl("s1", 2), more))
+    assert (both.conflicts, both.doubts) == ([], [])
+    # Shards may have different functions from the beginning, and then others.
+    other = NewEntry("FUNCTION", "other()", MORE.replace("more", "other"))
+    for increment in (0, 1):
+        grown = grown.with_ddl("s1", increment, with_more(made.ddl("s1", increment), other))
+    assert grown.doubts == []
+
+
+def test_shards_with_tables_of_their_own_have_other_objects_of_their_own(made: MadeChain) -> None:
+    """As Citus names the tables on each worker, and the indexes of these."""
+    table = NewEntry("TABLE", "own", 'CREATE TABLE "public"."own" (\n    "id" integer\n);\n')
+    index = NewEntry("INDEX", "own_id", 'CREATE INDEX "own_id" ON "public"."own" USING "btree" ("id");\n')
+    assert made.with_ddl("s2", 2, with_more(made.ddl("s2", 2), table, index)).doubts == []
 
 
 def test_what_never_was_the_same_on_all_shards_is_not(made: MadeChain) -> None:

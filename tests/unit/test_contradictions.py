@@ -12,7 +12,7 @@ from msgspec import structs
 
 from cutline.nodes.groups import Group
 from cutline.snapshots.ddl.contradictions import contradictions
-from cutline.snapshots.ddl.ddl_archive import DdlArchive
+from cutline.snapshots.ddl.ddl_archive import DdlArchive, NewEntry, rewrite
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import read_chain
@@ -91,6 +91,36 @@ def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: DdlArchi
     sequences = {SHARD: (sequence, structs.replace(sequence, name="other"))}
     more = replace(chain, increments=(*before, structs.replace(last, sequences=last.sequences | sequences)))
     assert contradictions(more, SHARD, ddl) == ["the DDL does not create sequence public.other"]
+
+
+def test_another_bound_of_a_sequence_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    (sequence,) = chain.sequences(SHARD)
+
+    def bounded(smallest: int, largest: int) -> Chain:
+        changed = structs.replace(sequence, smallest=smallest, largest=largest)
+        return with_last(chain, sequences={SHARD: (changed,), "s2": ()})
+
+    name, largest = "sequence public.entry_id_seq", 2**63 - 1
+    assert contradictions(bounded(1, largest), SHARD, ddl) == []
+    assert contradictions(bounded(-1, 2**31 - 1), SHARD, ddl) == [
+        f"the smallest value of {name} is -1 in the commit, but 1 in the DDL",
+        f"the largest value of {name} is {2**31 - 1} in the commit, but {largest} in the DDL",
+    ]
+
+
+def test_an_extension_that_the_database_did_not_have_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    entry = NewEntry("EXTENSION", "pgcrypto", 'CREATE EXTENSION IF NOT EXISTS "pgcrypto" WITH SCHEMA "public";\n')
+    more = DdlArchive.of(rewrite(ddl.body, ddl.contents, {}, first=[entry]))
+    facts = chain.database_facts(SHARD)
+    assert facts is not None
+    listed = structs.replace(facts, extensions=facts.extensions | {"pgcrypto": "1.3"})
+    assert contradictions(with_last(chain, databases={SHARD: listed}), SHARD, more) == []
+    assert contradictions(chain, SHARD, more) == ["the DDL creates extension pgcrypto, but the commit does not list it"]
+
+
+def test_ddl_that_no_server_could_run_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    cut_off = altered(ddl, {"INDEX account_twice": (");", "")})
+    assert contradictions(chain, SHARD, cut_off) == ["the statement for INDEX public.account_twice is cut off"]
 
 
 def with_last(chain: Chain, **values: Any) -> Chain:

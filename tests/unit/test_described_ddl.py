@@ -132,7 +132,8 @@ def test_an_archive_is_described(ddl: DdlArchive) -> None:
     assert described.oids["public", "account"] == 16391
     assert described.database is not None
     assert (described.database.name, described.database.oid, described.database.encoding) == ("bank", 16384, "UTF8")
-    assert described.digests["INDEX public.account_twice"] != described.digests["TABLE public.account"]
+    index, table = (("INDEX", "INDEX public.account_twice"), ("TABLE", "TABLE public.account"))
+    assert described.digests[index] != described.digests[table]
 
 
 def test_an_index_may_be_a_replica_identity(ddl: DdlArchive) -> None:

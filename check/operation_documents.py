@@ -25,9 +25,17 @@ from cutline.wal.drain.slots import slot_name
 OPERATION = "operation"
 
 
-def check_outcomes(chain: Chain, outcomes: Mapping[str, Outcome], findings: Findings) -> None:
-    """Compare the outcomes of creates, keyed by operation, with the commits of the chain."""
+def check_outcomes(
+    chain: Chain, outcomes: Mapping[str, Outcome], findings: Findings, others: Mapping[str, str] | None = None
+) -> None:
+    """Compare the outcomes of creates, keyed by operation, with the commits of the chain.
+
+    `others` are the kinds of the operations that have an outcome and are no creates.
+    """
     commits = {commit.operation: commit for commit in chain.commits}
+    for operation in commits.keys() & (others or {}).keys():
+        detail = f"it was a {(others or {})[operation]} according to its outcome, but its commit is in the store"
+        findings.conflict(_conflict(operation, detail))
     for operation, commit in commits.items():
         if (outcome := outcomes.get(operation)) is not None:
             for detail in _contradictions(commit, outcome):
@@ -52,6 +60,8 @@ def _contradictions(commit: Commit, outcome: Outcome) -> Iterator[str]:
         yield f"it failed according to its outcome ({outcome.reason})"
     if (outcome.snapshot, outcome.increment) != (commit.snapshot, commit.increment):
         yield f"it created increment {outcome.increment} of {outcome.snapshot} according to its outcome"
+    if not isinstance(outcome.began_at, UnsetType) and outcome.began_at != commit.created_at:
+        yield f"it began at {outcome.began_at} according to its outcome, not at {commit.created_at}"
     if not isinstance(outcome.volumes, UnsetType) and outcome.volumes != commit.counts:
         names = sorted({name for name, _ in outcome.volumes.items() ^ commit.counts.items()})
         yield f"it has other counts of {', '.join(names)} according to its outcome"

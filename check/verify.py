@@ -101,7 +101,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
     checks = RecordedChecks(store, operations)
-    names, outcomes = _names_to_check(checks, request, unread)
+    others: dict[str, str] = {}
+    names, outcomes = _names_to_check(checks, request, unread, others)
     recorded = recorded_commits(outcomes)
     known_as = {name: node.id for node in fleet.primaries for name in node.known_as}
     reports: list[SnapshotReport] = []
@@ -123,7 +124,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
                 chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,
                 store_digest(fleet.store, fleet_id), fleet.reread_seconds, known_as,
             )  # fmt: skip
-            check_outcomes(chain, outcomes, check.findings)
+            check_outcomes(chain, outcomes, check.findings, others)
             check_leases(store, open_operations, name, check.findings)
             fulls += [chain.full] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, chain, report):
@@ -142,9 +143,9 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
 
 
 def _names_to_check(
-    checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
+    checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError], others: dict[str, str]
 ) -> tuple[list[str], dict[str, Outcome]]:
-    """Return the snapshots to check, and the outcomes of creates by operation.
+    """Return the snapshots to check, and the outcomes of creates by operation; add the kinds of others to `others`.
 
     If a check may rest on a record, only the outcomes of operations since then are read. For the newest snapshot, those
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
@@ -153,7 +154,7 @@ def _names_to_check(
     store, operations = checks.store, checks.documents
     if request.newest:
         newest = find_newest(store)
-        outcomes = read_create_outcomes(store, newest.operation if newest else "", unread, operations)
+        outcomes = read_create_outcomes(store, newest.operation if newest else "", unread, operations, others)
         recorded = recorded_commits(outcomes)
         existing = set(snapshot_names(store))
         lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
@@ -161,7 +162,7 @@ def _names_to_check(
     since = ""
     if request.name and request.uses_records:
         since = commits_to_read_since(checks.for_snapshot(request.name), request.name)
-    outcomes = read_create_outcomes(store, since, unread, operations)
+    outcomes = read_create_outcomes(store, since, unread, operations, others)
     return [request.name] if request.name else names_to_check(store, recorded_commits(outcomes)), outcomes
 
 

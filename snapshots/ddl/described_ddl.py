@@ -17,12 +17,15 @@ from cutline.nodes.encodings import raw_bytes
 from cutline.snapshots.ddl.ddl_archive import (
     CONSTRAINT,
     EXTENSION,
+    PRIVILEGES,
     SEQUENCE,
     TABLE,
     ArchiveEntry,
+    Contents,
     DdlArchive,
     statements_of_entry,
 )
+from cutline.snapshots.records.commit import NO_LIMIT
 
 # A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
 STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
@@ -58,7 +61,19 @@ SETTING = re.compile(
     rf"ALTER (?:ROLE ({NAME.pattern}) IN )?DATABASE {NAME.pattern} SET ({NAME.pattern})"
     rf" TO ({LITERAL.pattern}(?:, {LITERAL.pattern})*);"
 )
-TYPE, DEFAULT, INDEX, DATABASE, DATABASE_PROPERTIES = "TYPE", "DEFAULT", "INDEX", "DATABASE", "DATABASE PROPERTIES"
+TYPE, DOMAIN, DEFAULT, INDEX, COMMENT = "TYPE", "DOMAIN", "DEFAULT", "INDEX", "COMMENT"
+DATABASE, DATABASE_PROPERTIES = "DATABASE", "DATABASE PROPERTIES"
+CONNECTION_LIMIT, IS_TEMPLATE = re.compile(r" CONNECTION LIMIT = (-?\d+);"), re.compile(r" IS_TEMPLATE = true;")
+DATABASE_COMMENT = re.compile(rf"COMMENT ON DATABASE {NAME.pattern} IS '((?:[^']|'')*)';\s*\Z")
+GRANT = re.compile(
+    rf"(?P<verb>GRANT|REVOKE) (?P<what>[A-Z,]+) ON DATABASE {NAME.pattern} (?:TO|FROM)"
+    rf" (?:PUBLIC|(?P<grantee>{NAME.pattern}))(?P<option> WITH GRANT OPTION)?;"
+)
+SESSION = re.compile(rf"(?:SET SESSION AUTHORIZATION {NAME.pattern}|RESET SESSION AUTHORIZATION);")
+PRIVILEGES_ON_DATABASE = ("CONNECT", "CREATE", "TEMPORARY")
+# By default, the owner has all privileges on a database, and PUBLIC has these (PostgreSQL manual, "Privileges").
+DEFAULT_TO_PUBLIC = ("CONNECT", "TEMPORARY")
+SERVER_VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
 # Objects with lower oids come with the server.
 FIRST_OWN_OID = 16384
 # The objects that are compared between shards.
@@ -133,7 +148,8 @@ class DescribedSequence:
 class DescribedDatabase:
     """The database of a dump: its name, oid, encoding and locale, as NodeIdentity has them.
 
-    `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles.
+    `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles. `privileges` maps
+    (grantee, privilege) to whether it may be granted on; the grantee "" is PUBLIC. It is None if it can't be read.
     """
 
     name: str
@@ -145,6 +161,11 @@ class DescribedDatabase:
     locale: str | None
     icu_rules: str | None
     settings: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    owner: str = ""
+    comment: str | None = None
+    connection_limit: int = NO_LIMIT
+    is_template: bool = False
+    privileges: Mapping[tuple[str, str], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +175,9 @@ class Description:
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
     text (nodes.encodings). `owners` are the roles that own objects. `digests` maps the kind and name of an object to a
-    hash of its statements, which is the same only in this process. `writer` is pg_dump's major version.
+    hash of its statements, which is the same only in this process. `writer` is pg_dump's major version. `types` maps
+    a type or domain, as `schema.name` without quotes, to its oid. `extensions` are those that the DDL creates. `server`
+    is the version of the server that was dumped: major, and minor if it has a number.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -171,6 +194,9 @@ class Description:
     has_extensions: bool = False
     digests: Mapping[str, int] = field(default_factory=dict)
     writer: int = 0
+    types: Mapping[str, int] = field(default_factory=dict)
+    extensions: frozenset[str] = frozenset()
+    server: tuple[int, ...] = ()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -207,7 +233,7 @@ def describe(archive: DdlArchive) -> Description:
     reader = _Describing(archive.body)
     for entry in archive.contents.entries:
         reader.add(entry)
-    return reader.description(archive.contents.writer)
+    return reader.description(archive.contents)
 
 
 @dataclass(slots=True)
@@ -226,7 +252,8 @@ class _Describing:
     owners: set[str] = field(default_factory=set)
     digests: dict[str, int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
-    has_extensions: bool = False
+    extensions: set[str] = field(default_factory=set)
+    types: dict[str, int] = field(default_factory=dict)
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
@@ -234,7 +261,8 @@ class _Describing:
         if entry.kind in COMPARED:
             label = f"{entry.kind} {name[0]}.{name[1]}" if name[0] else f"{entry.kind} {name[1]}"
             self.digests[label] = self.digests.get(label, 0) ^ hash(text)
-        if entry.kind in (DATABASE, DATABASE_PROPERTIES):
+        is_of_database = entry.kind in (COMMENT, PRIVILEGES) and not entry.schema and entry.name.startswith("DATABASE ")
+        if entry.kind in (DATABASE, DATABASE_PROPERTIES) or is_of_database:
             self.database.append((entry, text))
             return
         if entry.owner and entry.oid >= FIRST_OWN_OID:
@@ -251,9 +279,14 @@ class _Describing:
             self.defaults[schema, table_name, column] = default
         elif entry.kind == SEQUENCE and not text.startswith("CREATE UNLOGGED "):
             self.sequences[name] = text
+        elif entry.kind == EXTENSION:
+            self.extensions.add(name[1])
         elif entry.kind == TYPE:
             self._add_type(entry, name, text)
-        self.has_extensions |= entry.kind == EXTENSION
+        if entry.kind in (TYPE, DOMAIN):
+            label = ".".join(name).replace('"', "")
+            # Two names may look the same without quotes: then neither is known.
+            self.types[label] = entry.oid if label not in self.types else 0
 
     def _add_key(self, text: str) -> None:
         if key := KEY.search(text):
@@ -275,7 +308,7 @@ class _Describing:
             found = (NAME.match(item) for item in items)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
 
-    def description(self, writer: int) -> Description:
+    def description(self, contents: Contents) -> Description:
         """Return the description of all entries."""
         fed: dict[Name, list[ColumnName]] = {}
         sequences: dict[Name, DescribedSequence] = {}
@@ -303,9 +336,12 @@ class _Describing:
             self.composites,
             _read_database(self.database),
             frozenset(self.owners),
-            self.has_extensions,
+            bool(self.extensions),
             self.digests,
-            writer,
+            contents.writer,
+            {label: oid for label, oid in self.types.items() if oid},
+            frozenset(self.extensions),
+            _numbers(contents.server),
         )
 
     def _type_of(self, column: ColumnName) -> str:
@@ -387,8 +423,17 @@ def read_sequence(text: str, type_: str) -> DescribedSequence:
     return DescribedSequence(increment, CYCLES.search(bare) is not None, smallest, largest)
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    match = SERVER_VERSION.match(version)
+    return tuple(int(number) for number in match.groups() if number) if match else ()
+
+
 def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedDatabase | None:
-    """Read CREATE DATABASE and the settings of the database; None if the archive has no such entry."""
+    """Read CREATE DATABASE and the properties of the database; None if the archive has no such entry."""
+    entries = list(entries)
+    texts = {entry.kind: text for entry, text in entries}
+    properties = texts.get(DATABASE_PROPERTIES, "")
+    limit, comment = CONNECTION_LIMIT.search(properties), DATABASE_COMMENT.match(texts.get(COMMENT, ""))
     found: DescribedDatabase | None = None
     settings: dict[tuple[str, str], tuple[str, ...]] = {}
     for entry, text in entries:
@@ -412,8 +457,33 @@ def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedData
             options.get("ICU_LOCALE", options.get("BUILTIN_LOCALE")),
             options.get("ICU_RULES"),
             settings,
+            _shown(entry.owner),
+            _shown(comment[2].replace("''", "'")) if comment else None,
+            int(limit[1]) if limit else NO_LIMIT,
+            IS_TEMPLATE.search(properties) is not None,
+            read_privileges(texts.get(PRIVILEGES, ""), _shown(entry.owner)),
         )
     return found
+
+
+def read_privileges(text: str, owner: str) -> dict[tuple[str, str], bool] | None:
+    """Return the privileges on a database after the statements, as (grantee, privilege): with grant option.
+
+    Returns None if there are statements of other forms.
+    """
+    privileges = {(owner, one): False for one in PRIVILEGES_ON_DATABASE}
+    privileges |= {("", one): False for one in DEFAULT_TO_PUBLIC}
+    if GRANT.sub("", SESSION.sub("", text)).strip():
+        return None
+    for match in GRANT.finditer(text):
+        grantee = _shown(_unquoted(match["grantee"][1:-1])) if match["grantee"] else ""
+        names = PRIVILEGES_ON_DATABASE if match["what"] == "ALL" else match["what"].split(",")
+        for name in names:
+            if match["verb"] == "GRANT":
+                privileges[grantee, name] = privileges.get((grantee, name), False) or match["option"] is not None
+            else:
+                privileges.pop((grantee, name), None)
+    return privileges
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,9 @@ def read_create_outcomes(
     since: str = "",
     unread: list[ManifestError] | None = None,
     operations: Iterable[str] | None = None,
+    others: dict[str, str] | None = None,
 ) -> dict[str, Outcome]:
-    """Read the outcomes of creates, keyed by operation id.
+    """Read the outcomes of creates, keyed by operation id; add the kinds of all other operations to `others`.
 
     Operations that began in an earlier second than the operation `since` are not read. The errors for unreadable
     records are added to `unread`; without that list, raises ManifestError. `operations` are the ids of all operations
@@ -152,6 +153,8 @@ def read_create_outcomes(
                 unread.append(outcome)
             elif outcome is not None and outcome.kind == CREATE:
                 outcomes[operation_id] = outcome
+            elif outcome is not None and others is not None:
+                others[operation_id] = outcome.kind
     return outcomes
 
 

@@ -378,7 +378,7 @@ def _differing_server(chain: Chain, shard: str, described: Description) -> list[
 def _differing_properties(properties: DatabaseProperties, described: DescribedDatabase) -> list[str]:
     compared = [
         _Property("owner", properties.owner, described.owner),
-        _Property("comment", properties.comment, described.comment),
+        _Property("comment", *_comments(properties, described)),
         _Property("connection limit", properties.connection_limit, described.connection_limit),
         _Property("template flag", properties.is_template, described.is_template),
     ]
@@ -390,6 +390,11 @@ def _differing_properties(properties: DatabaseProperties, described: DescribedDa
         for one in compared
         if one.ours != one.theirs and all(_is_ascii(str(value)) for value in (one.ours, one.theirs))
     ]
+
+
+def _comments(properties: DatabaseProperties, described: DescribedDatabase) -> tuple[str | None, str | None]:
+    """Return both comments. If standard_conforming_strings is off, the DDL has another form of a backslash."""
+    return ("", "") if "\\" in (properties.comment or "") else (properties.comment, described.comment)
 
 
 def _shown(value: object) -> str:

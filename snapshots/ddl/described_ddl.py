@@ -73,6 +73,7 @@ SESSION = re.compile(rf"(?:SET SESSION AUTHORIZATION {NAME.pattern}|RESET SESSIO
 PRIVILEGES_ON_DATABASE = ("CONNECT", "CREATE", "TEMPORARY")
 # By default, the owner has all privileges on a database, and PUBLIC has these (PostgreSQL manual, "Privileges").
 DEFAULT_TO_PUBLIC = ("CONNECT", "TEMPORARY")
+PLAIN_NAME = re.compile(r"[^.()\[\]\"]+")
 SERVER_VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
 # Objects with lower oids come with the server.
 FIRST_OWN_OID = 16384
@@ -176,8 +177,8 @@ class Description:
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
     text (nodes.encodings). `owners` are the roles that own objects. `digests` maps the kind and name of an object to a
     hash of its statements, which is the same only in this process. `writer` is pg_dump's major version. `types` maps
-    a type or domain, as `schema.name` without quotes, to its oid. `extensions` are those that the DDL creates. `server`
-    is the version of the server that was dumped: major, and minor if it has a number.
+    types and domains with plain names, as `schema.name`, to their oids. `extensions` are those that the DDL creates.
+    `server` is the version of the server that was dumped: major, and minor if it has a number.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -283,10 +284,9 @@ class _Describing:
             self.extensions.add(name[1])
         elif entry.kind == TYPE:
             self._add_type(entry, name, text)
-        if entry.kind in (TYPE, DOMAIN):
-            label = ".".join(name).replace('"', "")
-            # Two names may look the same without quotes: then neither is known.
-            self.types[label] = entry.oid if label not in self.types else 0
+        # Without quotes, other names may look like that of an array or of a type in another schema.
+        if entry.kind in (TYPE, DOMAIN) and all(map(PLAIN_NAME.fullmatch, name)):
+            self.types[".".join(name)] = entry.oid
 
     def _add_key(self, text: str) -> None:
         if key := KEY.search(text):
@@ -339,7 +339,7 @@ class _Describing:
             bool(self.extensions),
             self.digests,
             contents.writer,
-            {label: oid for label, oid in self.types.items() if oid},
+            self.types,
             frozenset(self.extensions),
             _numbers(contents.server),
         )

@@ -243,14 +243,6 @@ def _exchange_values(sequences: list[Document]) -> None:
     first["last_value"], second["last_value"] = second["last_value"], first["last_value"]
 
 
-def _go_back_twice(store: Damaged) -> None:
-    """Let a sequence be ahead in the first commits, and go back after each of them; the newest has its value."""
-    for increment, value in ((0, 1000), (1, 900)):
-        next(one for one in store.commits[increment]["sequences"]["s1"] if one["name"] == "counter").update(
-            last_value=value
-        )
-
-
 def _sequences() -> Iterator[Kind]:
     behind: Mapping[str, tuple[FleetName, Change]] = {
         "an identity column's sequence is before its rows":
@@ -264,8 +256,6 @@ def _sequences() -> Iterator[Kind]:
     }  # fmt: skip
     for name, (fleet, change) in behind.items():
         yield kind(SEQUENCES, fleet, name, change, doubted("sequence", reason=MAY_BE_SET))
-    yield kind(SEQUENCES, SINGLE, "a sequence went back twice", _go_back_twice,
-               doubted("sequence", reason=MAY_BE_SET, is_same=True))  # fmt: skip
     hidden: Mapping[str, Change] = {
         "a sequence is ahead": _sequence("counter", lambda one: one.update(last_value=1000)),
         "the last value of a sequence is handed out again":

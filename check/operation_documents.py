@@ -41,10 +41,12 @@ class RecordedPoints:
 
     `creates` are the outcomes of creates, keyed by operation. `seen` are the points that checks have read without
     conflicts, by snapshot and by the operation of the check: they were there, even if no outcome of a create is left.
+    `others` are the kinds of the operations that are no creates.
     """
 
     creates: dict[str, Outcome] = field(default_factory=dict)
     seen: dict[str, dict[str, CheckedPoint]] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, outcomes: Iterable[tuple[str, Outcome]]) -> RecordedPoints:
@@ -53,6 +55,8 @@ class RecordedPoints:
         for operation, outcome in outcomes:
             if outcome.kind == CREATE:
                 recorded.creates[operation] = outcome
+            else:
+                recorded.others[operation] = outcome.kind
             for point in () if isinstance(outcome.checked, UnsetType) else outcome.checked:
                 # A check that could not read the chain reports a conflict at the increment that it was asked for.
                 if point.result != CONFLICTS:
@@ -80,9 +84,17 @@ def check_seen(chain: Chain, points: Mapping[str, CheckedPoint], findings: Findi
             findings.conflict(_conflict(operation, detail))
 
 
-def check_outcomes(chain: Chain, outcomes: Mapping[str, Outcome], findings: Findings) -> None:
-    """Compare the outcomes of creates, keyed by operation, with the commits of the chain."""
+def check_outcomes(
+    chain: Chain, outcomes: Mapping[str, Outcome], findings: Findings, others: Mapping[str, str] | None = None
+) -> None:
+    """Compare the outcomes of creates, keyed by operation, with the commits of the chain.
+
+    `others` are the kinds of the operations that have an outcome and are no creates.
+    """
     commits = {commit.operation: commit for commit in chain.commits}
+    for operation in commits.keys() & (others or {}).keys():
+        detail = f"it was a {(others or {})[operation]} according to its outcome, but its commit is in the store"
+        findings.conflict(_conflict(operation, detail))
     for operation, commit in commits.items():
         if (outcome := outcomes.get(operation)) is not None:
             for detail in _contradictions(commit, outcome):
@@ -107,6 +119,8 @@ def _contradictions(commit: Commit, outcome: Outcome) -> Iterator[str]:
         yield f"it failed according to its outcome ({outcome.reason})"
     if (outcome.snapshot, outcome.increment) != (commit.snapshot, commit.increment):
         yield f"it created increment {outcome.increment} of {outcome.snapshot} according to its outcome"
+    if not isinstance(outcome.began_at, UnsetType) and outcome.began_at != commit.created_at:
+        yield f"it began at {outcome.began_at} according to its outcome, not at {commit.created_at}"
     if not isinstance(outcome.volumes, UnsetType) and outcome.volumes != commit.counts:
         names = sorted({name for name, _ in outcome.volumes.items() ^ commit.counts.items()})
         yield f"it has other counts of {', '.join(names)} according to its outcome"

@@ -28,6 +28,7 @@ from cutline.check.table_forms import (
     TIMES,
     UUID,
     EnumType,
+    Labels,
     Numbers,
     TableForms,
 )
@@ -45,6 +46,7 @@ from cutline.columns.bytes_column import (
 )
 from cutline.columns.fields import read_texts
 from cutline.columns.lines import BACKSLASH, BLOCK_BYTES, ESCAPES, NEWLINE, NULL_MARK, TAB, UNCHANGED_MARK, find_byte
+from cutline.nodes.groups import Group, copy_line
 from cutline.wal.segments.segments import (
     CHANGES,
     DELETE,
@@ -152,6 +154,24 @@ def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashe
                 return forms.table(int(forms.find(np.array([number]))[0]))
             found.add((number, key))
     return None
+
+
+def invalid_older_values(groups: Iterable[Group], labels: Labels) -> list[str]:
+    """Describe values of added columns in older rows (Column.missing) that their types do not accept.
+
+    `labels` are those of enum columns.
+    """
+    found: list[str] = []
+    for group in groups:
+        if all(column.missing is None for column in group.columns):
+            continue
+        values = [NULL_MARK if column.missing is None else copy_line(column.missing) for column in group.columns]
+        line = column_of(pa.array([b"\t".join(values) + b"\n"], pa.large_binary()))
+        try:
+            _check_lines(TableForms.of([group], labels), np.zeros(1, np.int64), line, None)
+        except RowsInvalidError as error:
+            found.append(f"the value of older rows: {error}")
+    return list(dict.fromkeys(found))
 
 
 @dataclass(slots=True)

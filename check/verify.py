@@ -121,7 +121,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
                 chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,
                 store_digest(fleet.store, fleet_id), fleet.reread_seconds, known_as,
             )  # fmt: skip
-            check_outcomes(chain, points.creates, check.findings)
+            check_outcomes(chain, points.creates, check.findings, points.others)
             check_seen(chain, points.seen.get(name, {}), check.findings)
             check_leases(store, open_operations, name, check.findings)
             fulls += [chain.full] if chain.full.fleet_id == fleet_id else []

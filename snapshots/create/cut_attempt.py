@@ -48,8 +48,8 @@ class CutResult:
     """A cut, its plan, and the other data in its commit.
 
     `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit
-    leaves out, and `databases` the facts about each primary's database, according to the same catalog state as the DDL
-    dump. `ends` holds the WAL position at which writes ended
+    leaves out, and `databases` the facts about each shard's database, both according to the same catalog state as the
+    DDL dump. `ends` holds the WAL position at which writes ended
     on each primary; it is empty unless the snapshot is terminal.
     """
 
@@ -58,8 +58,8 @@ class CutResult:
     tables: DdlPlan
     definition_changes: DefinitionChanges | None
     sequences: Mapping[str, tuple[Sequence, ...]]
-    databases: Mapping[str, DatabaseFacts]
     left_out: tuple[LeftOut, ...]
+    databases: Mapping[str, DatabaseFacts]
     ends: Mapping[str, Lsn]
 
     @property
@@ -112,7 +112,7 @@ def take_cut(
         databases = sessions.ask_named_primaries(read_facts)
         # Check this last: if it passes, everything read so far matches the catalogs at the cut.
         check_unchanged(prepared.plan)
-        return CutResult(cut, plan, prepared.plan, changes, sequences, databases, left_out, ends)
+        return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, databases, ends)
 
     def attempt() -> CutResult:
         try:

@@ -21,10 +21,12 @@ from cutline.snapshots.ddl.ddl_archive import (
     SEQUENCE,
     TABLE,
     ArchiveEntry,
+    Contents,
     DdlArchive,
     statements_of_entry,
 )
 from cutline.snapshots.ddl.impossible_entries import impossible_entries
+from cutline.snapshots.records.commit import NO_LIMIT
 
 # A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
 STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
@@ -60,7 +62,20 @@ SETTING = re.compile(
     rf"ALTER (?:ROLE ({NAME.pattern}) IN )?DATABASE {NAME.pattern} SET ({NAME.pattern})"
     rf" TO ({LITERAL.pattern}(?:, {LITERAL.pattern})*);"
 )
-TYPE, DEFAULT, INDEX, DATABASE, DATABASE_PROPERTIES = "TYPE", "DEFAULT", "INDEX", "DATABASE", "DATABASE PROPERTIES"
+TYPE, DOMAIN, DEFAULT, INDEX, COMMENT = "TYPE", "DOMAIN", "DEFAULT", "INDEX", "COMMENT"
+DATABASE, DATABASE_PROPERTIES = "DATABASE", "DATABASE PROPERTIES"
+CONNECTION_LIMIT, IS_TEMPLATE = re.compile(r" CONNECTION LIMIT = (-?\d+);"), re.compile(r" IS_TEMPLATE = true;")
+DATABASE_COMMENT = re.compile(rf"COMMENT ON DATABASE {NAME.pattern} IS '((?:[^']|'')*)';\s*\Z")
+GRANT = re.compile(
+    rf"(?P<verb>GRANT|REVOKE) (?P<what>[A-Z,]+) ON DATABASE {NAME.pattern} (?:TO|FROM)"
+    rf" (?:PUBLIC|(?P<grantee>{NAME.pattern}))(?P<option> WITH GRANT OPTION)?;"
+)
+SESSION = re.compile(rf"(?:SET SESSION AUTHORIZATION {NAME.pattern}|RESET SESSION AUTHORIZATION);")
+PRIVILEGES_ON_DATABASE = ("CONNECT", "CREATE", "TEMPORARY")
+# By default, the owner has all privileges on a database, and PUBLIC has these (PostgreSQL manual, "Privileges").
+DEFAULT_TO_PUBLIC = ("CONNECT", "TEMPORARY")
+PLAIN_NAME = re.compile(r"[^.()\[\]\"]+")
+SERVER_VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
 # Objects with lower oids come with the server.
 FIRST_OWN_OID = 16384
 # The objects that are compared between shards: those with owners, what tables have, and what is said of objects.
@@ -153,7 +168,8 @@ class DescribedSequence:
 class DescribedDatabase:
     """The database of a dump: its name, oid, encoding and locale, as NodeIdentity has them.
 
-    `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles.
+    `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles. `privileges` maps
+    (grantee, privilege) to whether it may be granted on; the grantee "" is PUBLIC. It is None if it can't be read.
     """
 
     name: str
@@ -165,6 +181,11 @@ class DescribedDatabase:
     locale: str | None
     icu_rules: str | None
     settings: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    owner: str = ""
+    comment: str | None = None
+    connection_limit: int = NO_LIMIT
+    is_template: bool = False
+    privileges: Mapping[tuple[str, str], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +197,9 @@ class Description:
     text (nodes.encodings). `owners` are the roles that own objects. `extensions` are those that the DDL creates.
     `digests` maps the kind of an object, and its label, to a hash of its statements, which is the same only in this
     process; the kind OWNER stands for the owner of an object. `impossible` lists which entries pg_dump can't have
-    written, in words. `writer` is pg_dump's major version.
+    written, in words. `writer` is pg_dump's major version. `types` maps types and domains with plain names, as
+    `schema.name`, to their oids. `server` is the version of the server that was dumped: major, and minor if it has a
+    number.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -194,6 +217,8 @@ class Description:
     digests: Mapping[tuple[str, str], int] = field(default_factory=dict)
     impossible: tuple[str, ...] = ()
     writer: int = 0
+    types: Mapping[str, int] = field(default_factory=dict)
+    server: tuple[int, ...] = ()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -230,7 +255,7 @@ def describe(archive: DdlArchive) -> Description:
     reader = _Describing(archive.body)
     for entry in archive.contents.entries:
         reader.add(entry)
-    return reader.description(archive.contents.writer, tuple(impossible_entries(archive)))
+    return reader.description(archive.contents, tuple(impossible_entries(archive)))
 
 
 @dataclass(slots=True)
@@ -250,13 +275,15 @@ class _Describing:
     digests: dict[tuple[str, str], int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
     extensions: set[str] = field(default_factory=set)
+    types: dict[str, int] = field(default_factory=dict)
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
         name, text = (_shown(entry.schema), _shown(entry.name)), statements_of_entry(self.ddl, entry)
         if entry.kind in COMPARED:
             self._add_digests(entry, name, text)
-        if entry.kind in (DATABASE, DATABASE_PROPERTIES):
+        is_of_database = entry.kind in (COMMENT, PRIVILEGES) and not entry.schema and entry.name.startswith("DATABASE ")
+        if entry.kind in (DATABASE, DATABASE_PROPERTIES) or is_of_database:
             self.database.append((entry, text))
             return
         if entry.owner and entry.oid >= FIRST_OWN_OID:
@@ -273,10 +300,13 @@ class _Describing:
             self.defaults[schema, table_name, column] = default
         elif entry.kind == SEQUENCE and not text.startswith("CREATE UNLOGGED "):
             self.sequences[name] = text
-        elif entry.kind == TYPE:
-            self._add_type(entry, name, text)
         elif entry.kind == EXTENSION:
             self.extensions.add(name[1])
+        elif entry.kind == TYPE:
+            self._add_type(entry, name, text)
+        # Without quotes, other names may look like that of an array or of a type in another schema.
+        if entry.kind in (TYPE, DOMAIN) and all(map(PLAIN_NAME.fullmatch, name)):
+            self.types[".".join(name)] = entry.oid
 
     def _add_digests(self, entry: ArchiveEntry, name: Name, text: str) -> None:
         if entry.kind in REMARKS:
@@ -309,7 +339,7 @@ class _Describing:
             found = (NAME.match(item) for item in items)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
 
-    def description(self, writer: int, impossible: tuple[str, ...]) -> Description:
+    def description(self, contents: Contents, impossible: tuple[str, ...]) -> Description:
         """Return the description of all entries."""
         fed: dict[Name, list[ColumnName]] = {}
         sequences: dict[Name, DescribedSequence] = {}
@@ -340,7 +370,9 @@ class _Describing:
             frozenset(self.extensions),
             self.digests,
             impossible,
-            writer,
+            contents.writer,
+            self.types,
+            _numbers(contents.server),
         )
 
     def _type_of(self, column: ColumnName) -> str:
@@ -422,8 +454,17 @@ def read_sequence(text: str, type_: str) -> DescribedSequence:
     return DescribedSequence(increment, CYCLES.search(bare) is not None, smallest, largest)
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    match = SERVER_VERSION.match(version)
+    return tuple(int(number) for number in match.groups() if number) if match else ()
+
+
 def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedDatabase | None:
-    """Read CREATE DATABASE and the settings of the database; None if the archive has no such entry."""
+    """Read CREATE DATABASE and the properties of the database; None if the archive has no such entry."""
+    entries = list(entries)
+    texts = {entry.kind: text for entry, text in entries}
+    properties = texts.get(DATABASE_PROPERTIES, "")
+    limit, comment = CONNECTION_LIMIT.search(properties), DATABASE_COMMENT.match(texts.get(COMMENT, ""))
     found: DescribedDatabase | None = None
     settings: dict[tuple[str, str], tuple[str, ...]] = {}
     for entry, text in entries:
@@ -447,8 +488,33 @@ def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedData
             options.get("ICU_LOCALE", options.get("BUILTIN_LOCALE")),
             options.get("ICU_RULES"),
             settings,
+            _shown(entry.owner),
+            _shown(comment[2].replace("''", "'")) if comment else None,
+            int(limit[1]) if limit else NO_LIMIT,
+            IS_TEMPLATE.search(properties) is not None,
+            read_privileges(texts.get(PRIVILEGES, ""), _shown(entry.owner)),
         )
     return found
+
+
+def read_privileges(text: str, owner: str) -> dict[tuple[str, str], bool] | None:
+    """Return the privileges on a database after the statements, as (grantee, privilege): with grant option.
+
+    Returns None if there are statements of other forms.
+    """
+    privileges = {(owner, one): False for one in PRIVILEGES_ON_DATABASE}
+    privileges |= {("", one): False for one in DEFAULT_TO_PUBLIC}
+    if GRANT.sub("", SESSION.sub("", text)).strip():
+        return None
+    for match in GRANT.finditer(text):
+        grantee = _shown(_unquoted(match["grantee"][1:-1])) if match["grantee"] else ""
+        names = PRIVILEGES_ON_DATABASE if match["what"] == "ALL" else match["what"].split(",")
+        for name in names:
+            if match["verb"] == "GRANT":
+                privileges[grantee, name] = privileges.get((grantee, name), False) or match["option"] is not None
+            else:
+                privileges.pop((grantee, name), None)
+    return privileges
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ CHAIN = Chain(
 )
 OUTCOME = Outcome(
     operation=FIRST, kind="create", snapshot="daily", increment=1, state="done", reason="",
-    ended_at=Time("2026-11-20T01:00:02Z"), volumes=dict(CHAIN.last.counts),
+    ended_at=Time("2026-11-20T01:00:02Z"), began_at=Time("2026-11-20T01:00:00Z"), volumes=dict(CHAIN.last.counts),
 )  # fmt: skip
 INTENT = Intent(
     operation=FULL, kind="create", snapshot="daily", increment=0, began_at=Time("2026-11-20T00:00:00Z"),
@@ -110,12 +110,24 @@ def test_an_outcome_that_a_create_or_its_successor_recorded_is_right() -> None:
         ({"increment": 3}, "it created increment 3 of daily according to its outcome"),
         ({"snapshot": "weekly"}, "it created increment 1 of weekly according to its outcome"),
         ({"volumes": {"bytes": 1}}, "it has other counts of bytes, changes, transactions according to its outcome"),
+        (
+            {"began_at": Time("2026-11-20T01:00:00.001Z")},
+            "it began at 2026-11-20T01:00:00.001Z according to its outcome, not at 2026-11-20T01:00:00Z",
+        ),
         ({"causes": ("why",)}, "it had other attempts at its cut according to its outcome"),
     ],
 )
 def test_an_outcome_that_contradicts_its_commit_is_found(values: dict[str, Any], detail: str) -> None:
     assert of_outcomes(structs.replace(OUTCOME, **values)) == [
         f"operation {FIRST}: {detail}, but its commit is in the store"
+    ]
+
+
+def test_an_outcome_of_another_kind_of_operation_is_found() -> None:
+    findings = new_findings()
+    check_outcomes(CHAIN, {}, findings, {FIRST: "check", "20261120T020000Z-000000000c": "restore"})
+    assert [one.detail for one in findings.report.conflicts] == [
+        f"operation {FIRST}: it was a check according to its outcome, but its commit is in the store"
     ]
 
 
@@ -204,7 +216,7 @@ def of_records(*records: BaselineRecord | None, nodes: dict[str, str] | None = N
 
 
 def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
-    assert of_records() == []
+    assert check_primaries(memory(), []) == []
     assert of_records(record({"a": "7"}), record(SERVERS)) == []
     two = {"a": "7", "b": "8"}
     assert of_records(record(SERVERS), record(two, ("c",)), nodes=two) == []
@@ -212,7 +224,7 @@ def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
     assert of_records(record(SERVERS | {"c": "1"}), record(SERVERS)) == []
     assert of_records(record(SERVERS), nodes=two) == []
     # The record of a fleet file that came after the snapshot tells nothing of it.
-    assert of_records(record({"d": "1"}, at="20261120T000001Z")) == []
+    assert of_records(record(SERVERS), record({"d": "1"}, ("a", "b", "c"), at="20261120T000001Z")) == []
 
 
 @pytest.mark.parametrize(
@@ -220,6 +232,12 @@ def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
     [
         ([record(SERVERS), record({"a": "7"})], "record 2 has 1 primaries, fewer than the 3 before, and forgets none"),
         ([record(SERVERS), record(SERVERS)], "record 2 has the same primaries as the one before"),
+        ([], f"there is no record of the primaries, which {baseline_key(1)} should contain"),
+        # Every snapshot is later than the first record, whatever their ids say.
+        (
+            [record({"a": "7"}, at="20261120T000001Z")],
+            "the newest record has 1 primaries, but the later snapshot daily has 3",
+        ),
         ([None, record(SERVERS)], "record 2 of the primaries exists, but record 1 is missing"),
         ([record({"a": "7"})], "the newest record has 1 primaries, but the later snapshot daily has 3"),
         (

@@ -153,8 +153,9 @@ class Description:
 
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
-    text (nodes.encodings). `owners` are the roles that own objects. `digests` maps the kind and name of an object to a
-    hash of its statements, which is the same only in this process. `writer` is pg_dump's major version.
+    text (nodes.encodings), and `composite_oids` are those of composite types. `owners` are the roles that own objects.
+    `digests` maps the kind and name of an object to a hash of its statements, which is the same only in this process.
+    `writer` is pg_dump's major version.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -171,6 +172,7 @@ class Description:
     has_extensions: bool = False
     digests: Mapping[str, int] = field(default_factory=dict)
     writer: int = 0
+    composite_oids: frozenset[int] = frozenset()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -223,6 +225,7 @@ class _Describing:
     sequences: dict[Name, str] = field(default_factory=dict)
     enums: dict[int, tuple[str, ...]] = field(default_factory=dict)
     composites: dict[Name, tuple[str, ...]] = field(default_factory=dict)
+    composite_oids: set[int] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)
     digests: dict[str, int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
@@ -273,6 +276,7 @@ class _Describing:
         elif composite := COMPOSITE.search(text):
             items = _split(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
+            self.composite_oids.add(entry.oid)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
 
     def description(self, writer: int) -> Description:
@@ -306,6 +310,7 @@ class _Describing:
             self.has_extensions,
             self.digests,
             writer,
+            frozenset(self.composite_oids),
         )
 
     def _type_of(self, column: ColumnName) -> str:

@@ -40,8 +40,8 @@ NAME_END = "\0"
 # The columns of a type: four bytes for each number.
 Numbers: TypeAlias = npt.NDArray[np.int32]
 LIMIT_MAX = (1 << 31) - 1
-# The labels of enum columns, as COPY prints them, by the number of the definition and the column's place in it; None for
-# a column of a composite type.
+# The labels of enum columns, as COPY prints them, by the number of the definition and the column's place in it; None
+# for a column of a composite type.
 Labels: TypeAlias = Mapping[int, Mapping[int, frozenset[bytes] | None]]
 
 

@@ -20,8 +20,9 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_flags
-from cutline.columns.bytes_column import BytesColumn, Flags
+from cutline.columns.bytes_column import Bytes, BytesColumn, Flags
 from cutline.columns.fields import read_texts
+from cutline.columns.lines import BACKSLASH
 
 # The types, by oid (PostgreSQL's pg_type.dat).
 BYTEA, JSON, JSONB, NUMERIC = 17, 114, 3802, 1700
@@ -256,17 +257,22 @@ def precision_of(modifier: int) -> tuple[int, int] | None:
 
 @cache
 def _numeric_form(modifier: int) -> str:
-    """Return the pattern of a numeric with this modifier: it always prints as many decimal places as its scale."""
+    """Return the pattern of what a numeric with this modifier can hold without rounding.
+
+    Fewer decimal places than its scale are no damage: users have changed pg_attribute to avoid a rewrite.
+    """
     if (known := precision_of(modifier)) is None:
         return _NUMERIC
     precision, scale = known
-    decimals, whole = max(scale, 0), precision - scale
+    whole = precision - scale
     if whole <= 0:
-        number = rf"0\.0{{{-whole}}}[0-9]{{{precision}}}"
+        zeros = -whole
+        decimals = f"0{{{zeros}}}[0-9]{{1,{precision}}}"
+        number = rf"0(?:\.{_any(decimals, f'0{{1,{zeros}}}') if zeros else decimals})?"
+    elif scale > 0:
+        number = rf"(?:0|[1-9][0-9]{{0,{whole - 1}}})(?:\.[0-9]{{1,{scale}}})?"
     else:
-        zeros = f"0{{{-scale}}}" if scale < 0 else ""
-        more = min(whole, precision) - 1
-        number = rf"(?:0|[1-9][0-9]{{0,{more}}}{zeros})" + (rf"\.[0-9]{{{decimals}}}" if decimals else "")
+        number = f"(?:0|[1-9][0-9]{{0,{precision - 1}}}0{{{-scale}}})"
     return _any(f"-?{number}", "NaN")
 
 
@@ -286,9 +292,10 @@ def _find_other_bytea(values: BytesColumn) -> int | None:
 
 def _find_malformed(values: BytesColumn) -> int | None:
     """Return the index of the first value that is not JSON. Deeper nesting than the parser follows is accepted."""
-    if _are_json(_without_pairs(_as_array(values)), len(values)):
+    array = _as_array(values)
+    if _hide_escapes(array) and _are_json(array, len(values)):
         return None
-    # A value is malformed, or has a form that the parser or the short way of removing escapes does not accept.
+    # A value is malformed, or has a form that the parser does not accept, or line breaks.
     texts = read_texts(values)
     if _are_json(_as_array(texts), len(texts)):
         return None
@@ -296,26 +303,32 @@ def _find_malformed(values: BytesColumn) -> int | None:
     return next((row for row, (start, end) in enumerate(pairwise(offsets)) if not _is_json(data[start:end])), None)
 
 
-def _as_array(values: BytesColumn) -> bytes:
+def _as_array(values: BytesColumn) -> Bytes:
     """Return a JSON array of the values, by putting commas in the place of their separators."""
     text = np.empty(len(values.data) + 1, np.uint8)
     text[1:] = values.data
     text[values.offsets[1:]] = ord(",")
     text[0], text[-1] = ord("["), ord("]")
-    return text.tobytes()
+    return text
 
 
-def _without_pairs(text: bytes) -> bytes:
-    """Remove escapes of COPY if all of them are pairs of backslashes; return nothing if there are others."""
-    if not (slashes := text.count(b"\\")):
-        return text
-    unescaped = text.replace(b"\\\\", b"\\")
-    return unescaped if slashes == 2 * (len(text) - len(unescaped)) else b""
+def _hide_escapes(text: Bytes) -> bool:
+    """Undo escapes of COPY that are pairs of backslashes, without moving bytes; return whether there are no others.
+
+    Of each run of backslashes, the first half becomes letters: part of a string, as a backslash must be, too.
+    """
+    slashes = np.flatnonzero(text == BACKSLASH)
+    if not len(slashes):
+        return True
+    begins = np.flatnonzero(np.concatenate([[True], np.diff(slashes) > 1]))
+    counts = np.diff(np.append(begins, len(slashes)))
+    text[slashes[np.arange(len(slashes)) - np.repeat(begins, counts) < np.repeat(counts // 2, counts)]] = ord("x")
+    return not (counts % 2).any()
 
 
-def _are_json(array: bytes, count: int) -> bool:
+def _are_json(array: Bytes, count: int) -> bool:
     try:
-        return len(_ARRAY_OF_JSON.decode(array)) == count
+        return len(_ARRAY_OF_JSON.decode(array.data)) == count
     except (msgspec.DecodeError, RecursionError):
         return False
 

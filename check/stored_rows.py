@@ -45,6 +45,7 @@ from cutline.columns.bytes_column import (
     column_of,
     from_arrow,
     gather,
+    offsets_of,
     xxhash64,
 )
 from cutline.columns.fields import read_texts
@@ -74,6 +75,8 @@ PARSED: Mapping[int, pa.DataType] = {INT2: pa.int16(), INT4: pa.int32(), INT8: p
 FIELDS_PER_BLOCK = 1 << 16
 # The changes of a segment are checked in parts, because the rows of some kinds are copied.
 PART_BYTES = 16 * BLOCK_BYTES
+# At most this many bytes of values are matched or parsed at once, and longer values are not.
+PARSED_BYTES_MAX = 16 * BLOCK_BYTES
 # At most this many keys whose hashes occur twice are compared at once.
 COMPARED_KEYS = 100_000
 WORD_BYTES = 8
@@ -535,10 +538,8 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
         if not len(others):
             continue
         given = limits[others] if limits is not None else None
-        if oid in NAMES:
-            at = find_misprinted(block.with_separators(fields[others]), oid, given)
-        elif oid in block.forms.composites:
-            at = find_other_composite(block.with_separators(fields[others]))
+        if oid in NAMES or oid in block.forms.composites:
+            at = _find_misprinted(block, oid, fields[others], lengths[others], given)
         else:
             values = gather(block.data, starts[others], lengths[others])
             at = _find_invalid(values, oid, given, block.forms.enums.get(oid))
@@ -549,6 +550,23 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
                 f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
                 f" {type_} does not accept or print"
             )
+
+
+def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limits: Numbers | None) -> int | None:
+    """Return the index of the first field that does not have the form of its type; long values are not parsed."""
+    rows = np.arange(len(fields))
+    if len(block.data) > BLOCK_BYTES:
+        rows = rows[lengths <= PARSED_BYTES_MAX]
+    for at in _slices_of_bytes(offsets_of(lengths[rows]), PARSED_BYTES_MAX):
+        part = rows[at]
+        values = block.with_separators(fields[part])
+        if oid in block.forms.composites:
+            found = find_other_composite(values)
+        else:
+            found = find_misprinted(values, oid, None if limits is None else limits[part])
+        if found is not None:
+            return int(part[found])
+    return None
 
 
 def _are_marks(data: Bytes, starts: Ints, lengths: Ints, marks: tuple[bytes, ...]) -> Flags:

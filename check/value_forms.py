@@ -9,7 +9,7 @@ tell. Source: PostgreSQL manual, "Data Types", and the output functions (backend
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from typing import TypeAlias
@@ -26,8 +26,6 @@ from cutline.columns.lines import BACKSLASH
 
 # The types, by oid (PostgreSQL's pg_type.dat).
 BYTEA, JSON, JSONB, NUMERIC = 17, 114, 3802, 1700
-# At most this many bytes are parsed at once, and longer values are not parsed.
-PARSED_BYTES_MAX = 16 << 20
 # The largest precision and scale of numeric(p, s).
 PRECISION_MAX = 1000
 
@@ -182,44 +180,18 @@ def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None =
     The values are fields of COPY lines without marks, each with the separator that follows it. `modifiers` are those of
     numeric columns, less their header; negative without one.
     """
-    for at in _parts(values):
-        part, start = values.part(at), at.start
-        if oid == BYTEA:
-            found = _find_other_bytea(part)
-        elif oid in (JSON, JSONB):
-            found = _find_malformed(part)
-        elif modifiers is not None:
-            found = _find_other_numeric(part, modifiers[at])
-        else:
-            found = _find_mismatch(part, _TYPES[oid][1])
-        if found is not None:
-            return int(start + found)
-    return None
+    if oid == BYTEA:
+        return _find_other_bytea(values)
+    if oid in (JSON, JSONB):
+        return _find_malformed(values)
+    if modifiers is not None:
+        return _find_other_numeric(values, modifiers)
+    return _find_mismatch(values, _TYPES[oid][1])
 
 
 def find_other_composite(values: BytesColumn) -> int | None:
     """Return the index of the first value that no composite type prints; the values are as for `find_misprinted`."""
-    return next(
-        (
-            at.start + found
-            for at in _parts(values)
-            if (found := _find_mismatch(values.part(at), (_COMPOSITE,))) is not None
-        ),
-        None,
-    )
-
-
-def _parts(values: BytesColumn) -> Iterator[slice]:
-    """Yield ranges of values of at most PARSED_BYTES_MAX together; longer values are in none."""
-    if 0 < len(values.data) <= PARSED_BYTES_MAX:
-        yield slice(0, len(values))
-        return
-    low, offsets = 0, values.offsets
-    while low < len(values):
-        high = int(np.searchsorted(offsets, offsets[low] + PARSED_BYTES_MAX, side="right")) - 1
-        if high > low:
-            yield slice(low, high)
-        low = max(high, low + 1)
+    return _find_mismatch(values, (_COMPOSITE,))
 
 
 def _matches(values: BytesColumn, pattern: str) -> Flags:
@@ -238,7 +210,7 @@ def _find_mismatch(values: BytesColumn, patterns: tuple[str, ...]) -> int | None
 
 
 def _find_other_numeric(values: BytesColumn, modifiers: Modifiers) -> int | None:
-    if (modifiers == modifiers[0]).all():
+    if len(modifiers) and (modifiers == modifiers[0]).all():
         return _find_mismatch(values, (_numeric_form(int(modifiers[0])),))
     wrong: list[int] = []
     for modifier in np.unique(modifiers).tolist():

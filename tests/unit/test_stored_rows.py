@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -433,8 +434,21 @@ def test_days_and_times_exist() -> None:
             of_times(("2026-01-01", clocks[0]), (day, clocks[0]))
     for clock in ("24:00:00", "23:60:00", "23:59:60", "23:59:5", "23:59:59.", "23:59:59.x", "23:59:59.1234567",
                   "23-59:00", "23:59:59.12x456", "23:5a:59"):  # fmt: skip
-        with pytest.raises(RowsInvalidError, match="column (at|t) of"):
+        with pytest.raises(RowsInvalidError, match=r"column (at|t) of"):
             of_times(("2026-01-01", clocks[0]), ("2026-01-01", clock))
+
+
+def test_values_that_are_too_long_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All values that are parsed at once are short together, so that the memory for them is bounded."""
+    columns = tuple(Column(f"v{place}", "jsonb", 3802, -1, place, place) for place in range(5))
+    group = structs.replace(KEYED, number=9, columns=columns, identity="full", key_width=0)
+    monkeypatch.setattr("cutline.check.stored_rows.BLOCK_BYTES", 8)
+    monkeypatch.setattr("cutline.check.stored_rows.PARSED_BYTES_MAX", 10)
+    for last, is_valid in ((b"{}", True), (b"{", False)):
+        batch = base(b"\t".join([b"[1,2]", b"[1,2,3,4,5,6", b"[3]", rb"\N", last]) + b"\n", group=group)
+        checks = BaseChecks(TableForms.of([group]))
+        with nullcontext() if is_valid else pytest.raises(RowsInvalidError, match="column v4"):
+            checks.add(batch, xxhash64(from_list([b""])))
 
 
 def test_labels_are_known_of_columns_that_the_table_still_has() -> None:

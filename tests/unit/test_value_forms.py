@@ -125,9 +125,3 @@ def test_a_composite_value_has_fields_in_parentheses() -> None:
     assert find_other_composite(from_list(good)) is None
     for bad in (b"(2\t", b"2,one)\t", b"(1,a b)\t", b'(1,"a)\t', b"\t", b"(1)(2)\t"):
         assert find_other_composite(from_list([good[0], bad])) == 1
-
-
-def test_values_that_are_too_long_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.check.value_forms.PARSED_BYTES_MAX", 10)
-    assert found(OIDS["json"], "[1,2]", "[1,2,3,4,5,6,7", "[3]", "[4]", "{}") is None
-    assert found(OIDS["json"], "[1,2]", "[1,2,3,4,5,6,7", "[3]", "[4]", "{") == 4

@@ -28,6 +28,8 @@ from cutline.columns.lines import BACKSLASH
 BYTEA, JSON, JSONB, NUMERIC = 17, 114, 3802, 1700
 # The largest precision and scale of numeric(p, s).
 PRECISION_MAX = 1000
+# Patterns of at most this many characters are repeated for each dimension of an array.
+REPEATED_PATTERN_MAX = 150
 
 Modifiers: TypeAlias = npt.NDArray[np.int32]
 
@@ -114,12 +116,16 @@ def _range_of(bound: str) -> str:
 
 
 def _arrays_of(element: str | None) -> tuple[str, str]:
-    """Return the patterns of arrays of one dimension, and of up to six; any `element` if None."""
-    of_element = _any(_UNQUOTED_ELEMENT, _QUOTED_ELEMENT) if element is None else _any("NULL", element, f'"{element}"')
-    nested = [rf"\{{{_list(of_element)}\}}"]
+    """Return the patterns of arrays of one dimension, and of two to six; any `element` if None.
+
+    Long patterns of elements are not repeated for each dimension: compiling them would take a tenth of a second.
+    """
+    any_element = _any(_UNQUOTED_ELEMENT, _QUOTED_ELEMENT)
+    of_element = any_element if element is None else _any("NULL", element, f'"{element}"')
+    nested = [rf"\{{{_list(of_element if len(of_element) <= REPEATED_PATTERN_MAX else any_element)}\}}"]
     for _ in range(_DIMENSIONS_MAX - 1):
         nested.append(rf"\{{{_list(nested[-1])}\}}")
-    return _BOUNDS + _any(r"\{\}", nested[0]), _BOUNDS + _any(*nested)
+    return _BOUNDS + _any(r"\{\}", rf"\{{{_list(of_element)}\}}"), _BOUNDS + _any(*nested[1:])
 
 
 _RANGES = {

@@ -386,7 +386,8 @@ LABELS = frozenset({b"ok", rb"a\\b", "übel".encode(), b"resigned", b"indifferen
 
 def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes] | None] | None = None) -> None:
     lines = [b"%d\t%s\tx\n" % row for row in enumerate(moods)]
-    checks = BaseChecks(TableForms.of([MOODS], {9: {1: LABELS} if labels is None else labels}))
+    known: dict[int, frozenset[bytes] | None] = {1: LABELS} if labels is None else labels
+    checks = BaseChecks(TableForms.of([MOODS], {9: known}))
     batch = base(*lines, group=MOODS)
     checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
 

@@ -133,7 +133,7 @@ class TableForms:
                     places[found].astype(np.int32),
                     np.minimum(limits, LIMIT_MAX).astype(np.int32),
                 )
-        of_own, enums, composites = _columns_of_own_types(ordered, labels or {})
+        of_own, own = _columns_of_own_types(ordered, labels or {})
         return cls(
             np.array([group.number for group in ordered], np.int64),
             widths,
@@ -141,8 +141,8 @@ class TableForms:
             np.array([group.partitions - 1 for group in ordered], np.int64),
             types | of_own,
             tuple(NAME_END.join([group.name, *(column.name for column in group.columns)]) for group in ordered),
-            enums,
-            composites=composites,
+            {oid: EnumType(name, known) for oid, (name, known) in own.items() if known is not None},
+            composites={oid: name for oid, (name, known) in own.items() if known is None},
         )
 
     def __len__(self) -> int:
@@ -266,29 +266,26 @@ def _counts(columns: TypedColumns, forms: int) -> Ints:
 
 def _columns_of_own_types(
     ordered: Sequence[Group], labels: Labels
-) -> tuple[dict[int, TypedColumns], dict[int, EnumType], dict[int, str]]:
-    """Return the columns in `labels` of all definitions, their enum types, and the names of their composite types.
+) -> tuple[dict[int, TypedColumns], dict[int, tuple[str, frozenset[bytes] | None]]]:
+    """Return the columns in `labels` of all definitions, and the names and labels of their types.
 
-    All are keyed by the oid of the type.
+    Both are keyed by the oid of the type.
     """
     forms, places = dict[int, list[int]](), dict[int, list[int]]()
-    enums, composites = dict[int, EnumType](), dict[int, str]()
+    own = dict[int, tuple[str, frozenset[bytes] | None]]()
     for form, group in enumerate(ordered):
         for place, known in sorted(labels.get(group.number, {}).items()):
             column = group.columns[place]
             forms.setdefault(column.type_oid, []).append(form)
             places.setdefault(column.type_oid, []).append(place)
-            if known is None:
-                composites[column.type_oid] = column.type
-            else:
-                enums[column.type_oid] = EnumType(column.type, known)
+            own[column.type_oid] = column.type, known
     counts = {oid: np.bincount(found, minlength=len(ordered)) for oid, found in forms.items()}
     without_limits = np.empty(0, np.int32)
     columns = {
         oid: TypedColumns(offsets_of(counts[oid]).astype(np.int32), np.array(found, np.int32), without_limits)
         for oid, found in places.items()
     }
-    return columns, enums, composites
+    return columns, own
 
 
 def enum_labels(

@@ -75,13 +75,13 @@ class StoredDefinitions:
     """What the stored DDL tells other passes about each shard.
 
     `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none. `labels`
-    are those that enum types have had, as COPY prints them, by shard and by the oid of the type. `roles` are all roles
-    that the servers have had, by shard; a shard whose globals can't be read has none. `required` says, by shard, since
-    when columns have been NOT NULL.
+    are those that enum types have had, as COPY prints them, by shard and by the oid of the type; None for a composite
+    type. `roles` are all roles that the servers have had, by shard; a shard whose globals can't be read has none.
+    `required` says, by shard, since when columns have been NOT NULL.
     """
 
     newest: dict[str, Description] = field(default_factory=dict)
-    labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
+    labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
     roles: dict[str, frozenset[str]] = field(default_factory=dict)
     required: dict[str, Since] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class _Checking:
     part: NewPart
     findings: Findings
     shards: dict[str, _Shard]
-    labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
+    labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
     differences: ShardDifferences = field(default_factory=ShardDifferences)
     said: set[tuple[str, str]] = field(default_factory=set)
     required: dict[str, Since] = field(default_factory=dict)
@@ -222,7 +222,8 @@ class _Checking:
         described = describe(ddl)
         known = self.labels.setdefault(stored.node, {})
         for oid, labels in labels_of(described).items():
-            known[oid] = known.get(oid, frozenset()) | labels
+            known[oid] = (known.get(oid) or frozenset()) | labels
+        known.update(dict.fromkeys(described.composite_oids))
         return described
 
     def _count(self, stored: StoredObject, commit: Commit) -> None:

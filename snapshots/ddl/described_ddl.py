@@ -194,7 +194,8 @@ class Description:
 
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
-    text (nodes.encodings). `owners` are the roles that own objects. `extensions` are those that the DDL creates.
+    text (nodes.encodings), and `composite_oids` are those of composite types. `owners` are the roles that own objects.
+    `extensions` are those that the DDL creates.
     `digests` maps the kind of an object, and its label, to a hash of its statements, which is the same only in this
     process; the kind OWNER stands for the owner of an object. `impossible` lists which entries pg_dump can't have
     written, in words. `writer` is pg_dump's major version. `types` maps types and domains with plain names, as
@@ -219,6 +220,7 @@ class Description:
     writer: int = 0
     types: Mapping[str, int] = field(default_factory=dict)
     server: tuple[int, ...] = ()
+    composite_oids: frozenset[int] = frozenset()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -271,6 +273,7 @@ class _Describing:
     sequences: dict[Name, str] = field(default_factory=dict)
     enums: dict[int, tuple[str, ...]] = field(default_factory=dict)
     composites: dict[Name, tuple[str, ...]] = field(default_factory=dict)
+    composite_oids: set[int] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)
     digests: dict[tuple[str, str], int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
@@ -337,6 +340,7 @@ class _Describing:
         elif composite := COMPOSITE.search(text):
             items = _split(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
+            self.composite_oids.add(entry.oid)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
 
     def description(self, contents: Contents, impossible: tuple[str, ...]) -> Description:
@@ -373,6 +377,7 @@ class _Describing:
             contents.writer,
             self.types,
             _numbers(contents.server),
+            frozenset(self.composite_oids),
         )
 
     def _type_of(self, column: ColumnName) -> str:

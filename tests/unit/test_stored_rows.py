@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -337,9 +338,10 @@ MOODS = structs.replace(
 LABELS = frozenset({b"ok", rb"a\\b", "übel".encode(), b"resigned", b"indifferent", b""})
 
 
-def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes]] | None = None) -> None:
+def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes] | None] | None = None) -> None:
     lines = [b"%d\t%s\tx\n" % row for row in enumerate(moods)]
-    checks = BaseChecks(TableForms.of([MOODS], {9: {1: LABELS} if labels is None else labels}))
+    known: dict[int, frozenset[bytes] | None] = {1: LABELS} if labels is None else labels
+    checks = BaseChecks(TableForms.of([MOODS], {9: known}))
     batch = base(*lines, group=MOODS)
     checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
 
@@ -353,6 +355,55 @@ def test_an_enum_has_only_its_labels() -> None:
             of_moods(b"ok", bad, b"indifferent")
     # The DDL does not tell the labels.
     of_moods(b"bad", labels={})
+
+
+def test_a_value_of_a_composite_type_has_parentheses() -> None:
+    of_moods(b"(1,one)", rb"\N", b'("a b",)', labels={1: None})
+    with pytest.raises(
+        RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood does"
+    ):
+        of_moods(b"(1,one)", rb"\N", b"(1", b"(2,two)", labels={1: None})
+
+
+TIMESTAMPS = structs.replace(
+    KEYED, number=9, columns=(*KEYED.columns[:1], *KEYED.columns[6:8], Column("t", "timestamp", 1114, -1, 3, 4)),
+)  # fmt: skip
+
+
+def of_times(*times: tuple[str, str]) -> None:
+    lines = [
+        "\t".join([str(row), day, f"{day} {clock}+00", f"{day} {clock}\n"]) for row, (day, clock) in enumerate(times)
+    ]
+    batch = base(*(line.encode() for line in lines), group=TIMESTAMPS)
+    BaseChecks(TableForms.of([TIMESTAMPS])).add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
+
+
+def test_days_and_times_exist() -> None:
+    """Whether they are recognised at a glance, or by their pattern."""
+    clocks = ["00:00:00", "23:59:59", "12:34:56.5", "12:34:56.123456"]
+    days = ["2026-01-31", "2024-02-29", "0001-01-01", "9999-12-31", "12024-02-29", "1900-02-28", "2000-02-29"]
+    of_times(*((day, clock) for day in days for clock in clocks))
+    for day in ("2026-00-01", "2026-13-01", "2026-01-00", "2026-01-32", "2026-04-31", "2023-02-29", "1900-02-29",
+                "0000-01-01", "2026-1-011", "2026-01:01", "202x-01-01", "12023-02-29"):  # fmt: skip
+        with pytest.raises(RowsInvalidError, match="column day"):
+            of_times(("2026-01-01", clocks[0]), (day, clocks[0]))
+    for clock in ("24:00:00", "23:60:00", "23:59:60", "23:59:5", "23:59:59.", "23:59:59.x", "23:59:59.1234567",
+                  "23-59:00", "23:59:59.12x456", "23:5a:59"):  # fmt: skip
+        with pytest.raises(RowsInvalidError, match=r"column (at|t) of"):
+            of_times(("2026-01-01", clocks[0]), ("2026-01-01", clock))
+
+
+def test_values_that_are_too_long_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All values that are parsed at once are short together, so that the memory for them is bounded."""
+    columns = tuple(Column(f"v{place}", "jsonb", 3802, -1, place, place) for place in range(5))
+    group = structs.replace(KEYED, number=9, columns=columns, identity="full", key_width=0)
+    monkeypatch.setattr("cutline.check.stored_rows.BLOCK_BYTES", 8)
+    monkeypatch.setattr("cutline.check.stored_rows.PARSED_BYTES_MAX", 10)
+    for last, is_valid in ((b"{}", True), (b"{", False)):
+        batch = base(b"\t".join([b"[1,2]", b"[1,2,3,4,5,6", b"[3]", rb"\N", last]) + b"\n", group=group)
+        checks = BaseChecks(TableForms.of([group]))
+        with nullcontext() if is_valid else pytest.raises(RowsInvalidError, match="column v4"):
+            checks.add(batch, xxhash64(from_list([b""])))
 
 
 def test_labels_are_known_of_columns_that_the_table_still_has() -> None:

@@ -233,7 +233,7 @@ def _build_rows(
             value = named.get(tuple(row[name] for name in ("node", "group", "set", "example")))
             report.problems += _refusals(rules[row["node"]], node, row, value)
     for (node, group, what), (count, example) in breaches.items():
-        detail = f"{count} rows {what}{f', for example where {example}' if example else ''}"
+        detail = f"rows that {what}: {count}{f', for example where {example}' if example else ''}"
         report.problems.append(RestoreProblem(node, group, detail))
 
 
@@ -243,14 +243,14 @@ def _refusals(rules: ShardRules, node: str, row: Mapping[str, Any], value: bytes
     table, what = rules.sets.get(of, (None, "the key"))
     example = "" if value is None else f", for example {shown_value(value)}"
     if row["repeated"]:
-        detail = f"{row['repeated']} values of {what} occur more than once in the rows that a restore would load"
+        detail = f"values of {what} that occur more than once in the rows that a restore would load: {row['repeated']}"
         yield RestoreProblem(node, table, detail + example)
     for bit, key in enumerate(rules.references.get(of, ())):
         if row["missing"] >> bit & 1:
             referring = ".".join(key.table)
             detail = (
-                f"{row['absent']} values of foreign key {key.name} ({', '.join(key.columns)}) are not in"
-                f" {'.'.join(key.referenced)} ({', '.join(key.referenced_columns)})"
+                f"values of foreign key {key.name} ({', '.join(key.columns)}) that are not in"
+                f" {'.'.join(key.referenced)} ({', '.join(key.referenced_columns)}): {row['absent']}"
             )
             yield RestoreProblem(node, referring, detail + example)
 

@@ -161,7 +161,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """`count` rows of a group that break a constraint by themselves: which, as "rows …", and the values of a row."""
+    """`count` rows of a group that break a constraint by themselves: "rows that …", and the values of such a row."""
 
     group: int
     what: str
@@ -409,10 +409,13 @@ def evaluate(
 
 
 def _evaluate(number: int, rules: TableRules, lines: BytesColumn) -> Iterator[Values | Breach]:
+    required = rules.required if lines_have_nulls(lines) else ()
+    if not (rules.uses or rules.bounds or rules.checks or required):
+        return
     try:
         fields = RowFields(lines, len(rules.columns))
-    except FieldsMissingError:
-        yield Breach(number, "or more have another number of fields than the table has columns", "", 1)
+    except FieldsMissingError as error:
+        yield Breach(number, "have another number of fields than the table has columns", "", error.lines)
         return
     for use in rules.uses:
         is_chosen = np.ones(len(fields), np.bool_)
@@ -428,10 +431,9 @@ def _evaluate(number: int, rules: TableRules, lines: BytesColumn) -> Iterator[Va
     for check in rules.checks:
         wrong = check.condition.evaluate(fields).false
         yield from _breach(number, rules, fields, wrong, check.what, check.places)
-    if lines_have_nulls(lines):
-        for place in rules.required:
-            what = f"have NULL in column {rules.columns[place]}, which is NOT NULL"
-            yield from _breach(number, rules, fields, fields.nulls(place), what, ())
+    for place in required:
+        what = f"have NULL in column {rules.columns[place]}, which is NOT NULL"
+        yield from _breach(number, rules, fields, fields.nulls(place), what, ())
 
 
 def lines_have_nulls(lines: BytesColumn) -> bool:

@@ -35,7 +35,11 @@ EXACT_LENGTH = 15
 
 
 class FieldsMissingError(ValueError):
-    """Some of the lines have another number of fields than their table has columns."""
+    """So many of the `lines` have another number of fields than their table has columns."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__(lines)
+        self.lines = lines
 
 
 class RowFields:
@@ -48,18 +52,15 @@ class RowFields:
         filled = np.flatnonzero(ends > offsets[:-1])
         ends[filled] -= self._data[ends[filled] - 1] == NEWLINE
         tabs = find_byte(self._data, TAB)
-        if len(tabs) != len(lines) * (width - 1):
-            raise FieldsMissingError
-        bounds = np.empty((len(lines), width + 1), np.int64)
-        bounds[:, 0], bounds[:, -1] = offsets[:-1] - 1, ends
-        bounds[:, 1:-1] = tabs.reshape(len(lines), width - 1)
-        if width > 1 and ((bounds[:, 1] < offsets[:-1]) | (bounds[:, -2] >= ends)).any():
-            raise FieldsMissingError
-        self._bounds = bounds
+        counts = np.diff(np.searchsorted(tabs, offsets))
+        if (wrong := int(np.count_nonzero(counts != width - 1))) > 0:
+            raise FieldsMissingError(wrong)
+        self._starts, self._ends = offsets[:-1], ends
+        self._tabs = tabs.reshape(len(lines), width - 1)
         self._nulls: dict[int, Flags] = {}
 
     def __len__(self) -> int:
-        return len(self._bounds)
+        return len(self._starts)
 
     def values(self, place: int) -> BytesColumn:
         """Return the fields of a column."""
@@ -76,20 +77,26 @@ class RowFields:
         if places == tuple(range(places[0], places[0] + len(places))):
             return self._between(places[0], places[-1])
         # Lines with several fields contain a TAB.
-        tab = np.full(len(self), self._bounds[0, 1] if len(self) else 0)
+        tab = self._tabs[:, 0]
         starts, lengths = list[Ints](), list[Ints]()
         for number, place in enumerate(places):
             if number:
                 starts.append(tab)
                 lengths.append(np.ones(len(self), np.int64))
-            starts.append(self._bounds[:, place] + 1)
-            lengths.append(self._bounds[:, place + 1] - starts[-1])
+            starts.append(self._start(place))
+            lengths.append(self._end(place) - starts[-1])
         pieces = gather(self._data, np.stack(starts, 1).reshape(-1), np.stack(lengths, 1).reshape(-1))
         return BytesColumn(pieces.data, np.ascontiguousarray(pieces.offsets[:: len(starts)]))
 
     def _between(self, first: int, last: int) -> BytesColumn:
-        starts = self._bounds[:, first] + 1
-        return gather(self._data, starts, self._bounds[:, last + 1] - starts)
+        starts = self._start(first)
+        return gather(self._data, starts, self._end(last) - starts)
+
+    def _start(self, place: int) -> Ints:
+        return self._starts if place == 0 else self._tabs[:, place - 1] + 1
+
+    def _end(self, place: int) -> Ints:
+        return self._ends if place == self._tabs.shape[1] else self._tabs[:, place]
 
 
 def compare_with(fields: BytesColumn, constant: str, family: Family) -> tuple[Signs, Flags]:

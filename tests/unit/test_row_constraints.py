@@ -74,9 +74,10 @@ def test_fields_are_found_by_place_and_joined_in_any_order() -> None:
         assert fields.joined((0, 1)).part(slice(0, 1)).data.tobytes() == [b"1\t\\N", b"22\t"][rows[0]]
         assert fields.nulls(1).tolist() == [[True, False][row] for row in rows]
         assert fields.nulls(2).tolist() == [False] * len(rows)
-    for wrong in ([b"1\t2\n"], [b"1\t2\n", b"1\t2\t3\t4\n"]):
-        with pytest.raises(FieldsMissingError):
+    for wrong in ([b"1\t2\n"], [b"1\t2\n", b"1\t2\t3\t4\n", b"1\t2\t3\n"]):
+        with pytest.raises(FieldsMissingError) as error:
             RowFields(from_list(wrong), 3)
+        assert error.value.lines == min(len(wrong), 2)
 
 
 def test_a_unique_key_and_its_references_add_values_to_one_set() -> None:

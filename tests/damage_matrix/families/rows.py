@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.damage_matrix.damaged import Damaged, Row, Rows, TableForm
-from tests.damage_matrix.kinds import DAMAGED, PAIRS, SINGLE, Expected, FleetName, Hidden, Kind, Restorable, found
+from tests.damage_matrix.kinds import (
+    DAMAGED,
+    PAIRS,
+    SINGLE,
+    Drilled,
+    Expected,
+    FleetName,
+    Hidden,
+    Kind,
+    Restorable,
+    found,
+)
 
 VALUES, TYPES, CONSTRAINTS, LINES, WHOLE = (
     "rows: other values",
@@ -31,6 +42,7 @@ TOGETHER = (
     "rows that are far apart have to be compared: all values of the columns are grouped, which costs several times as"
     " much as reading the rows"
 )
+OF_FUNCTION = "only a server has the functions and operators that the constraint calls"
 BOUNDS = "the bound is in the DDL alone, and a check reads no values but those of some types"
 ALL_ROWS = "every copy has the same rows, and nothing else in the store says which there were"
 
@@ -202,6 +214,9 @@ def _refused_values() -> Iterator[Kind]:
     for name, (table, edit, named, reason) in built.items():
         for place in (BOTH, ONLY):
             yield kind(CONSTRAINTS, name, place, table, edit, Restorable(reason, "s1", f"public.{named}"))
+    for place in (BOTH, ONLY):
+        yield kind(CONSTRAINTS, "a value that a pattern in a CHECK constraint refuses", place, "typed",
+                   set_value("code", b"1bc"), Drilled(OF_FUNCTION))  # fmt: skip
 
 
 def _set(**columns: object) -> Callable[[Row], object]:

@@ -85,6 +85,7 @@ NAMED_SCHEMA = pa.schema(
 INCOMPLETE = "incomplete"
 DdlResult = Literal["run", "read", "refused"]
 BREACH = "breach"
+NO_RULES = ShardRules({})
 Numbers: TypeAlias = npt.NDArray[Any]
 Hashes: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 # The rules by the number of the shard, and those of its tables by the number of the group.
@@ -231,7 +232,7 @@ def _build_rows(
             report.rows[node] += row["rows"]
         if row["example"] is not None:
             value = named.get(tuple(row[name] for name in ("node", "group", "set", "example")))
-            report.problems += _refusals(rules[row["node"]], node, row, value)
+            report.problems += _refusals(rules.get(row["node"], NO_RULES), node, row, value)
     for (node, group, what), (count, example) in breaches.items():
         detail = f"rows that {what}: {count}{f', for example where {example}' if example else ''}"
         report.problems.append(RestoreProblem(node, group, detail))

@@ -39,6 +39,7 @@ REFERENCE = re.compile(
     rf"ALTER TABLE (?:ONLY )?({IDENTIFIER})\.({IDENTIFIER})\s+ADD CONSTRAINT ({IDENTIFIER})"
     rf" FOREIGN KEY \(({NAMES})\) REFERENCES ({IDENTIFIER})\.({IDENTIFIER})\(({NAMES})\)((?:[^;\"]|{IDENTIFIER})*);"
 )
+OTHER_KEY = re.compile(r"ADD CONSTRAINT  (?:UNIQUE|PRIMARY KEY|EXCLUDE)\b")
 NOT_GUARANTEED = re.compile(r"\bNOT (?:VALID|ENFORCED)\b")
 ATTACH = re.compile(
     rf"ALTER TABLE ONLY ({IDENTIFIER})\.({IDENTIFIER}) ATTACH PARTITION ({IDENTIFIER})\.({IDENTIFIER})\s+(.*);\s*$",
@@ -128,8 +129,8 @@ class Constraints:
 
     `partitioned` maps a partitioned table to its columns, if they are plain and it is divided by RANGE or LIST, and
     `attached` each partition to its parent. `checks` are keyed by table. `others` is the number of unique indexes,
-    unique constraints and foreign keys that have another form. If `has_own_collations`, equal texts may have other
-    bytes.
+    foreign keys, and unique and exclusion constraints that have another form. If `has_own_collations`, equal texts may
+    have other bytes.
     """
 
     unique: tuple[UniqueKey, ...] = ()
@@ -209,7 +210,7 @@ class _Reading:
             self.unique.append(
                 UniqueKey(read_name(name), _names_of(schema, table), _columns(columns), bool(counts_nulls))
             )
-        elif re.search(r"ADD CONSTRAINT .* (?:UNIQUE|PRIMARY KEY) ", text):
+        elif OTHER_KEY.search(re.sub(IDENTIFIER, "", text)):
             self.others += 1
 
     def _add_index(self, text: str) -> None:

@@ -117,7 +117,7 @@ class Result:
         return "" if self.restored not in ("", SAME, OTHER) else f"accepted; a restore {self._outcome}"
 
     @property
-    def _is_built(self) -> bool:
+    def _builds_without_conflict(self) -> bool:
         """Whether `check --restorable` found nothing at the expected place."""
         expected = self.kind.expected
         return not isinstance(expected, Restorable) or not any(
@@ -140,7 +140,7 @@ class Result:
         if isinstance(expected, Doubted):
             return self.is_accepted and not expected.kinds & {one["kind"] for one in self.doubts}
         if isinstance(expected, Restorable):
-            return self.is_accepted and self._is_built
+            return self.is_accepted and self._builds_without_conflict
         return self.is_accepted and isinstance(expected, Found)
 
     @property

@@ -69,8 +69,9 @@ def test_other_unique_indexes_are_counted_and_not_read(statement: str) -> None:
     assert (len([one for one in found.unique if one.name == "u"]), found.others) == (0, 1)
 
 
-def test_a_temporal_key_is_none_of_plain_values() -> None:
-    text = 'ALTER TABLE ONLY "public"."entry"\n    ADD CONSTRAINT "u" UNIQUE ("id", "at" WITHOUT OVERLAPS);\n'
+@pytest.mark.parametrize("form", ['UNIQUE ("id", "at" WITHOUT OVERLAPS)', 'EXCLUDE USING "gist" ("id" WITH =)'])
+def test_a_constraint_of_other_values_than_plain_columns_is_counted(form: str) -> None:
+    text = f'ALTER TABLE ONLY "public"."entry"\n    ADD CONSTRAINT "u UNIQUE" {form};\n'
     assert described("CONSTRAINT", text).others == 1
 
 

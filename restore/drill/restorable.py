@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -279,15 +279,13 @@ def _map_rows(
     """Return what `reader` yields for the batches of all rows, and the problems if the schema has them."""
     changed = broadcast(session, folded.changed)
     groups = {node.number: node.groups for node in sources.bases.nodes}
-    has_problems = schema[0] is LOADED_SCHEMA
+    wanted = schema[0]
 
     def read_base(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
-        found = _rows_of_base(store, base, changed.value.get(base.source.number, {}), reader)
-        return found if has_problems else (one for one in found if one.schema != LOADED_SCHEMA)
+        yield from _filled(_rows_of_base(store, base, changed.value.get(base.source.number, {}), reader), wanted)
 
     def change(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = _rows_of_images(batches, reader)
-        return found if has_problems else (one for one in found if one.schema != LOADED_SCHEMA)
+        yield from _filled(_rows_of_images(batches, reader), wanted)
 
     rows = read_bases(session, sources.bases, groups, read_base, schema[1])
     columns = ("node", "group", "partition", "row", "key")
@@ -295,6 +293,11 @@ def _map_rows(
     for images in map_images(session, folded, images_reader, change, columns, schema):
         rows = rows.unionByName(images)
     return rows
+
+
+def _filled(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Leave out batches of another schema, and those without rows."""
+    return (batch for batch in batches if len(batch) and batch.schema == schema)
 
 
 def _rows_of_base(

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_flags
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, gather
-from cutline.columns.fields import find_nulls, read_integers
-from cutline.columns.lines import NEWLINE, TAB, find_byte
+from cutline.columns.fields import read_integers
+from cutline.columns.lines import NEWLINE, NULL_MARK, TAB, find_byte
 
 # How the text of a type's values is compared.
 Family: TypeAlias = Literal["integer", "number", "text", "date", "timestamp"]
@@ -52,9 +52,9 @@ class RowFields:
         filled = np.flatnonzero(ends > offsets[:-1])
         ends[filled] -= self._data[ends[filled] - 1] == NEWLINE
         tabs = find_byte(self._data, TAB)
-        counts = np.diff(np.searchsorted(tabs, offsets))
-        if (wrong := int(np.count_nonzero(counts != width - 1))) > 0:
-            raise FieldsMissingError(wrong)
+        if not _are_in_lines(tabs, offsets, width):
+            counts = np.diff(np.searchsorted(tabs, offsets))
+            raise FieldsMissingError(int(np.count_nonzero(counts != width - 1)))
         self._starts, self._ends = offsets[:-1], ends
         self._tabs = tabs.reshape(len(lines), width - 1)
         self._nulls: dict[int, Flags] = {}
@@ -69,7 +69,12 @@ class RowFields:
     def nulls(self, place: int) -> Flags:
         """Return which fields of a column are NULL."""
         if place not in self._nulls:
-            self._nulls[place] = find_nulls(self.values(place))
+            starts = self._start(place)
+            found = np.zeros(len(self), np.bool_)
+            short = np.flatnonzero(self._end(place) - starts == len(NULL_MARK))
+            at = starts[short]
+            found[short] = (self._data[at] == NULL_MARK[0]) & (self._data[at + 1] == NULL_MARK[1])
+            self._nulls[place] = found
         return self._nulls[place]
 
     def joined(self, places: tuple[int, ...]) -> BytesColumn:
@@ -97,6 +102,16 @@ class RowFields:
 
     def _end(self, place: int) -> Ints:
         return self._ends if place == self._tabs.shape[1] else self._tabs[:, place]
+
+
+def _are_in_lines(tabs: Ints, offsets: Ints, width: int) -> bool:
+    """Whether each line has `width` fields: the TABs are as many, and the first and last of each line are in it."""
+    if len(tabs) != (len(offsets) - 1) * (width - 1):
+        return False
+    if width == 1:
+        return True
+    first, last = tabs[:: width - 1], tabs[width - 2 :: width - 1]
+    return bool((first >= offsets[:-1]).all() and (last < offsets[1:]).all())
 
 
 def compare_with(fields: BytesColumn, constant: str, family: Family) -> tuple[Signs, Flags]:

@@ -35,12 +35,12 @@ VALUES, TYPES, CONSTRAINTS, LINES, WHOLE = (
 Edit = Callable[[TableForm, Rows], object]
 ALL_COPIES = "every copy has the same value, and nothing else in the store says what it was"
 # Why a check of everything does not find what --restorable finds.
-OF_PATTERN = (
+OF_EXPRESSION = (
     "an expression has to be evaluated over the fields of all rows; a check looks only at the form of each value"
 )
 TOGETHER = (
-    "rows that are far apart have to be compared: all values of the columns are grouped, which costs several times as"
-    " much as reading the rows"
+    "rows that are far apart have to be compared, so that the values of all rows are shuffled; a check shuffles no base"
+    " rows, and its tasks see one object at a time"
 )
 OF_FUNCTION = "only a server has the functions and operators that the constraint calls"
 BOUNDS = "the bound is in the DDL alone, and a check reads no values but those of some types"
@@ -196,9 +196,9 @@ def _refused_values() -> Iterator[Kind]:
             yield kind(CONSTRAINTS, name, place, table, edit,
                        found("rows", "constraint", node="s1", group=f"public.{table}"))  # fmt: skip
     built: Mapping[str, tuple[str, Edit, str, str]] = {
-        "a value that a domain refuses": ("typed", set_value("dom", b"-5"), "typed", OF_PATTERN),
+        "a value that a domain refuses": ("typed", set_value("dom", b"-5"), "typed", OF_EXPRESSION),
         "a value that a CHECK constraint refuses": (
-            "account", set_value("balance", b"-1", b"5"), "account", OF_PATTERN,
+            "account", set_value("balance", b"-1", b"5"), "account", OF_EXPRESSION,
         ),
         "a value twice in a unique column": ("account", set_value("owner", b"owner 6", b"5"), "account", TOGETHER),
         "a reference to a row that does not exist": (

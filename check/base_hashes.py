@@ -18,6 +18,7 @@ from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.required_values import check_required
 from cutline.check.sequence_values import KeyExtremes, add_extremes
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError
+from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
@@ -81,8 +82,11 @@ def _read(task: BaseHashTask) -> Iterator[pa.Table]:
 
 
 def _count_rows(table: pa.Table, rows: dict[int, int]) -> None:
-    groups, counts = np.unique(np.asarray(table["group"].to_numpy()), return_counts=True)
-    for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+    groups = to_numpy(table["group"])
+    # The rows of a table are next to each other.
+    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]])) if len(groups) else groups
+    counts = np.diff(np.append(starts, len(groups)))
+    for group, count in zip(groups[starts].tolist(), counts.tolist(), strict=True):
         rows[group] = rows.get(group, 0) + count
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from cutline.check.stored_rows import RowsInvalidError
 from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints
+from cutline.columns.lines import find_byte
 from cutline.snapshots.ddl.described_ddl import Description
 from cutline.snapshots.records.chain import Chain
 
@@ -75,7 +76,8 @@ def find_nulls(rows: BytesColumn) -> tuple[Ints, Ints]:
     """
     begin, end = int(rows.offsets[0]), int(rows.offsets[-1])
     data = rows.data[begin:end]
-    at = np.flatnonzero((data[:-1] == BACKSLASH) & (data[1:] == N))
+    slashes = find_byte(data, int(BACKSLASH))
+    at = slashes[data[np.minimum(slashes + 1, len(data) - 1)] == N]
     if not len(at):
         return at, at
     starts = rows.offsets[:-1] - begin

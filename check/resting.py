@@ -30,7 +30,7 @@ from cutline.check.read_times import (
 from cutline.check.report import Copies, Findings, RestsOn, Skipped, SnapshotReport
 from cutline.check.rereading import Deadline, Rereading, StoredEntries, compare_listing, pieces_of
 from cutline.columns.bytes_column import Ints
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
 from cutline.fleet.units import UNIT_SECONDS, size_text
 from cutline.snapshots.records.chain import Chain
@@ -93,7 +93,7 @@ def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Call
     earlier, why = find_earlier(chain, checks, store, check.store_id, check.moment)
     is_limited = check.subset is not None or check.deadline.seconds_max is not None
     if earlier is None and not is_limited:
-        report.unused_records = why
+        _note_unused(check, why)
         return False
     check.progress.step("list objects")
     # The objects of new increments will be read, which finds more.
@@ -103,7 +103,7 @@ def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Call
         why = f"some objects ({count:,}) were stored after check {earlier.check.operation} had read them"
         earlier = None
     if earlier is None:
-        report.unused_records = why
+        _note_unused(check, why)
         if is_limited:
             report.conflicts += listed.report.conflicts
             _read_unproven(check, entries, why)
@@ -111,6 +111,11 @@ def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Call
     report.conflicts += listed.report.conflicts
     _Resting(check, entries, earlier).run(check_part)
     return True
+
+
+def _note_unused(check: ChainCheck, why: str) -> None:
+    check.report.unused_records = why
+    check.progress.note(News(f"{check.chain.name}: no record of an earlier check can be used: {why}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 class SparkOnDemand:
     """A command's SparkSource: `begin` starts the session in the background, and leaving the block ends it.
 
+    If the process `goes_on` to other work after the block, an interrupt during its end is raised as usual. Otherwise
+    the work is done and recorded by then, and only its result is still to be shown: an interrupt then only makes Spark
+    end at once.
+
     The constructor raises FleetFileError if a variable in [spark] is not set, and SparkUnprotectedError if fleet.toml
     leaves the session unprotected.
     """
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
+    def __init__(self, fleet: Fleet, name: str, *, goes_on: bool = False) -> None:
         check_spark_variables(fleet)
         check_protection(fleet.spark_master, fleet.spark_settings)
-        self._fleet, self._name = fleet, name
+        self._fleet, self._name, self._goes_on = fleet, name, goes_on
         self._start: SparkStart | None = None
         self._is_checked = False
 
@@ -65,5 +69,11 @@ class SparkOnDemand:
             from cutline.columns.python_workers import set_first_work
 
             set_first_work(None)
-        if self._start is not None:
+        if self._start is None:
+            return
+        try:
             self._start.stop(graceful=error is None)
+        except KeyboardInterrupt:
+            if error is not None or self._goes_on:
+                raise
+            self._start.stop(graceful=False)

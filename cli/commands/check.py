@@ -288,7 +288,8 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
         option = next(option for option, is_given in reads_all.items() if is_given)
         raise UsageError(
             f"{option} can't be combined with --since-last, --subset or --max-seconds",
-            hint=f"those check the newest increment, and read only a part of the snapshot; leave out them or {option}",
+            hint="those check the newest increment, and read only a part of the snapshot; leave out either those or"
+            f" {option}",
         )
 
 
@@ -401,10 +402,10 @@ def result_text(result: CheckResult, *, rests_on_records: bool) -> str:
 
 
 def _snapshot_lines(one: SnapshotReport) -> list[str]:
-    compared = one.compared
+    compared, verb = one.compared, "read" if one.is_partial else "compared"
     lines = [
         f"{one.name} at increment {one.increment}: {result_text(one.result, rests_on_records=bool(one.rests_on))}",
-        f"  compared {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
+        f"  {verb} {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
         f"{_rows_text(one)}, "
         f"{quantity_text(compared.partitions, 'partitions')}, "
         f"{quantity_text(compared.transactions, 'global transactions')}",
@@ -448,7 +449,7 @@ def _participant_lines(one: SnapshotReport) -> Iterator[str]:
 def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
     """Say what the result rests on, when that was read, and what was reread."""
     amount = f"{quantity_text(rests_on.objects, 'objects')} ({size_text(rests_on.bytes)})"
-    yield f"not read now: {amount}, all of them read since {rests_on.oldest_read_at}"
+    yield f"by records: {amount}, all of them read since {rests_on.oldest_read_at}"
     yield f"record: check {rests_on.operation}; everything was compared by check {rests_on.compared_by}"
     yield f"reread: {quantity_text(rests_on.reread_objects, 'objects')} ({size_text(rests_on.reread_bytes)})"
     if rests_on.left_objects:

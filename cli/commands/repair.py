@@ -83,7 +83,8 @@ def repair(
     They are rebuilt from the copy of another node of the shard, or taken from a copy of the store. Nothing is
     overwritten, and nothing is rebuilt from a copy that is in doubt itself. Needs the store, but no node.
 
-    Exit codes: 0 if nothing is damaged any more, 1 if damaged objects remain, 3 if none of them could be repaired.
+    Exit codes: 0 if nothing that was read is damaged any more, 1 if damaged objects remain, 3 if none of them could be
+    repaired.
     """
     confirmation = require_confirmation(context, "repair", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
@@ -120,7 +121,8 @@ def _check_repairable(plan: RepairPlan) -> None:
     if not plan.is_empty or not plan.unrepairable:
         return
     first = plan.unrepairable[0]
-    others = f" (and {len(plan.unrepairable) - 1:,} other objects)" if len(plan.unrepairable) > 1 else ""
+    more = len(plan.unrepairable) - 1
+    others = f" (and {quantity_text(more, 'other objects')})" if more else ""
     raise NothingRepairableError(
         f"object {first.key}{others} can't be repaired: {first.why}; nothing was changed",
         hint="if a copy of the store has these objects, name it: --from URL   (to see what can still be restored:"
@@ -225,6 +227,8 @@ def lines_of(report: RepairReport) -> list[str]:
     lines += [f"warning: still damaged: object {one.key}: {one.why}" for one in report.unrepaired]
     if report.plan.commits:
         lines.append(f"to find other damage, repeat: snapshot repair {name}")
+    elif report.objects and not report.plan.read_all:
+        lines += [f"what was found in {name} is repaired in {seconds_text(report.seconds)}", NOT_READ]
     elif report.objects:
         lines.append(
             f"{name} is repaired in {seconds_text(report.seconds)}; to compare its copies: snapshot check {name}"

@@ -87,7 +87,7 @@ def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
     """Take the next increment in this process; others can see and stop it like any other create."""
     command = Command("create", name)
     with (
-        SparkOnDemand(fleet, f"create {name}") as spark,
+        SparkOnDemand(fleet, f"create {name}", goes_on=True) as spark,
         traced(fleet, Silent(), command, is_one_of_many=True) as target,
         Activity(target, command, partial(open_own_store, fleet), stop_process) as shown,
     ):

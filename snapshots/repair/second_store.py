@@ -11,8 +11,9 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, ObjectList, StoredObject
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix, list_prefix
+from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.storage.digest import digest
-from cutline.storage.errors import UsageError
+from cutline.storage.errors import RefusedError, UsageError
 from cutline.storage.location import StoreLocation, with_environment
 from cutline.storage.store import ObjectStore
 from cutline.storage.stored_form import stored_form
@@ -23,6 +24,10 @@ from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
 FLEET_FILE = ".toml"
 
 
+class NoSecondStoreError(RefusedError):
+    """There is no store at the place that was given for a second one."""
+
+
 @dataclass(frozen=True, slots=True)
 class SecondStore:
     """The other store, without decryption: its objects must have the bytes that commits of the fleet's store list."""
@@ -31,17 +36,24 @@ class SecondStore:
 
     @classmethod
     def of(cls, fleet: Fleet, place: str) -> SecondStore:
-        """Open the store at the URL `place`, or that of another fleet file; nothing is contacted.
+        """Open the store at the URL `place`, or that of another fleet file.
 
         A URL gets the options of the fleet's own store if both have the same kind of URL. Raises UsageError if it is
-        the fleet's own store.
+        the fleet's own store, and NoSecondStoreError if there is no store.
         """
         location = _locate(fleet, place)
-        if location.url.rstrip("/") == fleet.store.url.rstrip("/") and location.options == fleet.store.options:
+        raw = location.open_raw()
+        # A folder may be given by its path.
+        if raw.url.rstrip("/") == fleet.store.open_raw().url.rstrip("/") and location.options == fleet.store.options:
             raise UsageError(
                 f"--from names the fleet's own store, {location}", hint="name a copy of it: --from s3://bucket/folder"
             )
-        return cls(location.open_raw())
+        if not raw.exists(FLEET_KEY):
+            raise NoSecondStoreError(
+                f"there is no store at {location}: it has no {FLEET_KEY}",
+                hint=f"name the folder of a copy that contains {FLEET_KEY}: --from s3://bucket/folder",
+            )
+        return cls(raw)
 
     @property
     def url(self) -> str:

@@ -130,6 +130,21 @@ def test_a_restore_and_a_drill_of_an_encrypted_store_name_what_is_damaged(
     assert "public.secret_table" in document["message"]
 
 
+def test_a_check_rests_on_records_that_only_the_key_could_write(copied: EncryptedChain, spark: SparkSession) -> None:
+    """Bit rot in an object that the record covers is found when it is reread."""
+    fleet = copied.runs.fleet
+    run_here(fleet, "check", NAME, "--increment", "1", spark=spark)
+    (snapshot,) = run_here(fleet, "check", NAME, "--since-last")[1]["snapshots"]
+    assert (snapshot["increment"], snapshot["conflicts"]) == (2, [])
+    assert snapshot["rests_on"]["objects"] > 0
+    base = next(path for path in files(copied.store) if "/base/" in path.as_posix())
+    flip_byte(base)
+    assert run_here(fleet, "check", NAME, "--since-last")[1]["snapshots"][0]["conflicts"] == []
+    _, reread = run_here(fleet, "check", NAME, "--subset", "1/1")
+    (conflict,) = reread["snapshots"][0]["conflicts"]
+    assert (conflict["kind"], conflict["object"]) == ("digest", base.relative_to(copied.store).as_posix())
+
+
 def test_nothing_in_the_store_can_be_read(chain: EncryptedChain) -> None:
     found = files(chain.store)
     kinds = {path.relative_to(chain.store).parts[0] for path in found}

@@ -201,6 +201,44 @@ def test_a_jvm_that_can_not_be_reached_yet_ends_with_its_command() -> None:
     assert (Path(temporary).exists(), done.stderr) == (False, "")
 
 
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from cutline.fleet.config import load_fleet
+from cutline.spark.on_demand import SparkOnDemand
+from cutline.spark.start import SparkStart
+
+ending = SparkStart._end_jvm
+ended = []
+def interrupted(self, jvm, **how):
+    ended.append(jvm)
+    if len(ended) == 1:
+        raise KeyboardInterrupt
+    ending(self, jvm, **how)
+SparkStart._end_jvm = interrupted
+with SparkOnDemand(load_fleet(Path(sys.argv[1])), "test") as spark:
+    spark.session()
+print(ended[0].poll() is not None, ended[0].pid)
+"""
+
+
+def test_an_interrupt_while_spark_ends_does_not_take_the_result(tmp_path: Path) -> None:
+    settings = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in SETTINGS.items())
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(
+        f'name = "ending"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "s1"\n'
+        f'dsn = "host=127.0.0.1 port=1 dbname=bank"\n[spark]\nmaster = "local[1]"\n{settings}'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(fleet)],
+        capture_output=True, text=True, timeout=START_SECONDS_MAX, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    is_ended, jvm = done.stdout.split()
+    assert is_ended == "True"
+    assert_gone(int(jvm))
+
+
 @pytest.mark.parametrize(("master", "reason"), first(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,10 +40,11 @@ from cutline.snapshots.removal.pruning import increments_of
 from cutline.snapshots.repair import running
 from cutline.snapshots.repair.planning import Method, RepairPlan, RepairRequest, plan_repair
 from cutline.snapshots.repair.running import RepairOutdatedError, RepairReport, run_repair
+from cutline.snapshots.repair.second_store import NoSecondStoreError
 from cutline.storage import storing
 from cutline.storage.clock import utc_now
 from cutline.storage.encryption.fleet_encryption import DataKey
-from cutline.storage.errors import SnapshotError
+from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import AnswerLostError, ObjectMissingError, ObjectStore
 from cutline.wal.segments.segments import read_events
@@ -211,6 +213,17 @@ def test_a_second_store_is_trusted_only_by_digest() -> None:
     assert [step.method for step in planned.steps] == [Method.REBUILD_ROWS]
     run(shard, planned)
     check_whole(shard)
+
+
+def test_a_second_store_must_be_a_store_and_another_one(tmp_path: Path) -> None:
+    """However it is written: a folder by its path, or by a URL."""
+    shard = new_shard(location=StoreLocation(f"file://{tmp_path}/own"))
+    shard.take()
+    for place in (f"{tmp_path}/own", f"file://{tmp_path}/own/"):
+        with pytest.raises(UsageError, match="names the fleet's own store"):
+            plan(shard, other=place)
+    with pytest.raises(NoSecondStoreError, match=r"no store at .*nowhere: it has no fleet\.json"):
+        plan(shard, other=f"{tmp_path}/nowhere")
 
 
 def test_in_an_encrypted_store_the_new_object_is_bound_to_its_key() -> None:

@@ -135,7 +135,9 @@ def map_images(
     if folded.local is not None:
         found = change(iter(folded.local.select(list(columns)).to_batches()))
         # Spark ends its reading of a local table at the first batch without rows.
-        yield spark.createDataFrame(pa.Table.from_batches((one for one in found if len(one)), arrow))
+        filled = [batch for batch in found if len(batch)]
+        if filled:
+            yield spark.createDataFrame(pa.Table.from_batches(filled, arrow))
     if folded.images is not None:
         yield map_batches(folded.images.select(*columns), change, ddl)
     if folded.long_images is not None:

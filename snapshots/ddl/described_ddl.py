@@ -560,6 +560,21 @@ def _names(text: str) -> list[str]:
     return [_shown(_unquoted(quoted)) for quoted in NAME.findall(text)]
 
 
+def list_items(text: str) -> list[str]:
+    """Return the items of the first list in parentheses, such as the columns and constraints of CREATE TABLE."""
+    return _split(text).items
+
+
+def read_name(quoted: str) -> str:
+    """Return an identifier that the DDL has in quotes, as a commit has it."""
+    return _shown(_unquoted(quoted[1:-1]))
+
+
+def shown_name(name: str) -> str:
+    """Return the name of an archive's entry as a commit has it."""
+    return _shown(name)
+
+
 def _unquoted(name: str) -> str:
     return name.replace('""', '"')
 

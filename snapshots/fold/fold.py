@@ -134,7 +134,10 @@ def map_images(
     arrow, ddl = schema
     if folded.local is not None:
         found = change(iter(folded.local.select(list(columns)).to_batches()))
-        yield spark.createDataFrame(pa.Table.from_batches(found, arrow))
+        # Spark ends its reading of a local table at the first batch without rows.
+        filled = [batch for batch in found if len(batch)]
+        if filled:
+            yield spark.createDataFrame(pa.Table.from_batches(filled, arrow))
     if folded.images is not None:
         yield map_batches(folded.images.select(*columns), change, ddl)
     if folded.long_images is not None:

@@ -21,7 +21,7 @@ from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.deleted_rows import CHANGES_MAX, DeletedKeys, ExpectedRows, KeyDeletes, expected_rows
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.new_part import NewPart
-from cutline.check.report import Copies, Findings
+from cutline.check.report import Conflict, Copies, Findings
 from cutline.check.required_values import RequiredSince, check_changes
 from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
@@ -200,7 +200,8 @@ class StreamReport:
 
     `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams. `parts` reduces the parts of global
     transactions, and `groups` are the numbers under which changes are stored. `lacks_end` and `is_open_prepared` are
-    those of SegmentTransactions.
+    those of SegmentTransactions. `first_changes` are the positions of the first changes under the segment's own
+    definitions.
     """
 
     sums: Sums | None
@@ -214,6 +215,7 @@ class StreamReport:
     is_open_prepared: bool | None = None
     deletes: KeyDeletes | None = None
     groups: frozenset[int] = frozenset()
+    first_changes: Mapping[int, Lsn] = field(default_factory=dict)
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
@@ -227,7 +229,8 @@ def hash_stream(task: StreamTask) -> StreamReport:
     try:
         body = read_listed(store.open(), source.node, source.key, (source.size, source.digest))
         file = open_body(body, source)
-        _check_seal(body, declared_metadata(file), task.segment.segment)
+        metadata = declared_metadata(file)
+        _check_seal(body, metadata, task.segment.segment)
         del body
         forms = known_forms(task.forms.value, own_definitions(file).values())
         checks = SegmentChecks(forms)
@@ -270,6 +273,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
         is_open_prepared=transactions.is_open_prepared,
         deletes=deletes.report() if deletes else None,
         groups=frozenset(groups - {NO_GROUP}),
+        first_changes=metadata.first_changes,
     )
 
 
@@ -474,6 +478,7 @@ def hash_streams(
     ended_before = {
         (node, number): groups for node in copies.nodes for number, groups in find_ended(copies.chain, node).items()
     }
+    continued = {node: continued_from(copies.chain, node) for node in copies.nodes}
     by_key = {segment.source.key: report for segment, report in zip(segments, reports, strict=True)}
     for segment, report in zip(segments, reports, strict=True):
         source = segment.source
@@ -484,6 +489,11 @@ def hash_streams(
         ended = ended_before.get((source.node, segment.segment.number), frozenset()) & report.groups
         if ended:
             findings.damage(_is_ended(copies.chain, segment, min(ended)))
+        for number, first in report.first_changes.items():
+            if first < (counted_from := continued[source.node].get(number, first)):
+                group = copies.chain.definitions(source.node)[number].name
+                detail = f"changes under group {number} count from {counted_from}, but one is at {first}"
+                findings.conflict(Conflict("commit", detail, node=source.node, group=group, object=source.key))
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
@@ -522,6 +532,21 @@ def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
         if commit.definition_changes:
             ended |= set(commit.definition_changes.gone.get(shard, ()))
     return found
+
+
+def continued_from(chain: Chain, node: str) -> dict[int, Lsn]:
+    """Return the positions from which changes of a node count under definitions that continue others, by number.
+
+    A create sets them to the first change. Of a table that was copied, changes before the copy don't count.
+    """
+    shard = chain.shard_of(node)
+    changes = [commit.definition_changes for commit in chain.commits if commit.definition_changes]
+    return {
+        number: begun
+        for one in changes
+        for number, begun in one.begun.get(node, {}).items()
+        if number in one.successions.get(shard, {})
+    }
 
 
 def _is_ended(chain: Chain, segment: SegmentSource, number: int) -> ErrorReport:

@@ -325,9 +325,8 @@ def _differing_sequence(sequence: Sequence, described: DescribedSequence) -> Ite
         where = ("commit", "DDL") if sequence.cycles else ("DDL", "commit")
         yield f"sequence {name} cycles in the {where[0]}, but not in the {where[1]}"
     smallest, largest = described.smallest, described.largest
-    for what, ours, theirs in (
-        ("smallest", sequence.smallest, smallest), ("largest", sequence.largest, largest)):  # fmt: skip
-        if ours is not None and theirs is not None and ours != theirs:
+    for what, ours, theirs in (("smallest", sequence.smallest, smallest), ("largest", sequence.largest, largest)):
+        if theirs is not None and ours != theirs:
             yield f"the {what} value of sequence {name} is {ours} in the commit, but {theirs} in the DDL"
     if (smallest is not None and sequence.last_value < smallest) or (
         largest is not None and sequence.last_value > largest

@@ -197,8 +197,7 @@ COMMENT_MAX = 1000
 class Sequence(Record, frozen=True):
     """The state of a sequence: at or beyond every value that was handed out before the cut.
 
-    If `is_called` is false, the next value is `last_value` itself. `smallest` and `largest` bound its values; None if
-    the commit does not say.
+    If `is_called` is false, the next value is `last_value` itself. `smallest` and `largest` bound its values.
     """
 
     schema: str
@@ -207,8 +206,8 @@ class Sequence(Record, frozen=True):
     is_called: bool
     increment: Integer
     cycles: bool
-    smallest: Integer | None = None
-    largest: Integer | None = None
+    smallest: Integer
+    largest: Integer
 
 
 class CutRecord(Record, frozen=True, kw_only=True):

@@ -13,7 +13,15 @@ import cutline.check.streams
 import cutline.wal.segments.segments
 from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings, SnapshotReport
-from cutline.check.streams import LastTask, StreamReport, StreamTask, find_ended, hash_stream, hash_streams
+from cutline.check.streams import (
+    LastTask,
+    StreamReport,
+    StreamTask,
+    continued_from,
+    find_ended,
+    hash_stream,
+    hash_streams,
+)
 from cutline.check.table_forms import TableForms
 from cutline.columns.python_workers import InDriver
 from cutline.columns.row_batches import from_stream
@@ -270,6 +278,13 @@ def test_a_segment_has_no_changes_under_a_definition_that_ended_before_it() -> N
     chain = Chain(full, (changed, second))
     assert find_ended(Chain(full, (first, second)), "b") == {}
     assert find_ended(chain, "b") == {3: frozenset({GROUP})}
+
+
+def test_changes_count_from_the_first_under_a_definition_that_continues_another() -> None:
+    """Those of a table that was copied again count from the copy, which may be later."""
+    changes = DefinitionChanges(successions={"a": {7: GROUP}}, begun={"a": {7: Lsn(90), 8: Lsn(95)}, "b": {7: Lsn(92)}})
+    chain = Chain(full_commit(), (replace(increment_commit(1), definition_changes=changes),))
+    assert [continued_from(chain, node) for node in ("a", "b")] == [{7: 90}, {7: 92}]
 
 
 def test_the_groups_of_changes_are_those_under_which_they_are_stored(location: StoreLocation) -> None:

@@ -21,7 +21,7 @@ NAME = "sequence public.t_id_seq"
 
 
 def sequence(value: int, *, called: bool = True, increment: int = 1, cycles: bool = False) -> Sequence:
-    return Sequence("public", "t_id_seq", value, called, increment, cycles)
+    return Sequence("public", "t_id_seq", value, called, increment, cycles, 1, 2**63 - 1)
 
 
 def chain_of(*values: Sequence, redefined: tuple[int, ...] = ()) -> Chain:

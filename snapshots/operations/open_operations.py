@@ -31,6 +31,7 @@ from cutline.snapshots.records.operation_records import (
     Outcome,
     SignOfLife,
     read_intent,
+    read_any_outcome,
     read_outcome,
 )
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label
@@ -90,10 +91,10 @@ def seems_open(names: Set[str]) -> bool:
     return "intent.json" in names and names.isdisjoint(OUTCOMES)
 
 
-def is_open(store: ObjectStore, operation_id: str) -> bool:
-    """Whether the operation has no outcome yet, or its outcome can't be read."""
+def is_open(store: ObjectStore, operation_id: str, *, may_be_check: bool = False) -> bool:
+    """Whether the operation has no outcome yet, or its outcome can't be read. A check has no intent."""
     try:
-        return read_outcome(store, operation_id) is None
+        return (read_any_outcome if may_be_check else read_outcome)(store, operation_id) is None
     except ManifestError:
         return True
 

@@ -25,9 +25,9 @@ from cutline.snapshots.operations.ended_operations import (
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.chain import summary_of
-from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult, operation_key
+from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
 from cutline.storage.memory import InMemoryStore
-from tests.unit.made_checks import ended, ended_at, point
+from tests.unit.made_checks import ended, ended_at, outcome_key, point
 from tests.unit.made_commits import increment_commit, unused_url
 
 
@@ -170,7 +170,7 @@ def test_records_of_operations_with_an_intent_are_not_read() -> None:
     one = ended(store, 1, point("daily", 3))
     store.read_keys.clear()
     assert read(store).valid["daily"].operation == one
-    assert store.read_keys == [operation_key(one, "outcome")]
+    assert store.read_keys == [outcome_key(one, point("daily", 3))]
 
 
 def test_reading_ends_with_a_full_valid_check_of_every_snapshot_and_is_bounded(
@@ -180,7 +180,7 @@ def test_reading_ends_with_a_full_valid_check_of_every_snapshot_and_is_bounded(
     monkeypatch.setattr(checks, "READ_MAX", 6)
     store = ReadingStore(unused_url())
     ids = [ended(store, minute, point("a", minute)) for minute in range(20)]
-    keys = [operation_key(one, "outcome") for one in ids]
+    keys = [outcome_key(one, point("a", 0)) for one in ids]
     for wanted, count in ((["a"], 2), (["a", "never checked"], 6), ([], 6)):
         store.read_keys.clear()
         assert read(store, *wanted).valid["a"].operation == ids[-1]
@@ -194,8 +194,8 @@ def test_a_record_that_can_not_be_read_hides_no_other() -> None:
     store = ReadingStore(unused_url())
     one = ended(store, 1, point("a", 1))
     damaged = ended(store, 2, point("a", 2))
-    store.delete(operation_key(damaged, "outcome"))
-    store.create(operation_key(damaged, "outcome"), b"{" * 500)
+    store.delete(outcome_key(damaged, point("a", 2)))
+    store.create(outcome_key(damaged, point("a", 2)), b"{" * 500)
     store.create("operations/somebody's/outcome.json", b"x" * 500)
     assert [check.operation for check in read(store).last.values()] == [one]
     assert read(store).unread == [damaged]
@@ -217,7 +217,7 @@ def test_a_record_whose_read_ends_early_is_read_again() -> None:
     found = read(store)
     assert [check.operation for check in found.last.values()] == [one]
     assert found.unread == []
-    assert store.read_keys == [operation_key(one, "outcome")] * 2
+    assert store.read_keys == [outcome_key(one, point("a", 1, "conflicts"))] * 2
 
 
 def test_of_checks_from_the_future_only_conflicts_count() -> None:

@@ -77,7 +77,7 @@ def test_the_check_that_stands_for_a_snapshot_is_kept() -> None:
     backdate(made.store, 31, "operations")
 
     def removed() -> list[str]:
-        return [one for one in (earlier, standing, mended, valid) if operation_key(one, "outcome") in gone]
+        return [one for one in (earlier, standing, mended, valid) if any(one in key for key in gone)]
 
     gone = garbage_of(made.store)
     assert removed() == [earlier]
@@ -105,7 +105,7 @@ def test_the_newest_record_on_which_a_check_may_rest_is_kept() -> None:
     backdate(made.store, 31, "operations")
     gone = garbage_of(made.store)
     # The full check stands for the snapshot, and the newest check for later checks.
-    assert [one for one in (full, earlier, newest) if operation_key(one, "outcome") in gone] == [earlier]
+    assert [one for one in (full, earlier, newest) if any(one in key for key in gone)] == [earlier]
 
 
 def test_the_check_that_stands_for_what_is_left_of_a_pruned_snapshot_is_kept() -> None:

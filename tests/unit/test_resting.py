@@ -35,7 +35,7 @@ from cutline.snapshots.records.operation_records import (
 )
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
-from tests.unit.made_checks import ended_at, point
+from tests.unit.made_checks import ended_at, outcome_key, point
 from tests.unit.made_commits import as_read, increment_commit
 from tests.unit.test_rereading import made_chain
 
@@ -332,7 +332,7 @@ def test_after_conflicts_everything_is_compared_again(case: Case) -> None:
 
 def test_a_record_from_a_clock_that_was_ahead_is_not_used_even_when_that_time_has_come(case: Case) -> None:
     operation = case.record(age=DAY)
-    path = Path(case.location.url.removeprefix("file://"), "operations", operation, "outcome.json")
+    path = Path(case.location.url.removeprefix("file://"), outcome_key(operation, point(NAME, 1)))
     # The store received it a week earlier than it says.
     os.utime(path, times=(path.stat().st_atime, (NOW - 8 * DAY).timestamp()))
     assert "later than the time at which the store received it" in case.why_not()

@@ -247,9 +247,7 @@ def lines_of(report: RepairReport, earlier: Iterable[RepairReport] = ()) -> list
     elif (report.objects or earlier) and not report.plan.read_all:
         lines += [f"what was found in {name} is repaired in {seconds_text(seconds)}", NOT_READ]
     elif report.objects or earlier:
-        lines.append(
-            f"{name} is repaired in {seconds_text(seconds)}; to compare its copies: snapshot check {name}"
-        )
+        lines.append(f"{name} is repaired in {seconds_text(seconds)}; to compare its copies: snapshot check {name}")
     else:
         lines.append(f"nothing in {name} was repaired")
     return lines

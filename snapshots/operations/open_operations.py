@@ -30,8 +30,8 @@ from cutline.snapshots.records.operation_records import (
     Intent,
     Outcome,
     SignOfLife,
-    read_intent,
     read_any_outcome,
+    read_intent,
     read_outcome,
 )
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label

@@ -62,8 +62,8 @@ from cutline.snapshots.records.operation_records import (
     OUTCOMES,
     REPAIR,
     Intent,
-    read_intent,
     read_any_outcome,
+    read_intent,
     read_outcome,
 )
 from cutline.snapshots.records.proven_chains import (

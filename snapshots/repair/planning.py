@@ -396,8 +396,9 @@ def _find_commits(
 ) -> tuple[list[MissingCommit], list[Unrepairable]]:
     """Find the commit files that `view` has and this store lacks.
 
-    Commits of a deleted snapshot or of pruned increments are not missing. Another commit belongs here if a commit in this store names its digest, or an operation in this store recorded it:
-    the other store may belong to a fleet that went its own way.
+    Commits of a deleted snapshot or of pruned increments are not missing. Another commit belongs here if a commit in
+    this store names its digest, or an operation in this store recorded it: the other store may belong to a fleet that
+    went its own way.
     """
     recorded = read_recorded_commits(store, unread=[]).get(name, {})
     named = {

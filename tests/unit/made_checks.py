@@ -50,6 +50,11 @@ def outcome_key(operation: str, *points: CheckedPoint) -> str:
     return operation_key(operation, outcome_name(points))
 
 
+def ended_after(store: ObjectStore, began: datetime, moment: datetime, *points: CheckedPoint) -> str:
+    """Store the outcome of a check that began and ended then; return its id."""
+    return _store(store, new_operation_id(began), moment, points, "check")
+
+
 def _store(store: ObjectStore, operation: str, moment: datetime, points: tuple[CheckedPoint, ...], kind: str) -> str:
     at = Time.of(moment)
     outcome = Outcome(operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at)

@@ -17,6 +17,7 @@ from cutline.fleet.record import Time
 from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.operations.ended_operations import (
     EndedCheck,
+    EndedReader,
     NewestChecks,
     newest_covering,
     read_checks,
@@ -27,7 +28,7 @@ from cutline.snapshots.operations.operation import begin, new_operation, record_
 from cutline.snapshots.records.chain import summary_of
 from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
 from cutline.storage.memory import InMemoryStore
-from tests.unit.made_checks import ended, ended_at, outcome_key, point
+from tests.unit.made_checks import ended, ended_after, ended_at, outcome_key, point
 from tests.unit.made_commits import increment_commit, unused_url
 
 
@@ -234,3 +235,63 @@ def test_of_checks_from_the_future_only_conflicts_count() -> None:
     standing = read_checks(store, document_names(store)).standing_conflicts("daily", 1)
     assert standing is not None
     assert standing.operation == ahead
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def many_checks_and_a_long_one(store: InMemoryStore, now: datetime) -> str:
+    """A check that lasts 300 minutes ends with conflicts; 290 checks of less have begun and ended meanwhile."""
+    long = ended_after(store, now - 300 * MINUTE, now - 5 * MINUTE, point("daily", 1, "conflicts"))
+    for minutes in range(295, 5, -1):
+        ended_at(store, now - minutes * MINUTE, point("daily", 1, full=False))
+    return long
+
+
+def test_conflicts_stand_however_many_checks_have_begun_since_that_check_began() -> None:
+    store, now = InMemoryStore(unused_url()), datetime.now(UTC)
+    long = many_checks_and_a_long_one(store, now)
+    for wanted in ((), ("daily",)):
+        standing = read(store, *wanted).standing_conflicts("daily", 2)
+        assert standing is not None
+        assert standing.operation == long
+
+
+def test_a_full_check_settles_conflicts_however_many_checks_have_begun_since_then() -> None:
+    store, now = ReadingStore(unused_url()), datetime.now(UTC)
+    ended_at(store, now - 900 * MINUTE, point("daily", 1, "conflicts"))
+    ended_at(store, now - 800 * MINUTE, point("daily", 1))
+    for minutes in range(300, 0, -1):
+        ended_at(store, now - minutes * MINUTE, point("daily", 1, full=False))
+    store.read_keys.clear()
+    assert read(store, "daily").standing_conflicts("daily", 2) is None
+    # The newest, and the two that matter, which a listing shows.
+    assert len(store.read_keys) == checks.READ_MAX + 2
+
+
+def test_the_metrics_count_conflicts_of_checks_that_are_not_among_the_newest() -> None:
+    store, now = ReadingStore(unused_url()), datetime.now(UTC)
+    many_checks_and_a_long_one(store, now)
+    reader = EndedReader(20)
+    for has_been_read in (False, True):
+        store.read_keys.clear()
+        ended = reader.read(store, ())
+        found = NewestChecks()
+        found.add_all((*ended.found, *ended.earlier_checks))
+        assert found.standing_conflicts("daily", 2) is not None
+        assert len(ended.found) == 20
+        # Outcomes are read once.
+        assert len(store.read_keys) == (0 if has_been_read else 21)
+    ended_at(store, now, point("daily", 1))
+    ended = reader.read(store, ())
+    found = NewestChecks()
+    found.add_all((*ended.found, *ended.earlier_checks))
+    assert found.standing_conflicts("daily", 2) is None
+
+
+def test_what_a_check_has_found_counts_if_it_was_taken_for_dead_before() -> None:
+    store = InMemoryStore(unused_url())
+    long = ended(store, 1, point("daily", 1, "conflicts"))
+    ended(store, 1)
+    assert document_names(store)[long] == {"conflicts.json", "outcome.json"}
+    assert read(store).standing_conflicts("daily", 2) is not None

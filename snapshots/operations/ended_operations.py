@@ -382,17 +382,21 @@ class NewestChecks:
 
     @property
     def unsettled(self) -> list[EndedCheck]:
-        """The checks with conflicts that no later check, of those that were read, has shown to be gone."""
+        """The checks with conflicts that no later check, of those that were read, has shown to be gone.
+
+        Of those up to the same increment, only the newest.
+        """
         found: list[EndedCheck] = []
         for checks in self.by_snapshot.values():
-            passed = [check for check in checks if check.point.full and check.point.result in PASSED]
+            newest: dict[str, EndedCheck] = {}
+            for check in checks:
+                if check.point.result == CONFLICTS:
+                    _keep_newest(newest, str(check.point.increment), check)
+            passed = [check for check in checks if newest and check.point.full and check.point.result in PASSED]
             found += [
                 check
-                for check in checks
-                if check.point.result == CONFLICTS
-                and not any(
-                    one.moment > check.moment and one.point.increment >= check.point.increment for one in passed
-                )
+                for check in newest.values()
+                if not any(one.moment > check.moment and one.point.increment >= check.point.increment for one in passed)
             ]
         return found
 
